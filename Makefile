@@ -1,0 +1,141 @@
+# braid: one non-recursive makefile. `make help` lists the targets, `make found` what it found.
+#
+#   B=build          where objects and binaries go
+#   CC=gcc|clang     compiler
+#   V=1              show the commands
+#   SAN=address,undefined   sanitizers (use another B with it)
+
+B    ?= build
+CC   := $(if $(filter default,$(origin CC)),gcc,$(CC))
+SAN  ?=
+OPT  ?= -O2
+V    ?=
+Q    := $(if $(V),,@)
+
+WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes \
+        -Wvla -Wwrite-strings -Wpointer-arith -Wformat=2 -Wno-format-nonliteral -Werror
+CFLAGS := -std=c11 -D_GNU_SOURCE -g $(OPT) $(WARN) -fopenmp -Isrc -MMD -MP $(EXTRA_CFLAGS)
+LDFLAGS := -fopenmp $(EXTRA_LDFLAGS)
+ifneq ($(SAN),)
+CFLAGS += -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer
+LDFLAGS += -fsanitize=$(SAN)
+endif
+
+# ---- what this machine has -----------------------------------------------------------------
+PKG := pkg-config
+have = $(shell $(PKG) --exists $(1) 2>/dev/null && echo yes || echo no)
+NEEDED := openblas jansson inih libxxhash libpcre2-8 cmocka
+MISSING := $(strip $(foreach p,$(NEEDED),$(if $(filter no,$(call have,$(p))),$(p))))
+CFLAGS += $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(filter-out $(MISSING),$(NEEDED)) 2>/dev/null))
+# Small libraries are linked statically where a .a exists, so that the binary can be carried.
+LIBDIR := $(shell $(PKG) --variable=libdir jansson 2>/dev/null)
+static_begin := -Wl,-Bstatic
+static_end := -Wl,-Bdynamic
+small = $(if $(wildcard $(LIBDIR)/lib$(1).a),$(static_begin) -l$(1) $(static_end),-l$(1))
+LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call small,pcre2-8) \
+        $(shell $(PKG) --libs openblas 2>/dev/null) -lpthread -lm
+
+# ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
+FOLDERS := base tensor config data dev comm ckpt ops plan layers model optim train cmd
+uses_base   :=
+uses_tensor := base
+uses_config := base
+uses_data   := tensor base
+uses_dev    := tensor base
+uses_comm   := dev tensor base
+uses_ckpt   := comm dev tensor base
+uses_ops    := dev tensor base
+uses_plan   := ops comm dev tensor base
+uses_layers := plan ops comm dev config tensor base
+uses_model  := layers plan ops comm dev config tensor base
+uses_optim  := model layers plan ops comm dev config tensor base
+uses_train  := optim model layers plan ckpt ops comm dev data config tensor base
+uses_cmd    := train $(uses_train)
+
+# Fast CPU ops are compiled once per instruction set; ops/ops.c picks a table at start.
+ISAS := $(if $(filter x86_64,$(shell uname -m)),avx512 avx2 base,base)
+isa_avx512 := -march=x86-64-v4 -mprefer-vector-width=512
+isa_avx2   := -march=x86-64-v3
+isa_base   :=
+ISA_CFLAGS = -O3 -ffp-contract=fast -fopenmp-simd -DISA=$(1) $(isa_$(1))
+
+sources = $(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c))
+isa_sources = $(filter %_cpu.c,$(call sources,$(1)))
+objects = $(patsubst src/%.c,$(B)/%.o,$(filter-out $(if $(filter ops,$(1)),%_cpu.c),$(call sources,$(1)))) \
+          $(if $(filter ops,$(1)),$(foreach i,$(ISAS),$(patsubst src/%.c,$(B)/%.$(i).o,$(call isa_sources,$(1)))))
+lib = $(B)/lib$(1).a
+
+.PHONY: all help found needs test clean format size
+all: $(B)/braid
+
+help:
+	@echo "make            build $(B)/braid"
+	@echo "make test       build and run all tests (./check does this and more)"
+	@echo "make test-X     tests of one folder, X of: $(FOLDERS)"
+	@echo "make SAN=address,undefined B=build-asan test"
+	@echo "make found      which libraries and compilers were found"
+	@echo "make size       lines by folder, longest files"
+
+needs:
+	@if [ -n "$(MISSING)" ]; then echo "braid: missing libraries: $(MISSING)"; \
+	  echo "  hint: ./check and ./demo install them; README.md names the packages"; exit 1; fi
+
+found:
+	@echo "compiler $(CC); instruction sets $(ISAS)"
+	@$(foreach p,$(NEEDED),echo "$(p): $(call have,$(p))";)
+
+define folder_rules
+$$(call lib,$(1)): $$(call objects,$(1))
+	@mkdir -p $$(@D) && rm -f $$@ && ar rcs $$@ $$^
+endef
+$(foreach f,$(FOLDERS),$(eval $(call folder_rules,$(f))))
+
+define isa_rules
+$$(B)/%.$(1).o: src/%.c | needs
+	@mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(CFLAGS) $$(call ISA_CFLAGS,$(1)) -c $$< -o $$@
+endef
+$(foreach i,$(ISAS),$(eval $(call isa_rules,$(i))))
+
+$(B)/%.o: src/%.c | needs
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -c $< -o $@
+
+libs_for = $(foreach f,$(1) $(uses_$(1)),$(call lib,$(f)))
+
+$(B)/braid: $(call libs_for,cmd)
+	$(Q)$(CC) $(LDFLAGS) -o $@ -Wl,--start-group $^ -Wl,--end-group $(LIBS)
+
+# ---- tests: tests/<folder>/test_*.c links that folder and what it may use -----------------------
+TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
+test_folder = $(word 2,$(subst /, ,$(1)))
+define test_rules
+$$(B)/$(1:.c=): $(1) tests/support.h $$(call libs_for,$(call test_folder,$(1)))
+	@mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(CFLAGS) -Itests $$(LDFLAGS) $$(TEST_CFLAGS) -o $$@ $(1) -Wl,--start-group \
+	  $$(call libs_for,$(call test_folder,$(1))) -Wl,--end-group $$(LIBS) -lcmocka
+endef
+$(foreach t,$(TEST_SRC),$(eval $(call test_rules,$(t))))
+
+TEST_BIN := $(TEST_SRC:%.c=$(B)/%)
+tests: $(TEST_BIN)
+test: $(B)/braid tests
+	@tests/run $(B)
+define test_folder_rules
+.PHONY: test-$(1)
+test-$(1): $$(filter $$(B)/tests/$(1)/%,$$(TEST_BIN))
+	@for t in $$^; do $$$$t || exit 1; done
+endef
+$(foreach f,$(FOLDERS),$(eval $(call test_folder_rules,$(f))))
+
+size:
+	@for f in $(FOLDERS); do printf "%-8s %6d lines\n" $$f $$(cat src/$$f/*.[ch] src/$$f/*/*.[ch] 2>/dev/null | wc -l); done
+	@echo "longest files:"; find src tests -name '*.[ch]' | xargs wc -l | sort -rn | sed -n 2,11p
+
+format:
+	clang-format -i $$(find src tests -name '*.[ch]')
+
+clean:
+	rm -rf $(B)
+
+-include $(shell find $(B) -name '*.d' 2>/dev/null)
