@@ -128,6 +128,20 @@ test-$(1): $$(filter $$(B)/tests/$(1)/%,$$(TEST_BIN))
 endef
 $(foreach f,$(FOLDERS),$(eval $(call test_folder_rules,$(f))))
 
+# ---- fuzzers: tests/fuzz/fuzz_<folder>_<what>.c with its corpus in tests/fuzz/corpus/<what> ---------
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+fuzz_folder = $(word 2,$(subst _, ,$(notdir $(1))))
+FUZZ_CFLAGS := -O1 -g -std=c11 -D_GNU_SOURCE -Isrc -fopenmp -fsanitize=fuzzer,address,undefined \
+               -fno-sanitize-recover=all
+define fuzz_rules
+$$(B)/$(1:.c=): $(1) $$(foreach f,$(call fuzz_folder,$(1)) $$(uses_$(call fuzz_folder,$(1))),$$(filter-out %_cpu.c,$$(call sources,$$(f))))
+	@mkdir -p $$(@D)
+	$$(Q)clang $$(FUZZ_CFLAGS) -o $$@ $$^ $$(LIBS)
+endef
+$(foreach t,$(FUZZ_SRC),$(eval $(call fuzz_rules,$(t))))
+.PHONY: fuzz
+fuzz: $(FUZZ_SRC:%.c=$(B)/%)
+
 size:
 	@for f in $(FOLDERS); do printf "%-8s %6d lines\n" $$f $$(cat src/$$f/*.[ch] src/$$f/*/*.[ch] 2>/dev/null | wc -l); done
 	@echo "longest files:"; find src tests -name '*.[ch]' | xargs wc -l | sort -rn | sed -n 2,11p
