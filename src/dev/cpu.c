@@ -1,0 +1,113 @@
+/* The host devices: ref (double) and cpu (fp32). Memory is plain aligned memory. */
+#include "dev/dev.h"
+
+#include <cblas.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int host_alloc(struct dev *d, int64_t bytes, void **out, struct err *e)
+{
+    (void)d;
+    /* Page-aligned, so that a transparent huge page can back the large arenas. */
+    return mem_aligned(out, (size_t)bytes, bytes >= 1 << 21 ? 1 << 21 : 4096, e);
+}
+
+static void host_free(struct dev *d, void *p)
+{
+    (void)d;
+    free(p);
+}
+
+static int host_copy(struct dev *d, void *dst, const void *src, int64_t bytes, struct err *e)
+{
+    (void)d;
+    (void)e;
+    if (bytes > 0)
+        memcpy(dst, src, (size_t)bytes);
+    return ST_OK;
+}
+
+static int host_fill(struct dev *d, void *dst, int byte, int64_t bytes, struct err *e)
+{
+    (void)d;
+    (void)e;
+    if (bytes > 0)
+        memset(dst, byte, (size_t)bytes);
+    return ST_OK;
+}
+
+static int host_sync(struct dev *d, struct err *e)
+{
+    (void)d;
+    (void)e;
+    return ST_OK;
+}
+
+static void host_close(struct dev *d) { (void)d; }
+
+static const struct dev_vt host_vt = {
+    .alloc = host_alloc,
+    .free = host_free,
+    .copy_in = host_copy,
+    .copy_out = host_copy,
+    .fill = host_fill,
+    .sync = host_sync,
+    .close = host_close,
+};
+
+const char *cpu_isa(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512cd"))
+        return "avx512";
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("bmi2"))
+        return "avx2";
+#endif
+    return "base";
+}
+
+int dev_open_host(struct dev *d, struct err *e)
+{
+    int cores = cpu_count();
+    if (d->n_threads <= 0)
+        d->n_threads = cores;
+    if (d->n_threads > 1024)
+        return err_set(e, ST_INVALID, "run.threads is %d, more than 1024", d->n_threads);
+    omp_set_num_threads(d->n_threads);
+    openblas_set_num_threads(d->n_threads);
+    d->vt = &host_vt;
+    if (d->kind == DEV_REF)
+        snprintf(d->name, sizeof d->name, "reference (double precision)");
+    else
+        snprintf(d->name, sizeof d->name, "cpu: %d thread%s, %s, OpenBLAS %s", d->n_threads,
+                 d->n_threads == 1 ? "" : "s", cpu_isa(), openblas_get_corename());
+    return ST_OK;
+}
+
+/* The best rate of a square GEMM that stays in cache: what "100 %" means on a progress line. */
+static double measure_gemm_flops(void)
+{
+    enum { N = 512, ROUNDS = 8 };
+    float *m = calloc((size_t)3 * N * N, sizeof *m);
+    if (m == NULL)
+        return 0;
+    for (int i = 0; i < 2 * N * N; i++)
+        m[i] = (float)(i % 7) - 3.0f;
+    double best = 0;
+    for (int r = 0; r < ROUNDS; r++) {
+        double start = time_now();
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, N, N, 1.0f, m, N, m + N * N, N,
+                    0.0f, m + 2 * N * N, N);
+        double rate = 2.0 * N * N * N / (time_now() - start);
+        best = rate > best ? rate : best;
+    }
+    free(m);
+    return best;
+}
+
+double dev_peak_flops(struct dev *d) { return d->kind == DEV_CPU ? measure_gemm_flops() : 0; }

@@ -1,0 +1,60 @@
+/* A device: where tensors live and who computes on them. Memory, lanes and copies are here; the
+ * maths is a table of ops (ops/ops.h) that belongs to the device. Three kinds:
+ *   ref   slow, obvious, double precision: the judge of the others
+ *   cpu   fast, fp32, OpenMP and OpenBLAS
+ *   cuda  one NVIDIA GPU, bf16 storage (fp32 for tests)
+ */
+#ifndef BRAID_DEV_H
+#define BRAID_DEV_H
+
+#include "tensor/tensor.h"
+
+enum dev_kind { DEV_REF, DEV_CPU, DEV_CUDA };
+
+struct dev_vt;
+struct dev {
+    enum dev_kind kind;
+    enum dtype real;  /* activations, weights and gradients: F64, F32 or BF16 */
+    int n_threads;    /* host threads the ops may use */
+    char name[96];    /* for people: "AMD EPYC, 2 threads, avx512" */
+    const struct dev_vt *vt;
+    void *impl;
+};
+
+/* A lane is an ordered queue of work (a stream on a GPU). Ops take the lane they run on, and put
+ * their error text where the executor looks for it. */
+struct lane {
+    struct dev *dev;
+    int index;
+    struct err *err;
+    void *native;
+};
+
+struct dev_vt {
+    int (*alloc)(struct dev *d, int64_t bytes, void **out, struct err *e);
+    void (*free)(struct dev *d, void *p);
+    int (*copy_in)(struct dev *d, void *dst, const void *host, int64_t bytes, struct err *e);
+    int (*copy_out)(struct dev *d, void *host, const void *src, int64_t bytes, struct err *e);
+    int (*fill)(struct dev *d, void *dst, int byte, int64_t bytes, struct err *e);
+    int (*sync)(struct dev *d, struct err *e);
+    void (*close)(struct dev *d);
+};
+
+/* threads 0: all cores this process may use. */
+int dev_open(struct dev *d, enum dev_kind kind, int threads, struct err *e);
+void dev_close(struct dev *d);
+
+/* Alignment of every buffer and slot, in bytes: a cache line and an AVX-512 register. */
+enum { DEV_ALIGN = 64 };
+
+/* How fast this machine can go at best, measured once at start (a few milliseconds): fp32 FMA
+ * throughput for "percent of peak". 0 if unknown. */
+double dev_peak_flops(struct dev *d);
+
+/* A back end may refuse, with the reason, before anything else happens. */
+int dev_open_host(struct dev *d, struct err *e); /* ref and cpu */
+
+/* Best instruction set this processor runs: "avx512", "avx2" or "base". */
+const char *cpu_isa(void);
+
+#endif

@@ -1,0 +1,38 @@
+/* dropout: y = keep ? x / (1 - p) : 0, keep a pure function of (key, step, sample, position,
+ * channel): the same mask forward, backward, under recompute and on every mesh.
+ *   x, y [tokens, d] real; y may be x. Its own backward: apply it to dy.
+ *   info I64 [4] on the device: [0] step, [1] global index of the first sample; row t belongs to
+ *   sample info[1] + t / seq, position t % seq. p = 0 copies. key names the site (rng_key). */
+#ifndef BRAID_OPS_DROPOUT_H
+#define BRAID_OPS_DROPOUT_H
+
+#include "dev/dev.h"
+
+struct dropout_rule {
+    double p;
+    uint64_t key;
+    int64_t seq;
+    struct tensor info;
+};
+
+struct dropout_args {
+    struct tensor x, y;
+    struct dropout_rule rule;
+};
+int dropout_check(const struct dropout_args *a, struct err *e);
+
+/* The one mask: four channels share a draw. threshold = dropout_threshold(p). */
+static inline uint32_t dropout_threshold(double p) { return (uint32_t)(p * 4294967296.0); }
+static inline struct philox4 dropout_draw(uint64_t key, int64_t step, int64_t sample, int64_t pos,
+                                          int64_t channel)
+{
+    return philox(key, (uint32_t)(channel / 4), (uint32_t)pos, (uint32_t)sample,
+                  (uint32_t)step ^ (uint32_t)((uint64_t)sample >> 32));
+}
+static inline bool dropout_keep(uint64_t key, uint32_t threshold, int64_t step, int64_t sample,
+                                int64_t pos, int64_t channel)
+{
+    return dropout_draw(key, step, sample, pos, channel).v[channel % 4] >= threshold;
+}
+
+#endif

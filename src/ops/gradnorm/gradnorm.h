@@ -1,0 +1,23 @@
+/* sqnorm: out F64 [1] = sum x^2 over x [n] real dense, accumulated in double in blocks of
+ *   SQNORM_BLOCK elements, blocks in order. Non-finite input gives a non-finite sum.
+ * clip: from the sums of squares of all parameters, sums F64 [k], out F64 [4]:
+ *   [0] norm = sqrt(sum), [1] coefficient min(1, max_norm / (norm + 1e-6)) (1 if max_norm 0),
+ *   [2] 1 if norm is not finite or loss (F64 [2] optional) is not finite, else 0. [3] 0. */
+#ifndef BRAID_OPS_GRADNORM_H
+#define BRAID_OPS_GRADNORM_H
+
+#include "dev/dev.h"
+
+enum { SQNORM_BLOCK = 4096 };
+
+struct sqnorm_args {
+    struct tensor x, out, work;
+};
+struct clip_args {
+    struct tensor sums, loss, out;
+    double max_norm;
+};
+int sqnorm_check(const struct sqnorm_args *a, struct err *e);
+int clip_check(const struct clip_args *a, struct err *e);
+
+#endif

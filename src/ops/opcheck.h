@@ -1,0 +1,34 @@
+/* Checks over op descriptors: gradients in double, and one table against the reference. Used by the
+ * tests and by `braid gradcheck`. */
+#ifndef BRAID_OPS_OPCHECK_H
+#define BRAID_OPS_OPCHECK_H
+
+#include "ops/opdesc.h"
+
+struct op_check_result {
+    double worst;       /* relative error */
+    char where[96];     /* tensor and index of it */
+    int compared;       /* tensors compared; 0: nothing to check */
+};
+
+/* Central differences on the reference against the backward op; only forward ops with .backward. */
+int op_gradcheck(const struct op_desc *d, const struct op_sample *s, uint64_t seed,
+                 struct op_check_result *out, struct err *e);
+/* Run on dev's table and on the reference with the same inputs; relative to each output's largest
+ * magnitude. Guard bytes round every output and scratch are checked. */
+int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *dev, uint64_t seed,
+               struct op_check_result *out, struct err *e);
+
+/* Memory of one call: every tensor in one block with guards; free with op_call_free. */
+struct op_block {
+    char *base;
+    size_t bytes;
+};
+/* Allocate all tensors of c (host), fill inputs and outputs from key; `strided` pads rows. */
+int op_call_alloc(struct op_call *c, struct op_block *b, uint64_t key, bool strided, struct err *e);
+bool op_guards_intact(const struct op_call *c, const struct op_block *b);
+void op_call_free(struct op_block *b);
+/* Does the text of a sample hold the setting name=1? */
+bool op_sample_flag(const struct op_sample *s, const char *name);
+
+#endif

@@ -1,0 +1,119 @@
+/* Generic handling of op descriptors: names, attributes, samples. */
+#include "ops/opdesc.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int op_arg_index(const struct op_desc *d, const char *name)
+{
+    for (int i = 0; i < d->n_args; i++)
+        if (strcmp(d->args[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+static int find_attr(const struct op_attr *attrs, int n, const char *name)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(attrs[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+int op_attr_index(const struct op_desc *d, const char *name)
+{
+    return find_attr(d->attrs, d->n_attrs, name);
+}
+
+double op_dim(const struct op_call *c, const char *name)
+{
+    int i = find_attr(c->desc->dims, c->desc->n_dims, name);
+    return i < 0 ? 0 : c->dim[i];
+}
+
+double op_attr(const struct op_call *c, const char *name)
+{
+    int i = op_attr_index(c->desc, name);
+    return i < 0 ? 0 : c->attr[i];
+}
+
+enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real)
+{
+    static const enum dtype fixed[] = {[ARG_I32] = DT_I32, [ARG_I64] = DT_I64, [ARG_F64] = DT_F64, [ARG_U8] = DT_U8};
+    return a->type == ARG_REAL ? real : fixed[a->type];
+}
+
+bool op_call_set(struct op_call *c, const char *name, double value)
+{
+    int attr = op_attr_index(c->desc, name), dim = find_attr(c->desc->dims, c->desc->n_dims, name);
+    if (attr >= 0)
+        c->attr[attr] = value;
+    if (dim >= 0)
+        c->dim[dim] = value;
+    return attr >= 0 || dim >= 0;
+}
+
+/* Calls visit(name, value) for each "name=value" of the text. */
+static int each_setting(const char *text, int (*visit)(void *, const char *, double), void *ctx, struct err *e)
+{
+    char word[64];
+    for (const char *p = text; *p != '\0';) {
+        size_t n = strcspn(p, " ");
+        if (n >= sizeof word)
+            return err_set(e, ST_INVALID, "sample '%s': a setting is too long", text);
+        memcpy(word, p, n);
+        word[n] = '\0';
+        char *eq = strchr(word, '=');
+        double value;
+        if (n > 0 && (eq == NULL || !parse_f64(eq + 1, &value)))
+            return err_set(e, ST_INVALID, "sample '%s': '%s' is not name=number", text, word);
+        if (n > 0) {
+            *eq = '\0';
+            TRY(visit(ctx, word, value));
+        }
+        p += n + (p[n] == ' ');
+    }
+    return ST_OK;
+}
+
+struct applying {
+    struct op_call *call;
+    bool absent[OP_MAX_ARGS];
+};
+
+static int apply(void *ctx, const char *name, double value)
+{
+    struct applying *a = ctx;
+    if (str_starts(name, "no_") && value != 0) {
+        int arg = op_arg_index(a->call->desc, name + 3);
+        if (arg >= 0)
+            a->absent[arg] = true;
+    } else {
+        op_call_set(a->call, name, value); /* a name of the partner op is ignored here */
+    }
+    return ST_OK;
+}
+
+int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_sample *s,
+                   const struct ops *ops, struct err *e)
+{
+    *c = (struct op_call){.desc = d};
+    for (int i = 0; i < d->n_attrs; i++)
+        c->attr[i] = d->attrs[i].value;
+    for (int i = 0; i < d->n_dims; i++)
+        c->dim[i] = d->dims[i].value;
+    struct applying a = {.call = c};
+    TRY(each_setting(s->text, apply, &a, e));
+    d->sample_shapes(c);
+    for (int i = 0; i < d->n_args; i++) {
+        if (a.absent[i])
+            c->t[i] = (struct tensor){0};
+        else if (c->t[i].rank > 0)
+            c->t[i].dtype = op_arg_dtype(&d->args[i], ops->real);
+    }
+    TRY(d->infer(c, ops, e));
+    for (int i = 0; i < d->n_args; i++)
+        if (a.absent[i])
+            c->t[i] = (struct tensor){0};
+    return ST_OK;
+}

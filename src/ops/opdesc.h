@@ -1,0 +1,92 @@
+/* An op as data: names of its tensors and attributes, shape inference, cost, how to run it, samples
+ * for tests and shapes for the bench. Tests, gradcheck, bench and `braid op` are written once, over
+ * this; no op brings its own harness.
+ *
+ * Naming is the contract: a forward input "x" has gradient "dx", a forward output "y" has upstream
+ * gradient "dy". The backward descriptor (field .backward of the forward one) lists as inputs any
+ * forward inputs and outputs it needs, by the same names, and the "d<output>" ones; and as outputs
+ * "d<input>" for each differentiable input. */
+#ifndef BRAID_OPS_OPDESC_H
+#define BRAID_OPS_OPDESC_H
+
+#include "ops/ops.h"
+
+enum { OP_MAX_ARGS = 20, OP_MAX_ATTRS = 12, OP_MAX_DIMS = 8 };
+
+enum arg_role {
+    ARG_IN,   /* read */
+    ARG_OUT,  /* written */
+    ARG_OPT,  /* read; may be absent */
+    ARG_OOUT, /* written; may be absent */
+    ARG_WORK, /* scratch; size from .work */
+};
+enum arg_type { ARG_REAL, ARG_I32, ARG_I64, ARG_F64, ARG_U8 };
+
+struct op_arg {
+    const char *name;
+    enum arg_role role;
+    enum arg_type type;
+    bool no_grad; /* an input gradcheck must not differentiate (tables, masks, saved statistics) */
+};
+struct op_attr {
+    const char *name;
+    double value; /* default */
+};
+/* One shape to test or time: values for the op's dims and attributes by name, e.g.
+ * "rows=7 cols=33 eps=1e-5"; what is not named takes the descriptor's default. An optional tensor is
+ * given unless the sample says "no_<name>=1". */
+struct op_sample {
+    const char *text;
+};
+struct op_cost {
+    double flops, bytes; /* bytes: each input read once, each output written once */
+};
+
+struct op_call {
+    const struct op_desc *desc;
+    struct tensor t[OP_MAX_ARGS]; /* by position in desc->args; data NULL: absent */
+    double attr[OP_MAX_ATTRS];    /* by position in desc->attrs */
+    double dim[OP_MAX_DIMS];      /* by position in desc->dims: only for making samples */
+};
+
+struct op_desc {
+    const char *name;    /* "rmsnorm_fwd" */
+    const char *summary; /* one line for `braid op --help` */
+    const struct op_arg *args;
+    int n_args;
+    const struct op_attr *attrs;
+    int n_attrs;
+    const struct op_attr *dims; /* named sizes a sample sets, with defaults */
+    int n_dims;
+    /* Shapes of the inputs from dims: samples (tests, bench). Sets dtype via arg type; data NULL. */
+    void (*sample_shapes)(struct op_call *c);
+    /* Fill one input with sensible random values; NULL or false: N(0,1) for reals. u in calls is a
+     * counter-based key, so that every back end sees the same numbers. */
+    bool (*sample_fill)(struct op_call *c, int arg, struct tensor *host, uint64_t key);
+    /* Given inputs and attributes, check them and set shapes of outputs and work. */
+    int (*infer)(struct op_call *c, const struct ops *ops, struct err *e);
+    int (*run)(const struct ops *ops, struct lane *lane, const struct op_call *c);
+    void (*cost)(const struct op_call *c, struct op_cost *out);
+    const char *backward;    /* name of the backward descriptor, or NULL */
+    double tolerance;        /* cpu against ref, relative to the largest value of the tensor */
+    const struct op_sample *samples; /* awkward shapes */
+    int n_samples;
+    const struct op_sample *bench;
+    int n_bench;
+};
+
+const struct op_desc *const *op_registry(int *n);
+const struct op_desc *op_find(const char *name);
+int op_arg_index(const struct op_desc *d, const char *name);  /* -1 if absent */
+int op_attr_index(const struct op_desc *d, const char *name); /* -1 if absent */
+double op_dim(const struct op_call *c, const char *name);
+double op_attr(const struct op_call *c, const char *name);
+enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real);
+
+/* Parse a sample, set attributes, dims and input shapes for a device type. */
+int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_sample *s,
+                   const struct ops *ops, struct err *e);
+/* Set attribute or dim `name`; false if the op has none such. */
+bool op_call_set(struct op_call *c, const char *name, double value);
+
+#endif

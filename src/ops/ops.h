@@ -1,0 +1,96 @@
+/* The op table. One op, one folder: <op>.h is the contract, <op>_ref.c the slow judge in double,
+ * <op>_cpu.c the fast fp32 version, <op>.cu the CUDA one, <op>_op.c the descriptor that tests,
+ * bench, gradcheck and `braid op` share.
+ *
+ * Add an op: 1. contract header with an args struct per direction; 2. ref, cpu; 3. a field here and
+ * a line in ops_ref.c and ops_cpu.c; 4. descriptor in <op>_op.c, listed in registry.c. The tests,
+ * `braid gradcheck`, `braid bench` and `braid op` then find it.
+ *
+ * Rules for every op
+ * - All memory comes from the caller; no allocation. Scratch is the `work` tensor (U8, 1-D), at
+ *   least as large as the op's _work function says for the same args. Its contents on entry are
+ *   undefined.
+ * - "real" means the device's type: F64 on ref, F32 on cpu. Work happens in real on host devices.
+ * - Rows are the product of all dims but the last. Unless said otherwise tensors may be strided in
+ *   all dims but the last, whose stride is 1.
+ * - An optional tensor is absent when its data is NULL.
+ * - Deterministic: the same args give the same bits, and the order of every sum depends on shapes
+ *   only, never on the number of threads (GEMM: as OpenBLAS does for a given thread count).
+ * - acc_x: true adds to x, false overwrites it (x need not be initialised).
+ * - Zero-sized dims are legal and do nothing (accumulated outputs with acc false become zero).
+ */
+#ifndef BRAID_OPS_H
+#define BRAID_OPS_H
+
+#include "dev/dev.h"
+#include "ops/act/act.h"
+#include "ops/adamw/adamw.h"
+#include "ops/addnorm/addnorm.h"
+#include "ops/attention/attention.h"
+#include "ops/cache/cache.h"
+#include "ops/colsum/colsum.h"
+#include "ops/dropout/dropout.h"
+#include "ops/embed/embed.h"
+#include "ops/gate/gate.h"
+#include "ops/gemm/gemm.h"
+#include "ops/gradnorm/gradnorm.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rope/rope.h"
+#include "ops/xent/xent.h"
+
+/* NULL means unsupported on this device; the stack builder reports every gap before it allocates.
+ * A _work entry that is NULL means no scratch is needed. */
+struct ops {
+    const char *name;
+    enum dtype real;
+
+    int (*gemm)(struct lane *, const struct gemm_args *);
+
+    int (*rmsnorm_fwd)(struct lane *, const struct rmsnorm_fwd_args *);
+    int (*rmsnorm_bwd)(struct lane *, const struct rmsnorm_bwd_args *);
+    int64_t (*rmsnorm_bwd_work)(const struct rmsnorm_bwd_args *);
+
+    int (*addnorm_fwd)(struct lane *, const struct addnorm_fwd_args *);
+    int (*addnorm_bwd)(struct lane *, const struct addnorm_bwd_args *);
+    int64_t (*addnorm_bwd_work)(const struct addnorm_bwd_args *);
+
+    int (*rope_fwd)(struct lane *, const struct rope_fwd_args *);
+    int (*rope_bwd)(struct lane *, const struct rope_bwd_args *);
+    int64_t (*rope_bwd_work)(const struct rope_bwd_args *);
+
+    int (*attention_fwd)(struct lane *, const struct attention_fwd_args *);
+    int64_t (*attention_fwd_work)(const struct attention_fwd_args *);
+    int (*attention_bwd)(struct lane *, const struct attention_bwd_args *);
+    int64_t (*attention_bwd_work)(const struct attention_bwd_args *);
+
+    int (*act_fwd)(struct lane *, const struct act_fwd_args *);
+    int (*act_bwd)(struct lane *, const struct act_bwd_args *);
+
+    int (*gate_fwd)(struct lane *, const struct gate_fwd_args *);
+    int (*gate_bwd)(struct lane *, const struct gate_bwd_args *);
+
+    int (*embed_fwd)(struct lane *, const struct embed_fwd_args *);
+    int (*embed_bwd)(struct lane *, const struct embed_bwd_args *);
+    int64_t (*embed_bwd_work)(const struct embed_bwd_args *);
+
+    int (*dropout)(struct lane *, const struct dropout_args *);
+
+    int (*xent)(struct lane *, const struct xent_args *);
+    int64_t (*xent_work)(const struct xent_args *);
+
+    int (*colsum)(struct lane *, const struct colsum_args *);
+    int64_t (*colsum_work)(const struct colsum_args *);
+
+    int (*cache_store)(struct lane *, const struct cache_store_args *);
+
+    int (*adamw)(struct lane *, const struct adamw_args *);
+    int (*sqnorm)(struct lane *, const struct sqnorm_args *);
+    int64_t (*sqnorm_work)(const struct sqnorm_args *);
+    int (*clip)(struct lane *, const struct clip_args *);
+};
+
+extern const struct ops ops_ref;
+/* The table of this device; on cpu the variant for the instruction set of this processor. */
+const struct ops *ops_for(const struct dev *d);
+
+#endif

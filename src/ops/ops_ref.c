@@ -1,0 +1,30 @@
+/* The reference table: slow, obvious, double precision. */
+#include "ops/ops_ref_int.h"
+
+const struct ops ops_ref = {
+    .name = "ref",
+    .real = DT_F64,
+    .gemm = gemm_ref,
+    .rmsnorm_fwd = rmsnorm_fwd_ref,
+    .rmsnorm_bwd = rmsnorm_bwd_ref,
+    .addnorm_fwd = addnorm_fwd_ref,
+    .addnorm_bwd = addnorm_bwd_ref,
+    .rope_fwd = rope_fwd_ref,
+    .rope_bwd = rope_bwd_ref,
+    .attention_fwd = attention_fwd_ref,
+    .attention_bwd = attention_bwd_ref,
+    .act_fwd = act_fwd_ref,
+    .act_bwd = act_bwd_ref,
+    .gate_fwd = gate_fwd_ref,
+    .gate_bwd = gate_bwd_ref,
+    .embed_fwd = embed_fwd_ref,
+    .embed_bwd = embed_bwd_ref,
+    .dropout = dropout_ref,
+    .xent = xent_ref,
+    .xent_work = xent_work_ref,
+    .colsum = colsum_ref,
+    .cache_store = cache_store_ref,
+    .adamw = adamw_ref,
+    .sqnorm = sqnorm_ref,
+    .clip = clip_ref,
+};

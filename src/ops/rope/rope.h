@@ -1,0 +1,45 @@
+/* rope: per-head RMSNorm (optional) and rotary position embedding (optional), in one pass.
+ *   x, y [tokens, heads, d] real, strided (parts of a fused qkv row); y may be x.
+ *   w [d] optional: u = x * rstd * gain per head as in rmsnorm, rstd [tokens, heads] written;
+ *   without w: u = x and rstd absent.
+ *   cos, sin [positions, rd/2] real optional: the first rd channels are rotated by the row of
+ *   pos[t]; the others pass. half: channel c pairs with c + rd/2; interleaved: 2c with 2c+1.
+ *     u'_c = u_c cos - u_p sin,  u'_p = u_p cos + u_c sin
+ *   pos I32 [tokens]; every value must be in [0, positions).
+ * backward: rotate dy back, then the norm's backward. x and rstd only with w. dx may be dy.
+ *   dw [d] iff w; summed over tokens in blocks of RMSNORM_BLOCK tokens, in order. */
+#ifndef BRAID_OPS_ROPE_H
+#define BRAID_OPS_ROPE_H
+
+#include "dev/dev.h"
+
+struct rope_fwd_args {
+    struct tensor x, w, cos, sin, pos, y, rstd;
+    double eps;
+    bool zero_centered, interleaved;
+};
+struct rope_bwd_args {
+    struct tensor dy, x, w, rstd, cos, sin, pos, dx, dw, work;
+    bool zero_centered, interleaved, acc_dw;
+};
+int rope_fwd_check(const struct rope_fwd_args *a, struct err *e);
+int rope_bwd_check(const struct rope_bwd_args *a, struct err *e);
+
+/* Frequencies and tables (training.md 3.3), computed in double; pure functions. */
+enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
+struct rope_config {
+    int64_t dim;  /* rotated channels, even */
+    double base;
+    enum rope_scaling scaling;
+    double factor;
+    int64_t original; /* original context length: llama3, yarn */
+    double low, high; /* llama3 */
+    double beta_fast, beta_slow, mscale, mscale_all_dim; /* yarn */
+};
+int rope_config_check(const struct rope_config *c, struct err *e);
+/* freq [dim/2]; returns the factor that multiplies cos and sin (1 except for yarn). */
+double rope_frequencies(const struct rope_config *c, double *freq);
+/* Fill host tables [positions, dim/2] of dtype F32 or F64. Linear scaling divides positions. */
+void rope_tables(const struct rope_config *c, struct tensor *cos_table, struct tensor *sin_table);
+
+#endif
