@@ -1,0 +1,124 @@
+/* From an order to steps: every use is tied to one life ("instance") of its slot, and what the policy
+ * dropped is made again just before the first backward step that needs it. Replays may need
+ * replays; the recursion then runs a whole block in forward order. */
+#include "plan/plan_int.h"
+
+static int new_instance(struct builder *b, slot_id slot, int mb, bool rebuilt, int *out)
+{
+    struct plan *p = b->p;
+    TRY(mem_grow((void **)&p->inst, &b->cap_inst, (size_t)p->n_inst + 1, sizeof *p->inst, b->e));
+    const struct slot *s = &b->g->slots[slot];
+    p->inst[p->n_inst] = (struct instance){
+        .slot = slot, .mb = mb, .bytes = round_up(tensor_bytes(&s->shape), DEV_ALIGN),
+        .arena = s->arena >= 0 ? (enum arena_id)s->arena : ARENA_WORK, .offset = s->arena >= 0 ? s->offset : -1,
+        .first_step = -1, .last_step = -1, .merged = -1, .rebuilt = rebuilt};
+    *out = p->n_inst++;
+    return ST_OK;
+}
+
+static int no_writer(struct builder *b, const struct step_ref *r, slot_id slot)
+{
+    return err_set(b->e, ST_INTERNAL, "node %s (%s) reads slot %s, which nothing has written yet",
+                   b->g->nodes[r->node].name, phase_name(r->phase), b->g->slots[slot].name);
+}
+
+static int add_step(struct builder *b, struct step_ref ref);
+
+/* The life of a slot that this phase sees when it reads. */
+static int instance_to_read(struct builder *b, const struct step_ref *r, slot_id slot, int *out)
+{
+    const struct slot *s = &b->g->slots[slot];
+    int at = slot * b->n_mb + r->mb, *original = &b->original[at], *rebuilt = &b->rebuilt[at];
+    if (s->arena >= 0) { /* persistent: one life, shared by all microbatches */
+        original = &b->original[slot * b->n_mb];
+        if (*original < 0)
+            TRY(new_instance(b, slot, 0, false, original));
+        *out = *original;
+        return ST_OK;
+    }
+    if (*original < 0)
+        return no_writer(b, r, slot);
+    if (r->phase == PH_FWD || !s->dropped) {
+        *out = *original;
+        return ST_OK;
+    }
+    if (*rebuilt < 0)
+        TRY(add_step(b, (struct step_ref){.node = s->replay, .phase = PH_REPLAY, .mb = r->mb}));
+    *out = *rebuilt;
+    return *rebuilt >= 0 ? ST_OK : no_writer(b, r, slot);
+}
+
+static int instance_to_write(struct builder *b, const struct step_ref *r, slot_id slot, enum use_mode mode, int *out)
+{
+    const struct slot *s = &b->g->slots[slot];
+    int at = slot * b->n_mb + r->mb;
+    if (s->arena >= 0)
+        return instance_to_read(b, r, slot, out);
+    if (r->phase == PH_REPLAY) {
+        /* A kept slot that a replay also makes goes to scratch: the saved one is not touched. */
+        TRY(new_instance(b, slot, r->mb, true, out));
+        if (s->dropped && b->rebuilt[at] < 0)
+            b->rebuilt[at] = *out;
+        return ST_OK;
+    }
+    if (b->original[at] >= 0 && mode == USE_WRITE)
+        return err_set(b->e, ST_INTERNAL, "node %s (%s) writes slot %s a second time", b->g->nodes[r->node].name,
+                       phase_name(r->phase), s->name);
+    if (b->original[at] < 0)
+        TRY(new_instance(b, slot, r->mb, false, &b->original[at]));
+    *out = b->original[at];
+    return ST_OK;
+}
+
+static void note_use(struct builder *b, int step, int use)
+{
+    struct step *s = &b->p->steps[step];
+    struct instance *i = &b->p->inst[s->instance[use]];
+    const struct use *u = &step_phase(b->p, s)->use[use];
+    s->first[use] = u->mode == USE_ADD && i->n_uses == 0;
+    if (i->first_step < 0)
+        i->first_step = step;
+    i->last_step = step;
+    i->n_uses++;
+    bool written_forward = i->first_step >= 0 && b->p->steps[i->first_step].ref.phase == PH_FWD;
+    if (i->arena == ARENA_WORK && written_forward && s->ref.phase != PH_FWD)
+        i->arena = ARENA_FRAME; /* the backward half reads it: saved */
+}
+
+static int add_step(struct builder *b, struct step_ref ref)
+{
+    const struct phase *ph = &b->g->nodes[ref.node].phase[ref.phase];
+    int instance[NODE_MAX_USES];
+    /* Reads first: they may insert replays before this step. */
+    for (int pass = 0; pass < 2; pass++) {
+        for (int u = 0; u < ph->n_uses; u++) {
+            slot_id slot = ph->use[u].slot;
+            bool reads = ph->use[u].mode == USE_READ;
+            if (slot < 0)
+                instance[u] = -1;
+            else if (reads && pass == 0)
+                TRY(instance_to_read(b, &ref, slot, &instance[u]));
+            else if (!reads && pass == 1)
+                TRY(instance_to_write(b, &ref, slot, ph->use[u].mode, &instance[u]));
+        }
+    }
+    struct plan *p = b->p;
+    TRY(mem_grow((void **)&p->steps, &b->cap_steps, (size_t)p->n_steps + 1, sizeof *p->steps, b->e));
+    struct step *s = &p->steps[p->n_steps];
+    *s = (struct step){.ref = ref, .lane = (int)b->g->nodes[ref.node].lane};
+    for (int u = 0; u < ph->n_uses; u++)
+        s->instance[u] = instance[u];
+    int index = p->n_steps++;
+    for (int u = 0; u < ph->n_uses; u++)
+        if (instance[u] >= 0)
+            note_use(b, index, u);
+    p->n_replays += ref.phase == PH_REPLAY;
+    return ST_OK;
+}
+
+int plan_expand(struct builder *b, const struct order *o)
+{
+    for (int i = 0; i < o->n; i++)
+        TRY(add_step(b, o->list[i]));
+    return ST_OK;
+}

@@ -1,0 +1,207 @@
+/* Declarations of slots and nodes; see plan.h. The first failure is kept and later calls do nothing, so
+ * that layers read as a list of declarations, and graph_check() tells at the end. */
+#include "plan/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *lane_name(int lane)
+{
+    static const char *const names[LANE_COUNT] = {"compute", "side", "comm", "copy"};
+    return lane >= 0 && lane < LANE_COUNT ? names[lane] : "?";
+}
+
+const char *phase_name(enum phase_id p)
+{
+    static const char *const names[PH_COUNT] = {"fwd", "bwd", "dw", "replay"};
+    return (unsigned)p < PH_COUNT ? names[p] : "?";
+}
+
+void graph_init(struct graph *g)
+{
+    *g = (struct graph){.layer = -1, .scope = ""};
+    arena_init(&g->text);
+}
+
+void graph_release(struct graph *g)
+{
+    arena_release(&g->text);
+    free(g->slots);
+    free(g->nodes);
+    *g = (struct graph){0};
+}
+
+void graph_scope(struct graph *g, int layer, const char *scope)
+{
+    g->layer = layer;
+    g->scope = arena_strdup(&g->text, scope);
+    if (g->scope == NULL)
+        err_set(&g->err, ST_NOMEM, "out of memory declaring %s", scope);
+}
+
+void *graph_own(struct graph *g, size_t bytes)
+{
+    void *p = arena_alloc(&g->text, bytes);
+    if (p == NULL)
+        err_set(&g->err, ST_NOMEM, "out of memory declaring a layer");
+    return p;
+}
+
+static const char *full_name(struct graph *g, const char *tag)
+{
+    const char *name = g->layer < 0 ? tag : arena_printf(&g->text, "%d.%s", g->layer, tag);
+    if (name == NULL)
+        err_set(&g->err, ST_NOMEM, "out of memory declaring %s", tag);
+    return name;
+}
+
+static slot_id add_slot(struct graph *g, const char *name, struct tensor shape, int arena, int64_t offset)
+{
+    if (g->err.code != ST_OK ||
+        mem_grow((void **)&g->slots, &g->cap_slots, (size_t)g->n_slots + 1, sizeof *g->slots, &g->err) != ST_OK)
+        return NO_SLOT;
+    const char *tag = g->scope[0] ? arena_printf(&g->text, "%s.%s", g->scope, name) : arena_strdup(&g->text, name);
+    shape.data = NULL;
+    g->slots[g->n_slots] = (struct slot){.tag = tag, .name = tag ? full_name(g, tag) : NULL, .layer = g->layer,
+                                         .shape = shape, .arena = arena, .offset = offset, .replay = -1};
+    return g->n_slots++;
+}
+
+slot_id graph_slot(struct graph *g, const char *name, struct tensor shape)
+{
+    return add_slot(g, name, shape, -1, 0);
+}
+
+slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape, enum arena_id arena, int64_t offset)
+{
+    return add_slot(g, name, shape, (int)arena, offset);
+}
+
+int graph_node(struct graph *g, const char *name, enum lane_id lane, const void *self)
+{
+    if (g->err.code != ST_OK ||
+        mem_grow((void **)&g->nodes, &g->cap_nodes, (size_t)g->n_nodes + 1, sizeof *g->nodes, &g->err) != ST_OK)
+        return -1;
+    const char *tag = g->scope[0] ? arena_printf(&g->text, "%s.%s", g->scope, name) : arena_strdup(&g->text, name);
+    g->nodes[g->n_nodes] = (struct node){.name = tag ? full_name(g, tag) : NULL, .layer = g->layer, .lane = lane, .self = self};
+    return g->n_nodes++;
+}
+
+void graph_phase(struct graph *g, int node, enum phase_id ph, step_fn fn, const struct use *uses, int n)
+{
+    if (g->err.code != ST_OK || node < 0)
+        return;
+    struct phase *p = &g->nodes[node].phase[ph];
+    if (n > NODE_MAX_USES || p->fn != NULL) {
+        err_set(&g->err, ST_INTERNAL, "node %s, %s: %s", g->nodes[node].name, phase_name(ph),
+                p->fn ? "declared twice" : "too many uses");
+        return;
+    }
+    p->fn = fn;
+    p->n_uses = n;
+    memcpy(p->use, uses, (size_t)n * sizeof *uses);
+}
+
+void graph_cost(struct graph *g, int node, enum phase_id ph, double flops, double bytes)
+{
+    if (g->err.code == ST_OK && node >= 0) {
+        g->nodes[node].phase[ph].flops = flops;
+        g->nodes[node].phase[ph].bytes = bytes;
+    }
+}
+
+void graph_inplace(struct graph *g, int node, enum phase_id ph, int from_use, int to_use)
+{
+    if (g->err.code != ST_OK || node < 0)
+        return;
+    struct phase *p = &g->nodes[node].phase[ph];
+    if (p->n_inplace == NODE_MAX_INPLACE || from_use >= p->n_uses || to_use >= p->n_uses) {
+        err_set(&g->err, ST_INTERNAL, "node %s, %s: bad in-place pair", g->nodes[node].name, phase_name(ph));
+        return;
+    }
+    p->inplace[p->n_inplace].from = from_use;
+    p->inplace[p->n_inplace++].to = to_use;
+}
+
+void graph_replay(struct graph *g, slot_id slot, int node)
+{
+    if (g->err.code == ST_OK && slot >= 0 && node >= 0)
+        g->slots[slot].replay = node;
+}
+
+int graph_check(const struct graph *g, struct err *e)
+{
+    if (g->err.code != ST_OK) {
+        *e = g->err;
+        return e->code;
+    }
+    for (int s = 0; s < g->n_slots; s++) {
+        int node = g->slots[s].replay;
+        if (node < 0)
+            continue;
+        const struct phase *p = &g->nodes[node].phase[PH_REPLAY];
+        bool writes = false;
+        for (int u = 0; u < p->n_uses; u++)
+            writes |= p->use[u].slot == s && p->use[u].mode == USE_WRITE;
+        if (p->fn == NULL || !writes)
+            return err_set(e, ST_INTERNAL, "slot %s names node %s as its replay, which does not write it",
+                           g->slots[s].name, g->nodes[node].name);
+    }
+    return ST_OK;
+}
+
+/* ---- recompute policy ------------------------------------------------------------------------------ */
+
+/* A word matches a tag as a glob, as a whole scope ("mlp"), or as the last part ("norm"). */
+static bool word_matches(const char *word, const char *tag)
+{
+    size_t n = strlen(word);
+    const char *dot = strrchr(tag, '.');
+    return str_glob(word, tag) || (strncmp(word, tag, n) == 0 && tag[n] == '.') ||
+           (dot != NULL && strcmp(dot + 1, word) == 0);
+}
+
+static int unknown_recompute(const struct graph *g, const char *word, struct err *e)
+{
+    struct buf names;
+    buf_init(&names, 400);
+    for (int s = 0; s < g->n_slots; s++) {
+        bool seen = g->slots[s].replay < 0;
+        for (int k = 0; k < s && !seen; k++)
+            seen = g->slots[k].replay >= 0 && strcmp(g->slots[k].tag, g->slots[s].tag) == 0;
+        if (!seen)
+            buf_addf(&names, "%s, ", g->slots[s].tag);
+    }
+    err_set(e, ST_USAGE, "plan.recompute: '%s' names no slot of this model that can be recomputed", word);
+    err_hint(e, "valid here: %sfull, and globs such as mlp.*", names.text ? names.text : "");
+    buf_release(&names);
+    return ST_USAGE;
+}
+
+int graph_recompute(struct graph *g, const char *policy, struct err *e)
+{
+    char word[64];
+    for (const char *p = policy; *p != '\0';) {
+        size_t n = strcspn(p, ", ");
+        if (n >= sizeof word)
+            return err_set(e, ST_USAGE, "plan.recompute: the name '%.60s...' is too long", p);
+        memcpy(word, p, n);
+        word[n] = '\0';
+        p += n + (p[n] != '\0');
+        if (n == 0)
+            continue;
+        int matched = 0;
+        bool full = strcmp(word, "full") == 0;
+        for (int s = 0; s < g->n_slots; s++) {
+            struct slot *slot = &g->slots[s];
+            bool between_layers = str_glob("joint.stream*", slot->tag);
+            if (slot->replay >= 0 && (full ? !between_layers : word_matches(word, slot->tag))) {
+                slot->dropped = true;
+                matched++;
+            }
+        }
+        if (matched == 0)
+            return unknown_recompute(g, word, e);
+    }
+    return ST_OK;
+}

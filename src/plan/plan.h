@@ -1,0 +1,258 @@
+/* Declared nodes, and the plan made of them.
+ *
+ * A layer declares *slots* (named tensors) and *nodes* (coarse pieces of work). A node has up to four
+ * phases: forward, backward, weight gradient (dw) and replay; each phase lists the slots it uses and
+ * how. A step function reaches memory only through that list. plan_build() turns the declarations
+ * and an order into a flat list of steps with waits between lanes and an address for every slot:
+ *
+ *     graph (slots, nodes) -> order (schedule_*.c) -> replays -> waits -> placement -> exec
+ *
+ * Rules the planner enforces
+ * - An activation slot is written once per microbatch (USE_WRITE), or summed in declared order
+ *   (USE_ADD: the first contribution writes, later ones add).
+ * - What the backward half reads of what the forward half wrote is *saved*: it lives in the frame of
+ *   its microbatch. All else is transient and shares one workspace. Nobody declares this; it follows.
+ * - A slot with a replay may be dropped after the forward half and made again when first needed.
+ * - Two slots may share memory only if every use of one happens-before the first of the other:
+ *   order on a lane or a wait proves that, never position in the list.
+ */
+#ifndef BRAID_PLAN_H
+#define BRAID_PLAN_H
+
+#include "ops/ops.h"
+
+/* ---- memory: arenas, sized first, allocated once --------------------------------------------- */
+
+enum arena_id {
+    ARENA_PARAM,  /* weights */
+    ARENA_GRAD,   /* main gradients */
+    ARENA_OPTIM,  /* optimizer state */
+    ARENA_STATE,  /* tables, decode caches, scalars: persistent, neither weight nor gradient */
+    ARENA_FRAME,  /* saved slots of the microbatches in flight */
+    ARENA_WORK,   /* transient slots */
+    ARENA_COUNT,
+};
+const char *arena_name(enum arena_id a);
+
+struct memory {
+    int64_t planned[ARENA_COUNT];   /* bytes reserved so far */
+    int64_t allocated[ARENA_COUNT]; /* bytes taken from the device by memory_commit */
+    char *base[ARENA_COUNT];
+    struct dev *dev;
+};
+/* Persistent room; returns its offset in the arena. */
+int64_t memory_reserve(struct memory *m, enum arena_id a, int64_t bytes);
+/* Frames and workspace are shared by all plans: the largest wins. */
+void memory_reserve_max(struct memory *m, enum arena_id a, int64_t bytes);
+/* Allocate everything, once. Refuses with the sizes when the device has less. */
+int memory_commit(struct memory *m, struct dev *dev, struct err *e);
+void memory_release(struct memory *m);
+
+/* ---- declarations ------------------------------------------------------------------------------- */
+
+enum lane_id {
+    LANE_COMPUTE,
+    LANE_SIDE, /* second compute queue: planning, Sinkhorn, split attention */
+    LANE_COMM,
+    LANE_COPY,
+    LANE_COUNT,
+};
+const char *lane_name(int lane);
+
+enum phase_id { PH_FWD, PH_BWD, PH_DW, PH_REPLAY, PH_COUNT };
+const char *phase_name(enum phase_id p);
+
+typedef int slot_id; /* -1: none; a use of it gives an absent tensor */
+enum { NO_SLOT = -1 };
+
+enum use_mode { USE_READ, USE_WRITE, USE_ADD };
+struct use {
+    slot_id slot;
+    enum use_mode mode;
+};
+#define READS(s)  {(s), USE_READ}
+#define WRITES(s) {(s), USE_WRITE}
+#define ADDS(s)   {(s), USE_ADD}
+
+/* What differs from run to run of one plan; the host fills it. */
+struct run_info {
+    int64_t step;        /* optimizer step, 0-based */
+    int64_t first_sample; /* global index of the microbatch's first sample */
+    bool first_mb;       /* first microbatch of the step: gradients are overwritten, not added to */
+    int64_t start;       /* decoding: absolute position of the first token */
+    double scale;        /* of the loss gradient: 1 / labels in the global batch */
+    const int32_t *tokens, *labels, *pos, *doc_start; /* host, one microbatch */
+    const double *hyper; /* 8 values for the update: see ops/adamw */
+};
+
+struct step_ctx {
+    const struct ops *ops;
+    struct lane *lane;
+    const void *self;       /* the layer's own sizes */
+    const struct tensor *t; /* by position in the phase's list of uses */
+    const bool *add;        /* by position: add to it (true) or overwrite it */
+    const struct run_info *run;
+};
+typedef int (*step_fn)(const struct step_ctx *c);
+
+enum { NODE_MAX_USES = 24, NODE_MAX_INPLACE = 2 };
+struct phase {
+    step_fn fn; /* NULL: this node has no such phase */
+    int n_uses;
+    struct use use[NODE_MAX_USES];
+    /* The op allows output use b to be written over input use a, if a dies here. */
+    int n_inplace;
+    struct {
+        int from, to;
+    } inplace[NODE_MAX_INPLACE];
+    double flops, bytes;
+};
+struct node {
+    const char *name; /* "3.attn.qkv" */
+    int layer;        /* physical, 0-based; -1: none */
+    enum lane_id lane;
+    const void *self;
+    struct phase phase[PH_COUNT];
+};
+struct slot {
+    const char *name; /* "3.attn.qkv" */
+    const char *tag;  /* "attn.qkv": what recompute policies match */
+    int layer;
+    struct tensor shape; /* data NULL */
+    int arena;           /* ARENA_* for persistent slots, -1 for activations */
+    int64_t offset;      /* in that arena */
+    int replay;          /* node whose PH_REPLAY phase makes it again, or -1 */
+    bool dropped;        /* policy: not saved, replayed */
+};
+
+struct graph {
+    struct arena text; /* names and the layers' own structs */
+    struct slot *slots;
+    int n_slots;
+    struct node *nodes;
+    int n_nodes;
+    size_t cap_slots, cap_nodes;
+    int layer;         /* current scope */
+    const char *scope;
+    struct err err; /* first failure; declarations after it are no-ops */
+};
+void graph_init(struct graph *g);
+void graph_release(struct graph *g);
+/* Names of what follows: "<layer>.<scope>.<name>"; layer -1: "<scope>.<name>". */
+void graph_scope(struct graph *g, int layer, const char *scope);
+slot_id graph_slot(struct graph *g, const char *name, struct tensor shape);
+slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape, enum arena_id arena, int64_t offset);
+/* Zeroed memory that lives as long as the graph, for a layer's sizes. */
+void *graph_own(struct graph *g, size_t bytes);
+int graph_node(struct graph *g, const char *name, enum lane_id lane, const void *self);
+/* uses are numbered in order: the step function finds them as t[0], t[1], ... */
+void graph_phase(struct graph *g, int node, enum phase_id ph, step_fn fn, const struct use *uses, int n);
+#define GRAPH_PHASE(g, node, ph, fn, ...)                                        \
+    graph_phase(g, node, ph, fn, (const struct use[]){__VA_ARGS__},             \
+                (int)(sizeof((const struct use[]){__VA_ARGS__}) / sizeof(struct use)))
+void graph_cost(struct graph *g, int node, enum phase_id ph, double flops, double bytes);
+void graph_inplace(struct graph *g, int node, enum phase_id ph, int from_use, int to_use);
+/* slot can be made again by this node's PH_REPLAY phase. */
+void graph_replay(struct graph *g, slot_id slot, int node);
+int graph_check(const struct graph *g, struct err *e);
+
+/* Recompute policy: a comma list of tags, globs, groups ("joint.*", "norm", "full"). Unknown names
+ * are answered with the valid ones. "full" drops all but what must be kept between layers. */
+int graph_recompute(struct graph *g, const char *policy, struct err *e);
+
+/* ---- order and plan ------------------------------------------------------------------------------ */
+
+struct step_ref {
+    int node;
+    enum phase_id phase;
+    int mb; /* which of the microbatches in flight, 0-based */
+};
+struct order {
+    struct step_ref *list;
+    int n;
+    size_t cap;
+};
+int order_add(struct order *o, int node, enum phase_id ph, int mb, struct err *e);
+void order_release(struct order *o);
+/* The plain schedule: all forward phases, then backward phases in reverse, dw after its backward (or
+ * after its layer's when delayed). */
+int schedule_plain(const struct graph *g, bool delay_dw, struct order *o, struct err *e);
+
+enum { STEP_MAX_WAITS = LANE_COUNT };
+struct step {
+    struct step_ref ref;
+    int lane, lane_pos; /* position among the steps of its lane */
+    int n_waits, wait[STEP_MAX_WAITS]; /* steps on other lanes that must be done */
+    int instance[NODE_MAX_USES];       /* -1: absent */
+    bool first[NODE_MAX_USES];         /* USE_ADD: this is the first contribution of the plan */
+    struct tensor t[NODE_MAX_USES];    /* bound addresses */
+};
+/* One life of a slot: in a frame, in the workspace, or persistent. A dropped slot has two. */
+struct instance {
+    slot_id slot;
+    int mb;
+    enum arena_id arena;
+    int64_t offset, bytes;
+    int first_step, last_step; /* in list order, for display */
+    int n_uses;                /* steps that use it: poison counts them down */
+    int merged;                /* placed over this instance (in place), or -1 */
+    bool rebuilt;              /* made by a replay */
+};
+struct plan {
+    const char *name; /* "train", "eval", ... */
+    const struct graph *g;
+    struct step *steps;
+    int n_steps;
+    struct instance *inst;
+    int n_inst;
+    int64_t frame_bytes, work_bytes;
+    int64_t work_unshared_bytes; /* if nothing were reused */
+    int n_waits, n_replays;
+};
+int plan_build(struct plan *p, const char *name, const struct graph *g, const struct order *o, struct err *e);
+void plan_release(struct plan *p);
+/* Resolve every address; call after memory_commit. */
+int plan_bind(struct plan *p, const struct memory *m, struct err *e);
+double plan_flops(const struct plan *p); /* of one run */
+
+/* ---- running ----------------------------------------------------------------------------------------- */
+
+struct trace;
+struct exec {
+    struct dev *dev;
+    const struct ops *ops;
+    struct lane lane[LANE_COUNT];
+    bool poison;           /* fill dead slots with NaN as soon as their last use is done */
+    uint64_t random_lanes; /* nonzero: a random legal interleaving of the lanes, seeded */
+    bool find_nan;         /* stop at the first step with a non-finite output */
+    bool sync;             /* wait for the device after each step, so that a fault names its node */
+    struct trace *trace;   /* or NULL */
+    struct err err;        /* where ops put their messages */
+    int *uses_left;        /* scratch for poison and random order, sized by exec_prepare */
+    size_t cap_uses_left;
+    int *lane_next;
+    size_t cap_lane_next;
+    uint64_t draws;
+};
+void exec_init(struct exec *x, struct dev *dev);
+void exec_release(struct exec *x);
+/* Scratch for this plan, so that exec_run never allocates. */
+int exec_prepare(struct exec *x, const struct plan *p, struct err *e);
+int exec_run(struct exec *x, const struct plan *p, const struct run_info *run, struct err *e);
+
+/* Chrome / Perfetto trace of steps: lanes as threads, waits as arguments. Room for max_events is taken
+ * at once; later ones are counted, not kept. */
+int trace_open(struct trace **out, int max_events, struct err *e);
+void trace_add(struct trace *t, const struct plan *p, int step, double begin, double end);
+int trace_write(const struct trace *t, const char *path, struct err *e);
+void trace_close(struct trace *t);
+
+/* ---- showing --------------------------------------------------------------------------------------- */
+
+/* Steps with lane, waits, slots and addresses. */
+void plan_print_steps(const struct plan *p, struct buf *out);
+/* Bytes by layer: saved now, and what each recompute name would give back. */
+void plan_print_memory(const struct plan *p, struct buf *out);
+void memory_print(const struct memory *m, struct buf *out);
+
+#endif
