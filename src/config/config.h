@@ -1,0 +1,243 @@
+/* Options: one struct of plain values, one table row per option (options.c), one text form (INI).
+ *
+ * A config is filled in this order; later sources override earlier ones:
+ *
+ *     config_init         every option gets its default
+ *     config_parse_args   the INI file named on the command line, then --section.key overrides
+ *     config_load_saved   on resume, eval, generate: the model as the checkpoint defines it
+ *     config_finish       0 = "automatic" values become numbers; cross-field rules are checked
+ *
+ * Afterwards the struct is read directly: c->model.hidden. To add an option: add the field here, a
+ * row in options.c, the name in tests/config/options.txt, and a rule in rules.c if it can clash. */
+#ifndef BRAID_CONFIG_H
+#define BRAID_CONFIG_H
+
+#include "base/base.h"
+
+/* Values of the enumerated options: C name and text are one list, so they cannot drift apart. */
+#define CONFIG_ACT(X)                                                                              \
+    X(CFG_ACT_SWIGLU, "swiglu")                                                                    \
+    X(CFG_ACT_GEGLU, "geglu")                                                                      \
+    X(CFG_ACT_QUICK_GEGLU, "quick_geglu")                                                          \
+    X(CFG_ACT_GELU, "gelu")                                                                        \
+    X(CFG_ACT_QUICK_GELU, "quick_gelu")                                                            \
+    X(CFG_ACT_RELU2, "relu2")                                                                      \
+    X(CFG_ACT_SILU, "silu")
+#define CONFIG_SINK(X)                                                                             \
+    X(CFG_SINK_NONE, "none")                                                                       \
+    X(CFG_SINK_OFF_BY_ONE, "off_by_one")                                                           \
+    X(CFG_SINK_LEARNABLE, "learnable")
+#define CONFIG_ROPE(X)                                                                             \
+    X(CFG_ROPE_NONE, "none") X(CFG_ROPE_HALF, "half") X(CFG_ROPE_INTERLEAVED, "interleaved")
+#define CONFIG_ROPE_SCALING(X)                                                                     \
+    X(CFG_ROPE_SCALING_NONE, "none")                                                               \
+    X(CFG_ROPE_SCALING_LINEAR, "linear")                                                           \
+    X(CFG_ROPE_SCALING_LLAMA3, "llama3")                                                           \
+    X(CFG_ROPE_SCALING_YARN, "yarn")
+#define CONFIG_INIT_SCALE(X)                                                                       \
+    X(CFG_INIT_SCALE_AUTO, "auto")                                                                 \
+    X(CFG_INIT_SCALE_GPT, "gpt")                                                                   \
+    X(CFG_INIT_SCALE_HYBRID, "hybrid")                                                             \
+    X(CFG_INIT_SCALE_NONE, "none")
+#define CONFIG_SCHEDULE(X)                                                                         \
+    X(CFG_SCHEDULE_CONSTANT, "constant")                                                           \
+    X(CFG_SCHEDULE_LINEAR, "linear")                                                               \
+    X(CFG_SCHEDULE_COSINE, "cosine")                                                               \
+    X(CFG_SCHEDULE_WSD, "wsd")
+#define CONFIG_WSD_STYLE(X)                                                                        \
+    X(CFG_WSD_LINEAR, "linear")                                                                    \
+    X(CFG_WSD_COSINE, "cosine")                                                                    \
+    X(CFG_WSD_EXPONENTIAL, "exponential")                                                          \
+    X(CFG_WSD_MINUS_SQRT, "minus_sqrt")
+#define CONFIG_NONFINITE(X) X(CFG_NONFINITE_STOP, "stop") X(CFG_NONFINITE_SKIP, "skip")
+#define CONFIG_DEVICE(X)                                                                           \
+    X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
+#define CONFIG_RESUME(X)                                                                           \
+    X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
+
+#define CONFIG_ENUM_ID(id, text) id,
+enum config_act { CONFIG_ACT(CONFIG_ENUM_ID) };
+enum config_sink { CONFIG_SINK(CONFIG_ENUM_ID) };
+enum config_rope { CONFIG_ROPE(CONFIG_ENUM_ID) };
+enum config_rope_scaling { CONFIG_ROPE_SCALING(CONFIG_ENUM_ID) };
+enum config_init_scale { CONFIG_INIT_SCALE(CONFIG_ENUM_ID) };
+enum config_schedule { CONFIG_SCHEDULE(CONFIG_ENUM_ID) };
+enum config_wsd_style { CONFIG_WSD_STYLE(CONFIG_ENUM_ID) };
+enum config_nonfinite { CONFIG_NONFINITE(CONFIG_ENUM_ID) };
+enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
+enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
+
+/* The type of a field decides the type of its option: bool, int64_t, double, const char *, and int
+ * for one of the enums above. Strings are never NULL and live as long as the config. Fields marked
+ * (auto) accept 0 and hold the derived number after config_finish. */
+struct config_model {
+    const char *pattern;
+    int64_t hidden, heads, kv_heads, head_dim, ffn; /* kv_heads, head_dim, ffn: (auto) */
+    int64_t vocab, vocab_multiple; /* vocab 0: set by config_set_auto once the tokenizer is known */
+    int act;                       /* enum config_act */
+    double act_clamp, act_alpha, act_offset;
+    double norm_eps;
+    bool norm_zero_centered, qk_norm, attn_gate;
+    int64_t attn_window, attn_window_skip;
+    int attn_sink;        /* enum config_sink */
+    double softmax_scale; /* (auto) */
+    bool qkv_bias, bias;
+    int rope; /* enum config_rope */
+    double rope_base, rope_percent;
+    int rope_scaling; /* enum config_rope_scaling */
+    double rope_factor;
+    int64_t rope_original;
+    double rope_low, rope_high, rope_beta_fast, rope_beta_slow, rope_mscale, rope_mscale_all_dim;
+    int64_t no_rope_freq;
+    bool tied;
+    double init_std, embed_init_std; /* embed_init_std: (auto) */
+    int init_scale;                  /* enum config_init_scale */
+    double dropout;
+};
+
+struct config_train {
+    int64_t steps, seq, micro_batch, global_batch; /* global_batch: (auto) */
+    double lr, min_lr;
+    int64_t warmup;
+    int schedule;                   /* enum config_schedule */
+    int64_t decay_steps, wsd_steps; /* (auto); wsd_steps stays 0 unless the schedule is wsd */
+    int wsd_style;                  /* enum config_wsd_style */
+    double beta1, beta2, eps, weight_decay, clip;
+    int nonfinite; /* enum config_nonfinite */
+    int64_t log_every, eval_every, eval_batches;
+    int64_t loss_chunk; /* 0 = chosen by the head when the plan is made */
+    double z_loss;
+};
+
+struct config_data {
+    const char *train, *valid, *split;
+    int64_t seed;
+    const char *tokenizer;
+    bool eod, eod_mask;
+};
+
+struct config_run {
+    const char *dir;
+    int device;      /* enum config_device */
+    int64_t threads; /* (auto) */
+    int64_t seed;
+    int resume; /* enum config_resume */
+    int64_t save_every, keep;
+    const char *load;
+    double minutes;
+    bool tensorboard, report, quiet;
+};
+
+struct config_plan {
+    const char *recompute;
+    bool delay_dw, poison;
+    int64_t random_lanes;
+    bool sync, find_nan;
+    const char *trace;
+    int64_t trace_steps;
+};
+
+struct config_generate {
+    const char *prompt;
+    int64_t tokens;
+    double temperature;
+    int64_t top_k;
+    double top_p;
+    int64_t seed, samples;
+};
+
+/* Where an option's value came from. */
+enum config_source {
+    CFG_FROM_DEFAULT,
+    CFG_FROM_FILE,       /* label:line */
+    CFG_FROM_COMMAND,    /* the command line */
+    CFG_FROM_CHECKPOINT, /* label */
+    CFG_FROM_AUTO,       /* derived from other options by config_finish or config_set_auto */
+};
+struct config_origin {
+    enum config_source source;
+    const char *label; /* file or checkpoint; NULL otherwise */
+    int line;
+};
+
+struct config {
+    struct config_model model;
+    struct config_train train;
+    struct config_data data;
+    struct config_run run;
+    struct config_plan plan;
+    struct config_generate generate;
+    /* private */
+    struct arena strings;
+    struct config_origin *origin; /* one per option */
+};
+
+/* On an error the config holds a mixture of old and new values but may always be released. */
+int config_init(struct config *c, struct err *e);
+void config_release(struct config *c);
+
+/* INI: [section], key = value, comments with # or ; at the start of a line or after a space. An
+ * indented line continues the value above it. A string may be written "in quotes" with the escapes
+ * \n \t \r \" \\ \xHH; quoted pieces on continued lines join without a space. 1 MiB at most. */
+int config_read_ini(struct config *c, const char *path, struct err *e);
+int config_read_ini_text(struct config *c, const char *text, size_t len, const char *label,
+                         struct err *e);
+
+/* One option by name, as if given on the command line (label NULL) or in the file `label`. */
+int config_set(struct config *c, const char *name, const char *value, const char *label,
+               struct err *e);
+/* A value only found at run time for an option left at 0 (model.vocab from the tokenizer). */
+int config_set_auto(struct config *c, const char *name, int64_t value, struct err *e);
+
+/* What the command line holds beside options. */
+struct config_extra { /* a "--name value" that belongs to one command, such as --out */
+    const char *name, *help;
+    const char *value; /* NULL until given; points into argv */
+};
+struct config_args {
+    struct config_extra *extra; /* in: may be NULL */
+    int n_extra;
+    const char *ini; /* out: the INI file that was read, or NULL */
+    const char *positional[16];
+    int n_positional;
+    bool help;                /* --help or -h was given: nothing was read or set */
+    const char *help_section; /* from --help=section, or NULL */
+};
+/* argv holds the words after the command's name: [FILE.ini] [--section.key=value | --section.key
+ * value | --megatron-name value | --megatron-flag]... A bool alone means on. "--" ends options. An
+ * option given twice is an error. The first positional word that ends in .ini is read as a file,
+ * wherever it stands, before any override is applied. */
+int config_parse_args(struct config *c, int argc, char *const *argv, struct config_args *args,
+                      struct err *e);
+
+/* Take options from a checkpoint's saved INI text. Options that define the model come from there;
+ * if the user set one of them to another value, that is ST_CONFLICT naming both, and c is
+ * unchanged. Call it before config_finish. changes (may be NULL) gets a line per option the user
+ * overrides. */
+enum config_saved_mode {
+    CFG_SAVED_MODEL, /* eval, generate: the model, its tokenizer and sequence length */
+    CFG_SAVED_ALL,   /* resume: also every other option that the user did not set */
+};
+int config_load_saved(struct config *c, const char *text, size_t len, const char *label,
+                      enum config_saved_mode mode, struct buf *changes, struct err *e);
+
+/* Derive the automatic values and check all rules. May be called again after a change. */
+int config_finish(struct config *c, struct err *e);
+
+/* INI text with every option; it reads back to the same config. Model values are written resolved;
+ * run values that were derived are written as 0, so that they follow when a resume changes what
+ * they were derived from. with_sources adds a comment to each line. Check the buffer when done. */
+void config_write(const struct config *c, struct buf *out, bool with_sources);
+void config_help(struct buf *out, const char *section); /* for a terminal; NULL: all sections */
+bool config_has_section(const char *section);
+void config_write_docs(struct buf *out); /* docs/options.md */
+
+int config_option_count(void);
+const char *config_option_name(int i);
+/* NULL (value) or CFG_FROM_DEFAULT (origin) for an unknown name. The value is unquoted text. */
+const char *config_value_text(const struct config *c, const char *name, struct buf *out);
+struct config_origin config_source_of(const struct config *c, const char *name);
+/* "demo.ini:3", "command line", "default", "checkpoint X", "auto"; returns out. */
+const char *config_source_text(const struct config *c, const char *name, char *out, size_t size);
+
+#endif

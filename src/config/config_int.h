@@ -1,0 +1,87 @@
+/* Private to config/: the option row, and what its readers and writers share. */
+#ifndef BRAID_CONFIG_INT_H
+#define BRAID_CONFIG_INT_H
+
+#include "config/config.h"
+
+enum {
+    CONFIG_MAX_FILE = 1 << 20,   /* bytes of an INI file */
+    CONFIG_MAX_STRING = 1 << 16, /* bytes of a string value */
+    CONFIG_MAX_ALIASES = 3,
+    CONFIG_MAX_OPTIONS = 256,
+};
+
+enum option_type { OPT_BOOL, OPT_INT, OPT_REAL, OPT_STRING, OPT_ENUM };
+
+enum option_flag {
+    OPT_MODEL = 1,   /* defines the model: fixed once a checkpoint exists */
+    OPT_RUN = 2,     /* may change from run to run */
+    OPT_INHERIT = 4, /* with OPT_RUN: taken from the checkpoint unless the user sets it */
+    OPT_LOCAL = 8,   /* with OPT_RUN: belongs to one invocation, never taken from a checkpoint */
+    OPT_ABOVE = 16,  /* min itself is excluded */
+    OPT_BELOW = 32,  /* max itself is excluded */
+    OPT_WORDS = 64,  /* its alias takes all words up to the next option */
+};
+
+/* "--name VALUE"; with value set it is a flag without an argument that means that value. */
+struct option_alias {
+    const char *name, *value;
+};
+
+struct option {
+    const char *name; /* "model.hidden": also the field's path in struct config */
+    enum option_type type;
+    size_t offset;
+    const char *def;
+    double min, max;           /* int and real */
+    const char *const *values; /* enum: NULL-terminated */
+    unsigned flags;
+    const char *automatic; /* what 0 stands for, or NULL when 0 is an ordinary value */
+    struct option_alias alias[CONFIG_MAX_ALIASES];
+    const char *help;
+};
+
+struct section {
+    const char *name, *help;
+};
+
+extern const struct option config_options[];
+extern const int config_n_options;
+extern const struct section config_sections[];
+extern const int config_n_sections;
+
+const struct option *option_find(const char *name);
+int option_index(const struct option *o);
+/* Length of the section part: option names start with "section.". */
+size_t option_section_len(const struct option *o);
+static inline const char *option_key(const struct option *o)
+{
+    return o->name + option_section_len(o) + 1;
+}
+
+/* Parse, check bounds, store, remember the origin. Errors name the origin. */
+int option_set(struct config *c, const struct option *o, const char *text,
+               struct config_origin origin, struct err *e);
+/* The value as text, unquoted; exact: it parses back to the same value. */
+void option_text(const struct config *c, const struct option *o, struct buf *out);
+bool option_equal(const struct config *a, const struct config *b, const struct option *o);
+bool option_is_automatic(const struct config *c, const struct option *o); /* holds 0 = automatic */
+void option_range_text(const struct option *o, struct buf *out); /* "1 to 65536", "a | b | c" */
+const char *option_type_name(const struct option *o);
+void real_text(double v, struct buf *out); /* the shortest text that parses back exactly */
+
+/* "demo.ini:3"; "" for the command line and defaults. */
+const char *origin_text(struct config_origin o, char *out, size_t size);
+
+/* Cross-field rules, checked in order after the automatic values are derived. The message is
+ * followed by the values and origins of the named options. */
+struct rule {
+    const char *name;
+    bool (*broken)(const struct config *c);
+    const char *message;
+    const char *options[4];
+};
+extern const struct rule config_rules[];
+extern const int config_n_rules;
+
+#endif

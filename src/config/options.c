@@ -1,0 +1,320 @@
+/* The option table: one row is parser, range check, help, manual and Megatron alias of one option.
+ * Row order is the order of --help, docs/options.md and written configs. */
+#include "config/config_int.h"
+
+#include <string.h>
+
+#define VALUE_TEXT(id, text) text,
+static const char *const act_values[] = {CONFIG_ACT(VALUE_TEXT) NULL};
+static const char *const sink_values[] = {CONFIG_SINK(VALUE_TEXT) NULL};
+static const char *const rope_values[] = {CONFIG_ROPE(VALUE_TEXT) NULL};
+static const char *const rope_scaling_values[] = {CONFIG_ROPE_SCALING(VALUE_TEXT) NULL};
+static const char *const init_scale_values[] = {CONFIG_INIT_SCALE(VALUE_TEXT) NULL};
+static const char *const schedule_values[] = {CONFIG_SCHEDULE(VALUE_TEXT) NULL};
+static const char *const wsd_style_values[] = {CONFIG_WSD_STYLE(VALUE_TEXT) NULL};
+static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL};
+static const char *const device_values[] = {CONFIG_DEVICE(VALUE_TEXT) NULL};
+static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
+
+/* The field's C type is the option's type, so a row cannot disagree with the struct. */
+#define TYPE_OF(field)                                                                             \
+    _Generic(((struct config *)0)->field,                                                          \
+        bool: OPT_BOOL,                                                                            \
+        int64_t: OPT_INT,                                                                          \
+        double: OPT_REAL,                                                                          \
+        const char *: OPT_STRING,                                                                  \
+        int: OPT_ENUM)
+#define ROW(field, default_text, row_flags, ...)                                                   \
+    {                                                                                              \
+        .name = #field, .type = TYPE_OF(field), .offset = offsetof(struct config, field),          \
+        .def = default_text, .flags = (row_flags), __VA_ARGS__                                     \
+    }
+#define RANGE(lo, hi)   .min = (lo), .max = (hi)
+#define ONE_OF(list)    .values = (list)
+#define AUTO(text)      .automatic = (text)
+#define ALIAS(name)     .alias = {{(name), NULL}}
+#define FLAG(name, val) .alias = {{(name), (val)}}
+#define HELP(text)      .help = (text)
+
+#define MAX_SEED 9007199254740991.0 /* 2^53 - 1: exact as a double, too */
+
+/* clang-format off */
+const struct option config_options[] = {
+    /* ---- [model] -------------------------------------------------------------------------- */
+    ROW(model.pattern, "*-*-", OPT_MODEL, ALIAS("hybrid-layer-pattern"), HELP(
+        "Layers, one symbol each: M Mamba-2, G gated delta net, * attention, + latent attention, "
+        "D sparse attention, - MLP, E mixture of experts. [ ] group layers, | cuts pipeline "
+        "stages, / starts a multi-token-prediction part.")),
+    ROW(model.hidden, "320", OPT_MODEL, RANGE(1, 65536), ALIAS("hidden-size"), HELP(
+        "Width of the residual stream.")),
+    ROW(model.heads, "5", OPT_MODEL, RANGE(1, 4096), ALIAS("num-attention-heads"), HELP(
+        "Query heads of an attention layer.")),
+    ROW(model.kv_heads, "0", OPT_MODEL, RANGE(0, 4096), AUTO("heads"), ALIAS("num-query-groups"),
+        HELP("Key and value heads; fewer than heads gives grouped-query attention, 1 multi-query. "
+        "Must divide heads.")),
+    ROW(model.head_dim, "0", OPT_MODEL, RANGE(0, 4096), AUTO("hidden / heads"),
+        ALIAS("kv-channels"), HELP("Channels of one attention head.")),
+    ROW(model.ffn, "0", OPT_MODEL, RANGE(0, 1 << 20),
+        AUTO("8/3 hidden rounded up to a multiple of 32 if act is gated, else 4 hidden"),
+        ALIAS("ffn-hidden-size"), HELP("Inner width of an MLP layer.")),
+    ROW(model.vocab, "0", OPT_MODEL, RANGE(0, 16e6), AUTO("the tokenizer's size"),
+        ALIAS("vocab-size"), HELP("Number of tokens the embedding and the head know.")),
+    ROW(model.vocab_multiple, "1", OPT_MODEL, RANGE(1, 1 << 20),
+        ALIAS("make-vocab-size-divisible-by"), HELP(
+        "Round the vocabulary up to a multiple of this; the extra rows are trained like the "
+        "rest.")),
+    ROW(model.act, "swiglu", OPT_MODEL, ONE_OF(act_values),
+        .alias = {{"swiglu", "swiglu"}, {"squared-relu", "relu2"}, {"quick-geglu", "quick_geglu"}},
+        HELP("Activation of MLP layers. swiglu, geglu and quick_geglu are gated: act(gate) * up. "
+        "relu2 is max(x, 0) squared.")),
+    ROW(model.act_clamp, "0", OPT_MODEL, RANGE(0, 1e6), HELP(
+        "Gated activations only: limit the gate from above and up from both sides to this; 0 = "
+        "off.")),
+    ROW(model.act_alpha, "1.702", OPT_MODEL | OPT_ABOVE, RANGE(0, 100), HELP(
+        "The a in x * sigmoid(a x), for quick_gelu and quick_geglu.")),
+    ROW(model.act_offset, "0", OPT_MODEL, RANGE(-100, 100), HELP(
+        "Gated activations only: act(gate) * (up + this). 1 in gpt-oss.")),
+    ROW(model.norm_eps, "1e-5", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("norm-epsilon"), HELP(
+        "Added to the mean square inside RMSNorm.")),
+    ROW(model.norm_zero_centered, "off", OPT_MODEL, FLAG("apply-layernorm-1p", "on"), HELP(
+        "Store norm weights as their difference from 1, so that weight decay pulls them to 1.")),
+    ROW(model.qk_norm, "off", OPT_MODEL, FLAG("qk-layernorm", "on"), HELP(
+        "RMSNorm on each query and key head before rotary embedding; keeps attention logits "
+        "small.")),
+    ROW(model.attn_gate, "off", OPT_MODEL, FLAG("attention-output-gate", "on"), HELP(
+        "Multiply the attention output by a learned sigmoid gate, as Qwen3-Next does.")),
+    ROW(model.attn_window, "0", OPT_MODEL, RANGE(0, 1 << 30), HELP(
+        "Sliding window: how many keys a query sees, itself included. 0 = all earlier ones.")),
+    ROW(model.attn_window_skip, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("window-attn-skip-freq"),
+        HELP("With attn_window: every k-th attention layer, counted from 1, sees all keys. "
+        "0 = none does.")),
+    ROW(model.attn_sink, "none", OPT_MODEL, ONE_OF(sink_values), HELP(
+        "A logit added to each softmax that takes no value: off_by_one fixes it at 0, learnable "
+        "trains one per head.")),
+    ROW(model.softmax_scale, "0", OPT_MODEL, RANGE(0, 1e6), AUTO("head_dim^-0.5"), HELP(
+        "Factor on attention logits.")),
+    ROW(model.qkv_bias, "off", OPT_MODEL, FLAG("add-qkv-bias", "on"), HELP(
+        "Bias on the query, key and value projection only, as in Qwen2.")),
+    ROW(model.bias, "off", OPT_MODEL, FLAG("disable-bias-linear", "off"), HELP(
+        "Bias on every linear layer.")),
+    ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
+        FLAG("rotary-interleaved", "interleaved"), HELP(
+        "Rotary position embedding: half rotates channel c with c + dim/2, interleaved rotates "
+        "neighbours.")),
+    ROW(model.rope_base, "10000", OPT_MODEL, RANGE(1, 1e12), ALIAS("rotary-base"), HELP(
+        "Base of the rotary frequencies; larger suits longer contexts.")),
+    ROW(model.rope_percent, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("rotary-percent"), HELP(
+        "Share of each head's channels that is rotated; the rest carries no position.")),
+    ROW(model.rope_scaling, "none", OPT_MODEL, ONE_OF(rope_scaling_values),
+        FLAG("use-rope-scaling", "llama3"), HELP(
+        "Stretch rotary frequencies for contexts longer than rope_original.")),
+    ROW(model.rope_factor, "1", OPT_MODEL, RANGE(1, 1e6), ALIAS("rope-scaling-factor"), HELP(
+        "How many times longer the context becomes by rope_scaling.")),
+    ROW(model.rope_original, "4096", OPT_MODEL, RANGE(1, 1 << 30), HELP(
+        "Context length before scaling, for llama3 and yarn.")),
+    ROW(model.rope_low, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e6), HELP(
+        "llama3 scaling: wavelengths above rope_original / this are stretched fully.")),
+    ROW(model.rope_high, "4", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e6), HELP(
+        "llama3 scaling: wavelengths below rope_original / this are left alone.")),
+    ROW(model.rope_beta_fast, "32", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e6), HELP(
+        "yarn scaling: channels with more turns than this over rope_original are left alone.")),
+    ROW(model.rope_beta_slow, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e6), HELP(
+        "yarn scaling: channels with fewer turns than this over rope_original are stretched "
+        "fully.")),
+    ROW(model.rope_mscale, "0", OPT_MODEL, RANGE(0, 1e3), HELP(
+        "yarn scaling: weight of the logarithmic attention factor. With rope_mscale_all_dim also "
+        "0, the factor is 0.1 ln(rope_factor) + 1.")),
+    ROW(model.rope_mscale_all_dim, "0", OPT_MODEL, RANGE(0, 1e3), HELP(
+        "yarn scaling: weight in the factor that rope_mscale's is divided by.")),
+    ROW(model.no_rope_freq, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("no-rope-freq"), HELP(
+        "Every k-th attention layer, counted from 1, has no rotary embedding. 0 = all have it.")),
+    ROW(model.tied, "on", OPT_MODEL, FLAG("untie-embeddings-and-output-weights", "off"), HELP(
+        "The output head is the embedding matrix instead of one of its own.")),
+    ROW(model.init_std, "0.02", OPT_MODEL | OPT_ABOVE, RANGE(0, 10), ALIAS("init-method-std"), HELP(
+        "Standard deviation of freshly initialised weight matrices.")),
+    ROW(model.embed_init_std, "0", OPT_MODEL, RANGE(0, 10), AUTO("init_std"),
+        ALIAS("embedding-init-method-std"), HELP(
+        "Standard deviation of a freshly initialised embedding.")),
+    ROW(model.init_scale, "auto", OPT_MODEL, ONE_OF(init_scale_values), HELP(
+        "Initial scale of projections back into the residual stream, over L layers: hybrid divides "
+        "init_std by sqrt(L), gpt by sqrt(2 L), none not at all. auto is hybrid.")),
+    ROW(model.dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("hidden-dropout"),
+        HELP("Share of each layer's output dropped while training; never while evaluating.")),
+
+    /* ---- [train] -------------------------------------------------------------------------- */
+    ROW(train.steps, "1000", OPT_RUN, RANGE(1, 1e12), ALIAS("train-iters"), HELP(
+        "Optimizer steps of the whole run, those before a resume included.")),
+    ROW(train.seq, "256", OPT_RUN | OPT_INHERIT, RANGE(1, 16777216), ALIAS("seq-length"), HELP(
+        "Tokens of one training sequence.")),
+    ROW(train.micro_batch, "16", OPT_RUN, RANGE(1, 65536), ALIAS("micro-batch-size"), HELP(
+        "Sequences worked on at once. Memory grows with it; results do not depend on it beyond "
+        "rounding.")),
+    ROW(train.global_batch, "0", OPT_RUN, RANGE(0, 16777216), AUTO("micro_batch"),
+        ALIAS("global-batch-size"), HELP(
+        "Sequences of one optimizer step; gradients of global_batch / micro_batch microbatches are "
+        "accumulated.")),
+    ROW(train.lr, "1e-3", OPT_RUN, RANGE(0, 100), ALIAS("lr"), HELP(
+        "Peak learning rate.")),
+    ROW(train.min_lr, "0", OPT_RUN, RANGE(0, 100), ALIAS("min-lr"), HELP(
+        "Learning rate at the end of the decay.")),
+    ROW(train.warmup, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("lr-warmup-iters"), HELP(
+        "Steps over which the learning rate rises linearly to lr.")),
+    ROW(train.schedule, "cosine", OPT_RUN, ONE_OF(schedule_values), ALIAS("lr-decay-style"), HELP(
+        "Learning rate after the warm-up. wsd stays at lr and decays only over the last "
+        "wsd_steps.")),
+    ROW(train.decay_steps, "0", OPT_RUN, RANGE(0, 1e12), AUTO("steps"), ALIAS("lr-decay-iters"),
+        HELP(
+        "Step at which the learning rate reaches min_lr.")),
+    ROW(train.wsd_steps, "0", OPT_RUN, RANGE(0, 1e12), AUTO("20% of decay_steps"),
+        ALIAS("lr-wsd-decay-iters"), HELP("Length of the decay at the end of a wsd schedule.")),
+    ROW(train.wsd_style, "minus_sqrt", OPT_RUN, ONE_OF(wsd_style_values),
+        ALIAS("lr-wsd-decay-style"), HELP(
+        "Shape of the wsd decay, x from 0 to 1: linear 1 - x, minus_sqrt 1 - sqrt(x), exponential "
+        "2 * 0.5^x - 1, or cosine.")),
+    ROW(train.beta1, "0.9", OPT_RUN | OPT_BELOW, RANGE(0, 1), ALIAS("adam-beta1"), HELP(
+        "AdamW: memory of the gradient mean.")),
+    ROW(train.beta2, "0.95", OPT_RUN | OPT_BELOW, RANGE(0, 1), ALIAS("adam-beta2"), HELP(
+        "AdamW: memory of the squared gradient.")),
+    ROW(train.eps, "1e-8", OPT_RUN | OPT_ABOVE, RANGE(0, 1), ALIAS("adam-eps"), HELP(
+        "AdamW: added to the denominator.")),
+    ROW(train.weight_decay, "0.1", OPT_RUN, RANGE(0, 100), ALIAS("weight-decay"), HELP(
+        "Decoupled weight decay of matrices; vectors such as norms and biases are not decayed.")),
+    ROW(train.clip, "1", OPT_RUN, RANGE(0, 1e9), ALIAS("clip-grad"), HELP(
+        "Scale gradients down to this global norm when they are above it; 0 = off.")),
+    ROW(train.nonfinite, "stop", OPT_RUN, ONE_OF(nonfinite_values), HELP(
+        "What to do when loss or gradients are not finite: stop with an error before the update, "
+        "or skip that update and go on.")),
+    ROW(train.log_every, "1", OPT_RUN, RANGE(1, 1e12), ALIAS("log-interval"), HELP(
+        "Steps between lines in the logs.")),
+    ROW(train.eval_every, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("eval-interval"), HELP(
+        "Steps between evaluations on validation data; 0 = never.")),
+    ROW(train.eval_batches, "8", OPT_RUN, RANGE(1, 1e9), ALIAS("eval-iters"), HELP(
+        "Microbatches of one evaluation. They are the same each time, so results compare.")),
+    ROW(train.loss_chunk, "0", OPT_RUN, RANGE(0, 1 << 30), AUTO("chosen by the plan"), HELP(
+        "Rows of logits held at once in the head; less memory when smaller.")),
+    ROW(train.z_loss, "0", OPT_RUN, RANGE(0, 1e3), HELP(
+        "Weight of the squared log-sum-exp of the logits, added to the loss; 0 = off.")),
+
+    /* ---- [data] --------------------------------------------------------------------------- */
+    ROW(data.train, "", OPT_RUN | OPT_WORDS, ALIAS("data-path"), HELP(
+        "Training data: PATH, or WEIGHT PATH WEIGHT PATH ... for a blend. A path is a text file, a "
+        "folder of text files, the prefix of a .bin/.idx pair, or an llm.c token shard.")),
+    ROW(data.valid, "", OPT_RUN, HELP(
+        "Validation data, written like data.train.")),
+    ROW(data.split, "", OPT_RUN, ALIAS("split"), HELP(
+        "Cut data.train into training and validation parts by weight: 99,1 keeps 1% for "
+        "validation. A third part is left unused.")),
+    ROW(data.seed, "1234", OPT_RUN, RANGE(0, MAX_SEED), ALIAS("seed"), HELP(
+        "Seed of the sample order.")),
+    ROW(data.tokenizer, "bytes", OPT_RUN | OPT_INHERIT, ALIAS("tokenizer-model"), HELP(
+        "bytes: each byte is a token, no file needed; or the path of a Hugging Face "
+        "tokenizer.json (byte-level BPE).")),
+    ROW(data.eod, "off", OPT_MODEL, HELP(
+        "Append an end-of-document token to each document of text. With bytes it is token 256, so "
+        "the vocabulary grows to 257.")),
+    ROW(data.eod_mask, "off", OPT_RUN, HELP(
+        "Attention and positions start anew at each document of a sequence.")),
+
+    /* ---- [run] ---------------------------------------------------------------------------- */
+    ROW(run.dir, "", OPT_RUN | OPT_LOCAL, ALIAS("save"), HELP(
+        "Run folder for logs, the resolved config and checkpoints. Empty: nothing is written.")),
+    ROW(run.device, "cpu", OPT_RUN, ONE_OF(device_values), HELP(
+        "Where the model runs. ref is slow, obvious code in double precision, to check the "
+        "others.")),
+    ROW(run.threads, "0", OPT_RUN, RANGE(0, 4096), AUTO("all cores"), HELP(
+        "CPU threads.")),
+    ROW(run.seed, "1", OPT_RUN, RANGE(0, MAX_SEED), ALIAS("seed"), HELP(
+        "Seed of initial weights and dropout.")),
+    ROW(run.resume, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(resume_values), HELP(
+        "auto continues when run.dir holds a checkpoint, must refuses to start without one, never "
+        "refuses to start with one.")),
+    ROW(run.save_every, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("save-interval"), HELP(
+        "Steps between checkpoints; 0 = only at the end or when stopped.")),
+    ROW(run.keep, "2", OPT_RUN, RANGE(0, 1e6), HELP(
+        "Newest checkpoints kept in run.dir; 0 = all.")),
+    ROW(run.load, "", OPT_RUN | OPT_LOCAL, ALIAS("load"), HELP(
+        "Checkpoint folder to take the weights from when there is nothing to resume.")),
+    ROW(run.minutes, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1e7), ALIAS("exit-duration-in-mins"), HELP(
+        "Save and stop after this many minutes; 0 = no limit.")),
+    ROW(run.tensorboard, "on", OPT_RUN, HELP(
+        "Write TensorBoard event files into run.dir.")),
+    ROW(run.report, "on", OPT_RUN, HELP(
+        "Write a self-contained HTML report into run.dir.")),
+    ROW(run.quiet, "off", OPT_RUN | OPT_LOCAL, HELP(
+        "Print only errors and the final result.")),
+
+    /* ---- [plan] --------------------------------------------------------------------------- */
+    ROW(plan.recompute, "", OPT_RUN, HELP(
+        "Activations to compute again in the backward pass instead of keeping them: a comma list "
+        "of slot names or globs such as joint.*, or full. Results stay bit for bit the same.")),
+    ROW(plan.delay_dw, "off", OPT_RUN, HELP(
+        "Compute weight gradients in separate, later steps, so that they can overlap other work.")),
+    ROW(plan.poison, "off", OPT_RUN, HELP(
+        "Debugging: fill dead memory with NaN, so that a step reading it shows.")),
+    ROW(plan.random_lanes, "0", OPT_RUN, RANGE(0, MAX_SEED), HELP(
+        "Debugging: run steps in a random legal order drawn from this seed; 0 = off.")),
+    ROW(plan.sync, "off", OPT_RUN, HELP(
+        "Debugging: wait for the device after each step, so that an error names its step.")),
+    ROW(plan.find_nan, "off", OPT_RUN, HELP(
+        "Debugging: check what each step wrote and stop at the first value that is not finite.")),
+    ROW(plan.trace, "", OPT_RUN | OPT_LOCAL, HELP(
+        "Write a trace of the first steps to this file, for Perfetto or chrome://tracing.")),
+    ROW(plan.trace_steps, "3", OPT_RUN, RANGE(1, 10000), HELP(
+        "Optimizer steps that plan.trace covers.")),
+
+    /* ---- [generate] ----------------------------------------------------------------------- */
+    ROW(generate.prompt, "", OPT_RUN, HELP(
+        "Text to continue.")),
+    ROW(generate.tokens, "200", OPT_RUN, RANGE(1, 16777216), HELP(
+        "Tokens to generate per sample.")),
+    ROW(generate.temperature, "0.8", OPT_RUN, RANGE(0, 100), HELP(
+        "Divides the logits: lower is safer, 0 always takes the likeliest token.")),
+    ROW(generate.top_k, "0", OPT_RUN, RANGE(0, 16e6), HELP(
+        "Draw only from the k likeliest tokens; 0 = from all.")),
+    ROW(generate.top_p, "1", OPT_RUN | OPT_ABOVE, RANGE(0, 1), HELP(
+        "Draw only from the likeliest tokens that together have this probability; 1 = from all.")),
+    ROW(generate.seed, "1", OPT_RUN, RANGE(0, MAX_SEED), HELP(
+        "Seed of the draws.")),
+    ROW(generate.samples, "1", OPT_RUN, RANGE(1, 65536), HELP(
+        "Number of independent continuations.")),
+};
+/* clang-format on */
+const int config_n_options = countof(config_options);
+_Static_assert(countof(config_options) <= CONFIG_MAX_OPTIONS, "raise CONFIG_MAX_OPTIONS");
+
+const struct section config_sections[] = {
+    {"model", "What is trained. A checkpoint stores these options and fixes all but dropout."},
+    {"train", "How it is trained: batch, learning rate, optimizer, evaluation."},
+    {"data", "What it is trained on."},
+    {"run", "Where it runs and what it writes."},
+    {"plan", "Memory against time, and debugging of the schedule."},
+    {"generate", "Text generation."},
+};
+const int config_n_sections = countof(config_sections);
+
+const struct option *option_find(const char *name)
+{
+    for (int i = 0; i < config_n_options; i++)
+        if (strcmp(config_options[i].name, name) == 0)
+            return &config_options[i];
+    return NULL;
+}
+
+int option_index(const struct option *o) { return (int)(o - config_options); }
+
+size_t option_section_len(const struct option *o) { return strcspn(o->name, "."); }
+
+int config_option_count(void) { return config_n_options; }
+
+const char *config_option_name(int i)
+{
+    return i >= 0 && i < config_n_options ? config_options[i].name : NULL;
+}
+
+bool config_has_section(const char *section)
+{
+    for (int i = 0; i < config_n_sections; i++)
+        if (strcmp(config_sections[i].name, section) == 0)
+            return true;
+    return false;
+}

@@ -1,0 +1,138 @@
+/* Cores and joints, and what they see while they declare themselves.
+ *
+ * A *core* maps h [rows, hidden] to f [rows, hidden] and knows nothing of residuals. A *joint* closes
+ * the sublayer before it and opens the one after it: it owns the residual stream, forward and
+ * backward. model/stack.c alternates them:
+ *
+ *     embed -> joint -> core -> joint -> core -> ... -> joint -> head
+ *
+ * Add a core: one file with, in this order, maths and a shape legend, sizes, params, nodes and slots,
+ * step functions, cost, the const struct core_kind; then a line in cores.c and a tiny pattern in
+ * tests/model/test_model.c. Gradcheck, recompute, schedule, checkpoint and plan tests then find it. */
+#ifndef BRAID_LAYERS_H
+#define BRAID_LAYERS_H
+
+#include "config/config.h"
+#include "plan/plan.h"
+#include "tensor/params.h"
+
+enum build_mode {
+    BUILD_TRAIN,  /* forward, backward, weight gradients */
+    BUILD_EVAL,   /* forward and loss */
+    BUILD_DECODE, /* forward with caches, logits out */
+};
+
+enum { BUILD_MAX_TABLES = 8 };
+/* A persistent tensor computed once at start (RoPE tables). */
+struct table {
+    const char *name;
+    struct tensor shape;
+    int64_t offset; /* in ARENA_STATE */
+    void (*fill)(struct tensor *host, const void *arg);
+    const void *arg;
+};
+struct table_list {
+    struct table t[BUILD_MAX_TABLES];
+    int n;
+};
+
+/* The inputs of a microbatch and the scalars of a step: slots made by the stack, read by layers. */
+struct batch_slots {
+    slot_id token, label, pos, doc_start; /* I32 [rows] */
+    slot_id info;  /* I64 [4]: step, first sample; dropout */
+    slot_id start; /* I64 [1]: decoding */
+    slot_id scale; /* F64 [1]: of the loss gradient */
+    slot_id loss;  /* F64 [2], persistent: sum of nll, number of labels */
+};
+
+struct build {
+    const struct config *cfg;
+    struct dev *dev;
+    const struct ops *ops;
+    enum build_mode mode;
+    struct graph *g;
+    struct memory *mem;
+    struct param_table *params;
+    struct table_list *tables;
+    int64_t batch, seq, rows; /* rows = batch * seq of this plan */
+    int64_t cache_len;        /* decode: positions the caches hold */
+    struct batch_slots in;
+    int layer;      /* physical layer, 0-based */
+    int n_layers;   /* symbols in the pattern */
+    char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */
+    bool want_logits;
+    slot_id logits; /* head output in decode mode, or with want_logits */
+    struct err *e;
+};
+
+/* A weight and its gradient; both NO_SLOT when absent (no bias). dw is NO_SLOT unless training. */
+struct weight {
+    slot_id w, dw;
+};
+/* name is appended to the layer's prefix unless it is a whole key (b->prefix empty). */
+struct weight build_weight(struct build *b, const struct param *decl);
+struct weight no_weight(void);
+/* Declarations of the common kinds. */
+struct param param_matrix(const char *name, int64_t out, int64_t in, double std);
+struct param param_vector(const char *name, int64_t n, enum init_kind init);
+/* Std of projections that write into the residual stream (training.md 4.7). */
+double output_std(const struct build *b);
+
+slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols); /* activation */
+slot_id build_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
+slot_id build_work(struct build *b, const char *name, int64_t bytes); /* NO_SLOT if 0 bytes */
+slot_id build_table(struct build *b, const char *name, struct tensor shape,
+                    void (*fill)(struct tensor *, const void *), const void *arg);
+slot_id build_state(struct build *b, const char *name, struct tensor shape); /* zeroed, persistent */
+static inline bool training(const struct build *b) { return b->mode == BUILD_TRAIN; }
+
+/* ---- linear: y = x W^T + bias, the block most cores are made of ------------------------------------- */
+
+struct linear {
+    slot_id x, y, dy, dx; /* dy, dx: NO_SLOT unless training (or no dx wanted) */
+    struct weight w, bias;
+    int64_t in, out;
+    bool add_dx;   /* dx meets other contributions */
+    bool no_replay; /* y must not be recomputed */
+};
+int linear_declare(struct build *b, const char *name, const struct linear *l); /* node */
+
+/* ---- cores -------------------------------------------------------------------------------------------- */
+
+struct core_io {
+    slot_id h, f;   /* in, out */
+    slot_id df, dh; /* gradient of f (read), of h (write) */
+};
+struct core_kind {
+    char symbol;
+    const char *name;
+    const char *norm_key; /* where Megatron keeps the gain of the norm in front of it */
+    int (*declare)(struct build *b, struct core_io *io); /* creates f; NULL: no core yet */
+};
+const struct core_kind *core_find(char symbol); /* NULL: unknown symbol */
+
+/* ---- joints --------------------------------------------------------------------------------------------- */
+
+/* What a joint opens and the next one closes. */
+struct sublayer {
+    slot_id x, dx;  /* residual stream, and its gradient, which the closing joint writes */
+    slot_id h, dh;  /* normed input of the core; dh is written by the core */
+    slot_id f, df;  /* output of the core; df is written by the closing joint */
+    slot_id aux[8]; /* the joint's own: mixing coefficients and their gradients */
+};
+struct joint_kind {
+    const char *name;
+    /* Closes prev (f NO_SLOT: nothing to close, x is the embedding) and opens next. norm_key: key of
+     * the gain. last: next is the head, and no stream goes on. */
+    int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last);
+};
+extern const struct joint_kind joint_residual;
+
+/* ---- ends ----------------------------------------------------------------------------------------------- */
+
+/* Token embedding (with dropout); creates x, dx. */
+int embed_declare(struct build *b, slot_id *x, slot_id *dx);
+/* Head and loss; reads h, writes dh while still in the forward half. */
+int head_declare(struct build *b, slot_id h, slot_id dh);
+
+#endif

@@ -1,0 +1,122 @@
+/* A model's memory: committing arenas, filling tables and parameters, host views. */
+#include "model/model.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+int model_init(struct model *m, const struct config *cfg, struct dev *dev, struct err *e)
+{
+    *m = (struct model){.cfg = cfg, .dev = dev, .ops = ops_for(dev)};
+    param_table_init(&m->params);
+    return pattern_parse(&m->pattern, cfg->model.pattern, e);
+}
+
+void model_release(struct model *m)
+{
+    memory_release(&m->mem);
+    param_table_release(&m->params);
+    *m = (struct model){0};
+}
+
+static int fill_tables(struct model *m, struct err *e)
+{
+    for (int i = 0; i < m->tables.n; i++) {
+        struct table *t = &m->tables.t[i];
+        struct tensor host = t->shape;
+        int64_t bytes = tensor_bytes(&host);
+        TRY(mem_aligned(&host.data, (size_t)bytes, DEV_ALIGN, e));
+        t->fill(&host, t->arg);
+        int st = m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_STATE] + t->offset, host.data, bytes, e);
+        free(host.data);
+        TRY(st);
+    }
+    return ST_OK;
+}
+
+int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct err *e)
+{
+    TRY(memory_commit(&m->mem, m->dev, e));
+    for (int a = 0; a < ARENA_COUNT; a++)
+        if (m->mem.allocated[a] != m->mem.planned[a])
+            return err_set(e, ST_INTERNAL, "arena %s: planned %lld bytes, allocated %lld", arena_name((enum arena_id)a),
+                           (long long)m->mem.planned[a], (long long)m->mem.allocated[a]);
+    for (int i = 0; i < n_plans; i++)
+        TRY(plan_bind(&plans[i]->p, &m->mem, e));
+    return fill_tables(m, e);
+}
+
+static double draw(const struct param *p, uint64_t key, int64_t i)
+{
+    double u;
+    switch (p->init) {
+    case INIT_ZERO: return 0;
+    case INIT_ONE: return 1;
+    case INIT_CONST: return p->init_a;
+    case INIT_NORMAL: return p->init_a * rng_normal(key, (uint64_t)i);
+    case INIT_UNIFORM: return p->init_a + (p->init_b - p->init_a) * rng_uniform(key, (uint64_t)i);
+    case INIT_LOG_UNIFORM: return log(p->init_a + (p->init_b - p->init_a) * rng_uniform(key, (uint64_t)i));
+    case INIT_DT_BIAS:
+        u = exp(log(p->init_a) + (log(p->init_b) - log(p->init_a)) * rng_uniform(key, (uint64_t)i));
+        u = u < 1e-4 ? 1e-4 : u;
+        return u + log(-expm1(-u));
+    }
+    return 0;
+}
+
+int model_init_params(struct model *m, struct err *e)
+{
+    for (int k = 0; k < m->params.n; k++) {
+        const struct param *p = &m->params.list[k].p;
+        struct tensor host = tensor_shape(m->dev->real, p->rank, p->dim);
+        uint64_t key = rng_key((uint64_t)m->cfg->run.seed, p->key);
+        int64_t n = param_elems(p), bytes = tensor_bytes(&host);
+        TRY(mem_aligned(&host.data, (size_t)bytes, DEV_ALIGN, e));
+        /* Rounded to fp32 on every device, so that ref and cpu start from the same numbers. */
+#pragma omp parallel for schedule(static)
+        for (int64_t i = 0; i < n; i++) {
+            double v = (double)(float)draw(p, key, i);
+            if (host.dtype == DT_F64)
+                ((double *)host.data)[i] = v;
+            else
+                tensor_set(&host, i, v);
+        }
+        int st = m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_PARAM] + m->params.list[k].offset, host.data, bytes, e);
+        free(host.data);
+        TRY(st);
+    }
+    return ST_OK;
+}
+
+static struct tensor view(const struct model *m, int index, enum arena_id a)
+{
+    const struct param_entry *row = &m->params.list[index];
+    struct tensor t = tensor_shape(m->dev->real, row->p.rank, row->p.dim);
+    t.data = m->mem.base[a] + row->offset;
+    return t;
+}
+
+struct tensor model_param(const struct model *m, int index) { return view(m, index, ARENA_PARAM); }
+struct tensor model_grad(const struct model *m, int index) { return view(m, index, ARENA_GRAD); }
+
+struct tensor model_slot(const struct model *m, const struct model_plan *mp, slot_id slot)
+{
+    if (slot < 0)
+        return (struct tensor){0};
+    const struct slot *s = &mp->g.slots[slot];
+    struct tensor t = s->shape;
+    t.data = m->mem.base[s->arena] + s->offset;
+    return t;
+}
+
+double model_flops_per_token(const struct config *cfg, const struct pattern *p, int64_t seq)
+{
+    const struct config_model *c = &cfg->model;
+    double d = (double)c->hidden, q = (double)(c->heads * c->head_dim), kv = (double)(c->kv_heads * c->head_dim), sum = 0;
+    for (int i = 0; i < p->n_layers; i++) {
+        if (p->symbols[i] == '*') /* projections, then the causal half of scores and values */
+            sum += 2 * d * (2 * q + 2 * kv + (c->attn_gate ? q : 0)) + 2 * (double)seq * q;
+        else if (p->symbols[i] == '-')
+            sum += 4 * d * (double)c->ffn * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
+    }
+    return sum + 2 * d * (double)round_up(c->vocab, c->vocab_multiple);
+}

@@ -1,0 +1,73 @@
+/* A model: config and pattern turned into parameters and graphs. One model holds the parameter table and
+ * the memory; it can build several plans over them (train, eval, decode). */
+#ifndef BRAID_MODEL_H
+#define BRAID_MODEL_H
+
+#include "layers/layer.h"
+
+/* ---- pattern ------------------------------------------------------------------------------------------- */
+
+enum { PATTERN_MAX = 4096 };
+struct pattern {
+    char symbols[PATTERN_MAX + 1]; /* physical layers in order, groups flattened */
+    int n_layers;
+};
+/* Refuses with the position marked under the string. */
+int pattern_parse(struct pattern *p, const char *text, struct err *e);
+
+/* ---- model ----------------------------------------------------------------------------------------------- */
+
+struct model {
+    const struct config *cfg;
+    struct dev *dev;
+    const struct ops *ops;
+    struct pattern pattern;
+    struct param_table params;
+    struct table_list tables;
+    struct memory mem;
+};
+int model_init(struct model *m, const struct config *cfg, struct dev *dev, struct err *e);
+void model_release(struct model *m);
+
+/* One way of running the model: a graph, its plan, and the slots the host talks to. */
+struct model_plan {
+    struct graph g;
+    struct plan p;
+    enum build_mode mode;
+    int64_t batch, seq;
+    int64_t cache_len;
+    slot_id loss, logits;
+    bool built;
+};
+struct model_plan_opts {
+    const char *name;
+    enum build_mode mode;
+    int64_t batch, seq;
+    int64_t cache_len; /* decode */
+    bool want_logits;
+    bool share_cache;  /* decode: use the caches of the plan `caches` */
+    const struct model_plan *caches;
+};
+/* Declares everything and plans it; reserves memory. Before model_commit. */
+int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e);
+void model_plan_release(struct model_plan *mp);
+
+/* Allocates all arenas, binds the plans, fills tables. Planned bytes equal allocated bytes, or it fails. */
+int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct err *e);
+/* Fill parameters from their declared init: a function of run.seed and the key alone. */
+int model_init_params(struct model *m, struct err *e);
+
+/* Host views; valid on host devices. */
+struct tensor model_param(const struct model *m, int index);
+struct tensor model_grad(const struct model *m, int index);
+/* Address of a persistent slot of a bound plan. */
+struct tensor model_slot(const struct model *m, const struct model_plan *mp, slot_id slot);
+
+/* Forward FLOPs of one token at length seq by the Megatron convention (training.md 9.4), times 3 for
+ * training: what MFU is computed from. */
+double model_flops_per_token(const struct config *cfg, const struct pattern *p, int64_t seq);
+/* The stack for people: layer, kind, keys, parameters, FLOPs. */
+void model_print_stack(const struct model *m, struct buf *out);
+void model_print_params(const struct model *m, struct buf *out);
+
+#endif

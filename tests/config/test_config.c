@@ -1,0 +1,512 @@
+/* config/: the option table, values, rules, saved configs, help and docs. */
+#include "support.h"
+
+#include "config/config_int.h"
+
+static struct config fresh(void)
+{
+    struct config c;
+    struct err e = {0};
+    assert_ok(config_init(&c, &e), &e);
+    return c;
+}
+
+static void set(struct config *c, const char *name, const char *value)
+{
+    struct err e = {0};
+    assert_ok(config_set(c, name, value, NULL, &e), &e);
+}
+
+static void assert_same_values(const struct config *a, const struct config *b)
+{
+    for (int i = 0; i < config_n_options; i++)
+        if (!option_equal(a, b, &config_options[i]))
+            fail_msg("%s differs", config_options[i].name);
+}
+
+/* Growth of the option list is a decision: whoever adds a row adds a line here. */
+static void option_names_are_the_frozen_list(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct buf names;
+    buf_init(&names, 0);
+    for (int i = 0; i < config_option_count(); i++)
+        buf_addf(&names, "%s\n", config_option_name(i));
+    assert_null(config_option_name(config_option_count()));
+    char *frozen;
+    size_t len;
+    assert_ok(file_read("tests/config/options.txt", 1 << 16, &frozen, &len, &e), &e);
+    assert_string_equal(names.text, frozen);
+    free(frozen);
+    buf_release(&names);
+}
+
+static void every_row_is_complete_and_unique(void **state)
+{
+    (void)state;
+    for (int i = 0; i < config_n_options; i++) {
+        const struct option *o = &config_options[i];
+        char section[32];
+        snprintf(section, sizeof section, "%.*s", (int)option_section_len(o), o->name);
+        assert_true(config_has_section(section));
+        assert_true(strlen(o->help) >= 10 && str_ends(o->help, "."));
+        assert_int_equal(!!(o->flags & OPT_MODEL) + !!(o->flags & OPT_RUN), 1);
+        assert_true((o->type == OPT_ENUM) == (o->values != NULL));
+        assert_true((o->type != OPT_INT && o->type != OPT_REAL) || o->min < o->max);
+        for (int k = 0; k < i; k++) {
+            assert_string_not_equal(o->name, config_options[k].name);
+            assert_true(o->offset != config_options[k].offset);
+            for (int a = 0; a < CONFIG_MAX_ALIASES && o->alias[a].name; a++)
+                for (int b = 0; b < CONFIG_MAX_ALIASES && config_options[k].alias[b].name; b++)
+                    /* --seed sets both seeds, as Megatron's does */
+                    assert_true(strcmp(o->alias[a].name, config_options[k].alias[b].name) != 0 ||
+                                strcmp(o->alias[a].name, "seed") == 0);
+        }
+    }
+}
+
+static void defaults_come_from_the_table(void **state)
+{
+    (void)state;
+    struct config c = fresh();
+    assert_string_equal(c.model.pattern, "*-*-");
+    assert_int_equal(c.model.hidden, 320);
+    assert_int_equal(c.model.act, CFG_ACT_SWIGLU);
+    assert_int_equal(c.train.wsd_style, CFG_WSD_MINUS_SQRT);
+    assert_true(c.model.tied && !c.model.bias && c.run.report);
+    assert_true(c.train.beta2 == 0.95 && c.model.norm_eps == 1e-5);
+    assert_string_equal(c.data.tokenizer, "bytes");
+    assert_int_equal(c.data.seed, 1234);
+    assert_int_equal(config_source_of(&c, "model.hidden").source, CFG_FROM_DEFAULT);
+    config_release(&c);
+}
+
+static void values_are_checked(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name, *value, *message;
+    } bad[] = {
+        {"model.hidden", "0", "out of range"},
+        {"model.hidden", "65537", "out of range"},
+        {"model.hidden", "wide", "not an integer"},
+        {"model.hidden", "", "(empty)"},
+        {"model.hidden", "3.5", "not an integer"},
+        {"train.lr", "-1", "out of range"},
+        {"train.lr", "nan", "not a number"},
+        {"train.beta1", "1", "0 to below 1"},
+        {"train.eps", "0", "above 0 to 1"},
+        {"model.dropout", "1", "out of range"},
+        {"model.act", "swish", "swiglu | geglu"},
+        {"model.kv_heads", "-1", "0 = heads"},
+        {"model.tied", "maybe", "neither on nor off"},
+        {"data.seed", "9007199254740992", "out of range"},
+        {"model.hiden", "3", "model.hidden"},
+        {"hidden", "3", "no option"},
+    };
+    struct config c = fresh();
+    struct err e = {0};
+    for (int i = 0; i < countof(bad); i++)
+        assert_fails(config_set(&c, bad[i].name, bad[i].value, NULL, &e), ST_USAGE, &e,
+                     bad[i].message);
+    struct config untouched = fresh();
+    assert_same_values(&c, &untouched);
+    set(&c, "train.steps", "20k");
+    assert_int_equal(c.train.steps, 20000);
+    set(&c, "train.schedule", "WSD");
+    assert_int_equal(c.train.schedule, CFG_SCHEDULE_WSD);
+    set(&c, "model.attn_sink", "off-by-one");
+    assert_int_equal(c.model.attn_sink, CFG_SINK_OFF_BY_ONE);
+    set(&c, "train.beta1", "0");
+    char *long_text = calloc(CONFIG_MAX_STRING + 2, 1);
+    memset(long_text, 'a', CONFIG_MAX_STRING + 1);
+    assert_fails(config_set(&c, "data.train", long_text, "x.ini", &e), ST_USAGE, &e, "65536");
+    free(long_text);
+    config_release(&untouched);
+    config_release(&c);
+}
+
+static void automatic_values_are_derived(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct config c = fresh();
+    assert_ok(config_finish(&c, &e), &e);
+    assert_int_equal(c.model.kv_heads, 5);
+    assert_int_equal(c.model.head_dim, 64);
+    assert_int_equal(c.model.ffn, 864); /* 8/3 * 320 = 853.3 */
+    assert_true(c.model.softmax_scale == 0.125);
+    assert_true(c.model.embed_init_std == 0.02);
+    assert_int_equal(c.train.global_batch, 16);
+    assert_int_equal(c.train.decay_steps, 1000);
+    assert_int_equal(c.train.wsd_steps, 0);
+    assert_true(c.run.threads >= 1);
+    assert_int_equal(c.model.vocab, 0);
+    assert_ok(config_set_auto(&c, "model.vocab", 257, &e), &e);
+    assert_int_equal(c.model.vocab, 257);
+    assert_fails(config_set_auto(&c, "model.hidden", 8, &e), ST_INTERNAL, &e, "model.hidden");
+    char from[64];
+    assert_string_equal(config_source_text(&c, "model.ffn", from, sizeof from), "auto");
+    /* A change of what they were derived from is followed; what the user set is kept. */
+    set(&c, "train.steps", "50");
+    set(&c, "train.schedule", "wsd");
+    set(&c, "model.act", "relu2");
+    set(&c, "model.head_dim", "16");
+    assert_ok(config_finish(&c, &e), &e);
+    assert_int_equal(c.train.decay_steps, 50);
+    assert_int_equal(c.train.wsd_steps, 10);
+    assert_int_equal(c.model.ffn, 1280);
+    assert_int_equal(c.model.head_dim, 16);
+    assert_true(c.model.softmax_scale == 0.25);
+    set(&c, "train.schedule", "cosine");
+    assert_ok(config_finish(&c, &e), &e);
+    config_release(&c);
+}
+
+struct rule_case {
+    const char *rule;
+    const char *settings[8]; /* name, value, ... */
+};
+static const struct rule_case rule_cases[] = {
+    {"pattern-symbols", {"model.pattern", "*-X"}},
+    {"pattern-symbols", {"model.pattern", ""}},
+    {"pattern-symbols", {"model.pattern", "|/"}},
+    {"heads-divide-hidden", {"model.heads", "3"}},
+    {"kv-heads-divide-heads", {"model.kv_heads", "2"}},
+    {"kv-heads-divide-heads", {"model.kv_heads", "10"}},
+    {"rotary-dim-even", {"model.head_dim", "33"}},
+    {"rotary-dim-even", {"model.rope_percent", "0.01"}},
+    {"window-skip-needs-window", {"model.attn_window_skip", "2"}},
+    {"rope-options-need-rope", {"model.rope", "none", "model.no_rope_freq", "4"}},
+    {"rope-factor-needs-scaling", {"model.rope_factor", "8"}},
+    {"rope-scaling-needs-factor", {"model.rope_scaling", "linear"}},
+    {"llama3-band",
+     {"model.rope_scaling", "llama3", "model.rope_factor", "8", "model.rope_low", "4"}},
+    {"yarn-band",
+     {"model.rope_scaling", "yarn", "model.rope_factor", "8", "model.rope_beta_fast", "1"}},
+    {"yarn-base", {"model.rope_scaling", "yarn", "model.rope_factor", "8", "model.rope_base", "1"}},
+    {"mscale-needs-yarn", {"model.rope_mscale", "1"}},
+    {"clamp-and-offset-need-gate", {"model.act", "gelu", "model.act_clamp", "7"}},
+    {"clamp-and-offset-need-gate", {"model.act", "silu", "model.act_offset", "1"}},
+    {"alpha-needs-quick", {"model.act_alpha", "1.5"}},
+    {"global-batch-multiple", {"train.global_batch", "24"}},
+    {"global-batch-multiple", {"train.global_batch", "8"}},
+    {"microbatch-tokens", {"train.micro_batch", "65536", "train.seq", "32768"}},
+    {"min-lr-below-lr", {"train.min_lr", "2e-3"}},
+    {"warmup-within-steps", {"train.warmup", "1001"}},
+    {"warmup-within-steps", {"train.warmup", "500", "train.decay_steps", "400"}},
+    {"wsd-options-need-wsd", {"train.wsd_steps", "10"}},
+    {"wsd-options-need-wsd", {"train.wsd_style", "linear"}},
+    {"wsd-fits", {"train.schedule", "wsd", "train.warmup", "900"}},
+    {"eval-needs-data", {"train.eval_every", "10"}},
+    {"split-format", {"data.split", "99"}},
+    {"split-format", {"data.split", "99,"}},
+    {"split-format", {"data.split", "0,1"}},
+    {"split-format", {"data.split", "9,-1"}},
+    {"split-format", {"data.split", "9,1,1,1"}},
+    {"split-format", {"data.split", "9 1"}},
+    {"split-or-valid", {"data.split", "9,1", "data.valid", "v.txt"}},
+    {"tokenizer-named", {"data.tokenizer", ""}},
+    {"eod-mask-needs-eod", {"data.eod_mask", "on"}},
+    {"saving-needs-dir", {"run.save_every", "10"}},
+    {"saving-needs-dir", {"run.resume", "must"}},
+};
+
+static void each_rule_is_enforced_and_named(void **state)
+{
+    (void)state;
+    bool covered[64] = {false};
+    assert_true(config_n_rules <= countof(covered));
+    for (int i = 0; i < countof(rule_cases); i++) {
+        struct config c = fresh();
+        struct err e = {0};
+        const char *const *s = rule_cases[i].settings;
+        for (int k = 0; k + 1 < countof(rule_cases[i].settings) && s[k] != NULL; k += 2)
+            set(&c, s[k], s[k + 1]);
+        char hint[80];
+        snprintf(hint, sizeof hint, "rule %s;", rule_cases[i].rule);
+        assert_fails(config_finish(&c, &e), ST_USAGE, &e, hint);
+        assert_non_null(strstr(e.msg, s[0])); /* the value at fault is named, with its origin */
+        assert_non_null(strstr(e.msg, "from command line"));
+        for (int k = 0; k < config_n_rules; k++)
+            covered[k] |= strcmp(config_rules[k].name, rule_cases[i].rule) == 0;
+        config_release(&c);
+    }
+    for (int k = 0; k < config_n_rules; k++)
+        if (!covered[k])
+            fail_msg("rule %s has no test", config_rules[k].name);
+}
+
+static void legal_neighbours_of_the_rules_pass(void **state)
+{
+    (void)state;
+    static const char *const settings[][8] = {
+        {"model.pattern", "M[*-]|GE/*-"},
+        {"model.heads", "3", "model.head_dim", "64"},
+        {"model.rope", "none", "model.head_dim", "33"},
+        {"model.rope_scaling", "yarn", "model.rope_factor", "40", "model.rope_mscale", "1"},
+        {"model.rope_scaling", "llama3", "model.rope_factor", "8"},
+        {"model.act", "quick_geglu", "model.act_alpha", "1.5", "model.act_offset", "1"},
+        {"train.schedule", "wsd", "train.warmup", "800"},
+        {"train.schedule", "constant", "train.warmup", "800", "train.decay_steps", "10"},
+        {"data.split", "0.9,0.1,0", "train.eval_every", "5"},
+        {"data.eod", "on", "data.eod_mask", "on"},
+        {"model.attn_window", "128", "model.attn_window_skip", "2"},
+    };
+    for (int i = 0; i < countof(settings); i++) {
+        struct config c = fresh();
+        struct err e = {0};
+        for (int k = 0; k + 1 < countof(settings[i]) && settings[i][k] != NULL; k += 2)
+            set(&c, settings[i][k], settings[i][k + 1]);
+        assert_ok(config_finish(&c, &e), &e);
+        config_release(&c);
+    }
+}
+
+static void a_written_config_reads_back_exactly(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct config c = fresh();
+    char awkward[1200];
+    for (int i = 0; i < 1199; i++)
+        awkward[i] = (char)(i % 255 + 1); /* every byte but NUL, quotes, ; and # among them */
+    awkward[1199] = '\0';
+    set(&c, "generate.prompt", awkward);
+    set(&c, "data.train", " 0.3 a b # c ; d ");
+    set(&c, "data.valid", "\"");
+    set(&c, "plan.trace", "a;b#c\\");
+    set(&c, "plan.recompute", "hidden = 3");
+    set(&c, "train.lr", "0.1234567890123456789");
+    set(&c, "train.eps", "5e-324");
+    set(&c, "model.rope_percent", "0.5");
+    assert_ok(config_finish(&c, &e), &e);
+    for (int with_sources = 0; with_sources < 2; with_sources++) {
+        struct buf text;
+        buf_init(&text, 0);
+        config_write(&c, &text, with_sources);
+        assert_ok(buf_check(&text, &e), &e);
+        struct config again = fresh();
+        assert_ok(config_read_ini_text(&again, text.text, text.len, "saved", &e), &e);
+        assert_int_equal(again.train.decay_steps, 0); /* derived run values stay automatic */
+        assert_int_equal(again.model.ffn, 864);       /* derived model values are fixed */
+        assert_ok(config_finish(&again, &e), &e);
+        assert_same_values(&c, &again);
+        config_release(&again);
+        buf_release(&text);
+    }
+    config_release(&c);
+}
+
+static void sources_are_written_as_comments(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct config c = fresh();
+    static const char ini[] = "[model]\n\nhidden = 640\n";
+    assert_ok(config_read_ini_text(&c, ini, strlen(ini), "d/a.ini", &e), &e);
+    set(&c, "train.steps", "5");
+    assert_ok(config_finish(&c, &e), &e);
+    struct buf text;
+    buf_init(&text, 0);
+    config_write(&c, &text, true);
+    assert_non_null(strstr(text.text, "hidden = 640  # from d/a.ini:3\n"));
+    assert_non_null(strstr(text.text, "steps = 5  # from command line\n"));
+    assert_non_null(strstr(text.text, "heads = 5  # default\n"));
+    assert_non_null(strstr(text.text, "head_dim = 128  # auto\n"));
+    assert_non_null(strstr(text.text, "decay_steps = 0  # auto: 5\n"));
+    buf_release(&text);
+    config_release(&c);
+}
+
+/* A finished config's text, as a checkpoint holds it. */
+static struct buf saved_text(const char *const *settings)
+{
+    struct err e = {0};
+    struct config c = fresh();
+    for (int i = 0; settings[i] != NULL; i += 2)
+        set(&c, settings[i], settings[i + 1]);
+    assert_ok(config_finish(&c, &e), &e);
+    struct buf text;
+    buf_init(&text, 0);
+    config_write(&c, &text, true);
+    config_release(&c);
+    return text;
+}
+
+static const char *const saved_settings[] = {"model.hidden",
+                                             "64",
+                                             "model.heads",
+                                             "4",
+                                             "train.lr",
+                                             "5e-4",
+                                             "train.steps",
+                                             "100",
+                                             "data.tokenizer",
+                                             "tok.json",
+                                             "train.seq",
+                                             "128",
+                                             "run.dir",
+                                             "old",
+                                             "run.minutes",
+                                             "3",
+                                             "model.vocab",
+                                             "300",
+                                             "train.decay_steps",
+                                             "80",
+                                             NULL};
+
+static void eval_takes_the_model_from_the_checkpoint(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct buf text = saved_text(saved_settings);
+    struct config c = fresh();
+    set(&c, "model.heads", "4");    /* the same value: no conflict */
+    set(&c, "model.kv_heads", "0"); /* automatic: no opinion */
+    set(&c, "train.lr", "1e-2");
+    assert_ok(config_load_saved(&c, text.text, text.len, "ck/100", CFG_SAVED_MODEL, NULL, &e), &e);
+    assert_ok(config_finish(&c, &e), &e);
+    assert_int_equal(c.model.hidden, 64);
+    assert_int_equal(c.model.kv_heads, 4);
+    assert_int_equal(c.model.vocab, 300);
+    assert_string_equal(c.data.tokenizer, "tok.json"); /* inherited with the model */
+    assert_int_equal(c.train.seq, 128);
+    assert_int_equal(c.train.steps, 1000); /* run options are the user's */
+    assert_true(c.train.lr == 1e-2);
+    assert_string_equal(c.run.dir, "");
+    char from[64];
+    assert_string_equal(config_source_text(&c, "model.hidden", from, sizeof from),
+                        "checkpoint ck/100");
+    config_release(&c);
+    buf_release(&text);
+}
+
+static void resume_takes_what_the_user_did_not_set(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct buf text = saved_text(saved_settings), changes;
+    struct config c = fresh();
+    set(&c, "run.dir", "new");
+    set(&c, "train.steps", "200");
+    set(&c, "data.tokenizer", "moved/tok.json");
+    set(&c, "train.decay_steps", "0"); /* automatic on purpose: follow the new steps */
+    buf_init(&changes, 0);
+    assert_ok(config_load_saved(&c, text.text, text.len, "ck", CFG_SAVED_ALL, &changes, &e), &e);
+    assert_ok(config_finish(&c, &e), &e);
+    assert_int_equal(c.model.hidden, 64);
+    assert_true(c.train.lr == 5e-4);
+    assert_int_equal(c.train.steps, 200);
+    assert_int_equal(c.train.decay_steps, 200);
+    assert_string_equal(c.data.tokenizer, "moved/tok.json");
+    assert_string_equal(c.run.dir, "new");
+    assert_true(c.run.minutes == 0); /* belongs to one invocation */
+    assert_string_equal(changes.text, "train.steps: 100 -> 200\n"
+                                      "train.decay_steps: 80 -> 0\n"
+                                      "data.tokenizer: tok.json -> moved/tok.json\n");
+    buf_release(&changes);
+    buf_release(&text);
+    config_release(&c);
+}
+
+static void a_conflict_with_the_checkpoint_names_both_values(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct buf text = saved_text(saved_settings);
+    for (int mode = CFG_SAVED_MODEL; mode <= CFG_SAVED_ALL; mode++) {
+        struct config c = fresh(), before = fresh();
+        set(&c, "model.hidden", "128");
+        set(&before, "model.hidden", "128");
+        assert_fails(config_load_saved(&c, text.text, text.len, "ck/100",
+                                       (enum config_saved_mode)mode, NULL, &e),
+                     ST_CONFLICT, &e, "model.hidden is 128 (command line)");
+        assert_non_null(strstr(e.msg, "ck/100 was made with 64"));
+        assert_same_values(&c, &before);
+        config_release(&c);
+        config_release(&before);
+    }
+    struct config c = fresh();
+    static const char damaged[] = "[model]\nhidden = 64\nhid";
+    assert_fails(config_load_saved(&c, damaged, strlen(damaged), "ck/100", CFG_SAVED_ALL, NULL, &e),
+                 ST_USAGE, &e, "ck/100:3");
+    assert_int_equal(c.model.hidden, 320);
+    config_release(&c);
+    buf_release(&text);
+}
+
+static void help_fits_the_screen_and_tells_all(void **state)
+{
+    (void)state;
+    struct buf help, docs, part;
+    buf_init(&help, 0);
+    buf_init(&docs, 0);
+    buf_init(&part, 0);
+    config_help(&help, NULL);
+    config_help(&part, "train");
+    config_write_docs(&docs);
+    for (const char *line = help.text; *line != '\0'; line += strcspn(line, "\n") + 1)
+        assert_true(strcspn(line, "\n") <= 100);
+    for (int i = 0; i < config_n_options; i++) {
+        char needle[80];
+        snprintf(needle, sizeof needle, "--%s=", config_options[i].name);
+        assert_non_null(strstr(help.text, needle));
+        snprintf(needle, sizeof needle, "| `%s` |", option_key(&config_options[i]));
+        assert_non_null(strstr(docs.text, needle));
+    }
+    assert_non_null(
+        strstr(help.text, "--model.hidden=integer [320] 1 to 65536; also --hidden-size"));
+    assert_non_null(strstr(help.text, "[0 = heads]"));
+    assert_non_null(strstr(part.text, "--train.lr="));
+    assert_null(strstr(part.text, "--model.hidden="));
+    assert_non_null(strstr(docs.text, "`eod-mask-needs-eod`"));
+    buf_release(&help);
+    buf_release(&docs);
+    buf_release(&part);
+}
+
+static void shipped_configs_are_valid(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct config demo = fresh(), speed = fresh(), tiny = fresh();
+    assert_ok(config_read_ini(&demo, "configs/demo.ini", &e), &e);
+    assert_ok(config_read_ini(&speed, "configs/speed-10m.ini", &e), &e);
+    assert_ok(config_read_ini(&tiny, "configs/tiny.ini", &e), &e);
+    assert_ok(config_finish(&demo, &e), &e);
+    assert_ok(config_finish(&speed, &e), &e);
+    assert_ok(config_finish(&tiny, &e), &e);
+    assert_string_equal(demo.model.pattern, "*-*-*-*-");
+    assert_string_equal(demo.data.split, "90,10");
+    assert_int_equal(strlen(speed.model.pattern), 16);
+    assert_int_equal(speed.model.ffn, 864);
+    assert_false(speed.model.tied);
+    assert_int_equal(tiny.model.kv_heads, 1);
+    assert_int_equal(tiny.train.global_batch, 4);
+    config_release(&demo);
+    config_release(&speed);
+    config_release(&tiny);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(option_names_are_the_frozen_list),
+        cmocka_unit_test(every_row_is_complete_and_unique),
+        cmocka_unit_test(defaults_come_from_the_table),
+        cmocka_unit_test(values_are_checked),
+        cmocka_unit_test(automatic_values_are_derived),
+        cmocka_unit_test(each_rule_is_enforced_and_named),
+        cmocka_unit_test(legal_neighbours_of_the_rules_pass),
+        cmocka_unit_test(a_written_config_reads_back_exactly),
+        cmocka_unit_test(sources_are_written_as_comments),
+        cmocka_unit_test(eval_takes_the_model_from_the_checkpoint),
+        cmocka_unit_test(resume_takes_what_the_user_did_not_set),
+        cmocka_unit_test(a_conflict_with_the_checkpoint_names_both_values),
+        cmocka_unit_test(help_fits_the_screen_and_tells_all),
+        cmocka_unit_test(shipped_configs_are_valid),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
