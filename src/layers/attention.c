@@ -294,8 +294,8 @@ static void declare_slots(struct build *b, const struct attention *m, struct att
     s->dog = build_grad(b, "do", b->rows, o_cols);
     s->dout = m->gate_at >= 0 ? build_grad(b, "dout", b->rows, o_cols) : NO_SLOT;
     bool decode = b->mode == BUILD_DECODE;
-    s->k_cache = decode ? build_state(b, "k_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim)) : NO_SLOT;
-    s->v_cache = decode ? build_state(b, "v_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim)) : NO_SLOT;
+    s->k_cache = decode ? build_table(b, "k_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
+    s->v_cache = decode ? build_table(b, "v_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
     declare_work(b, m, s);
 }
 

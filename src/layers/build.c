@@ -76,22 +76,27 @@ slot_id build_table(struct build *b, const char *name, struct tensor shape,
                     void (*fill)(struct tensor *, const void *), const void *arg)
 {
     struct table_list *l = b->tables;
+    slot_id slot = graph_persistent(b->g, name, shape, ARENA_STATE, 0);
+    if (slot == NO_SLOT)
+        return NO_SLOT;
+    const char *full = b->g->slots[slot].name;
     int i = 0;
-    while (i < l->n && strcmp(l->t[i].name, name) != 0)
+    while (i < l->n && strcmp(l->t[i].name, full) != 0)
         i++;
-    if (i == BUILD_MAX_TABLES) {
-        err_set(&b->g->err, ST_INTERNAL, "too many tables, adding %s", name);
-        return NO_SLOT;
-    }
     if (i == l->n) {
-        l->t[i] = (struct table){.name = name, .shape = shape, .fill = fill, .arg = arg,
-                                 .offset = memory_reserve(b->mem, ARENA_STATE, tensor_bytes(&shape))};
-        l->n++;
+        char *kept = arena_strdup(&b->params->text, full);
+        if (kept == NULL || mem_grow((void **)&l->t, &l->cap, (size_t)l->n + 1, sizeof *l->t, &b->g->err) != ST_OK) {
+            err_set(&b->g->err, ST_NOMEM, "out of memory declaring %s", full);
+            return NO_SLOT;
+        }
+        l->t[l->n++] = (struct table){.name = kept, .shape = shape, .fill = fill, .arg = arg,
+                                      .offset = memory_reserve(b->mem, ARENA_STATE, tensor_bytes(&shape))};
     } else if (!tensor_same_shape(&l->t[i].shape, &shape)) {
-        err_set(&b->g->err, ST_INTERNAL, "table %s is declared with two shapes", name);
+        err_set(&b->g->err, ST_INTERNAL, "table %s is declared with two shapes", full);
         return NO_SLOT;
     }
-    return graph_persistent(b->g, name, shape, ARENA_STATE, l->t[i].offset);
+    b->g->slots[slot].offset = l->t[i].offset;
+    return slot;
 }
 
 slot_id build_state(struct build *b, const char *name, struct tensor shape)

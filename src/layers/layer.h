@@ -22,18 +22,19 @@ enum build_mode {
     BUILD_DECODE, /* forward with caches, logits out */
 };
 
-enum { BUILD_MAX_TABLES = 8 };
-/* A persistent tensor computed once at start (RoPE tables). */
+/* A persistent tensor that several plans share by name: a table computed once at start (RoPE), or with
+ * fill NULL a decode cache, which starts as zeros. */
 struct table {
     const char *name;
     struct tensor shape;
     int64_t offset; /* in ARENA_STATE */
     void (*fill)(struct tensor *host, const void *arg);
-    const void *arg;
+    const void *arg; /* must live until model_commit */
 };
 struct table_list {
-    struct table t[BUILD_MAX_TABLES];
+    struct table *t;
     int n;
+    size_t cap;
 };
 
 /* The inputs of a microbatch and the scalars of a step: slots made by the stack, read by layers. */
@@ -82,7 +83,7 @@ slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols
 slot_id build_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
 slot_id build_work(struct build *b, const char *name, int64_t bytes); /* NO_SLOT if 0 bytes */
 slot_id build_table(struct build *b, const char *name, struct tensor shape,
-                    void (*fill)(struct tensor *, const void *), const void *arg);
+                    void (*fill)(struct tensor *, const void *), const void *arg); /* shared by full name */
 slot_id build_state(struct build *b, const char *name, struct tensor shape); /* zeroed, persistent */
 static inline bool training(const struct build *b) { return b->mode == BUILD_TRAIN; }
 

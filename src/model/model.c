@@ -15,6 +15,7 @@ void model_release(struct model *m)
 {
     memory_release(&m->mem);
     param_table_release(&m->params);
+    free(m->tables.t);
     *m = (struct model){0};
 }
 
@@ -23,6 +24,8 @@ static int fill_tables(struct model *m, struct err *e)
     for (int i = 0; i < m->tables.n; i++) {
         struct table *t = &m->tables.t[i];
         struct tensor host = t->shape;
+        if (t->fill == NULL)
+            continue;
         int64_t bytes = tensor_bytes(&host);
         TRY(mem_aligned(&host.data, (size_t)bytes, DEV_ALIGN, e));
         t->fill(&host, t->arg);

@@ -45,8 +45,6 @@ struct model_plan_opts {
     int64_t batch, seq;
     int64_t cache_len; /* decode */
     bool want_logits;
-    bool share_cache;  /* decode: use the caches of the plan `caches` */
-    const struct model_plan *caches;
 };
 /* Declares everything and plans it; reserves memory. Before model_commit. */
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e);

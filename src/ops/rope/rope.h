@@ -7,6 +7,7 @@
  *     u'_c = u_c cos - u_p sin,  u'_p = u_p cos + u_c sin
  *   pos I32 [tokens]; every value must be in [0, positions).
  * backward: rotate dy back, then the norm's backward. x and rstd only with w. dx may be dy.
+ *   Without w and without tables both directions copy.
  *   dw [d] iff w; summed over tokens in blocks of RMSNORM_BLOCK tokens, in order. */
 #ifndef BRAID_OPS_ROPE_H
 #define BRAID_OPS_ROPE_H
@@ -24,6 +25,8 @@ struct rope_bwd_args {
 };
 int rope_fwd_check(const struct rope_fwd_args *a, struct err *e);
 int rope_bwd_check(const struct rope_bwd_args *a, struct err *e);
+/* Host only: every pos must name a row of the tables. */
+int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table, struct err *e);
 
 /* Frequencies and tables (training.md 3.3), computed in double; pure functions. */
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
@@ -34,10 +37,11 @@ struct rope_config {
     double factor;
     int64_t original; /* original context length: llama3, yarn */
     double low, high; /* llama3 */
-    double beta_fast, beta_slow, mscale, mscale_all_dim; /* yarn */
+    double beta_fast, beta_slow, mscale, mscale_all_dim; /* yarn; both mscales 0: not set */
 };
 int rope_config_check(const struct rope_config *c, struct err *e);
-/* freq [dim/2]; returns the factor that multiplies cos and sin (1 except for yarn). */
+/* freq [dim/2]; returns the factor that multiplies cos and sin (1 except for yarn). Linear scaling
+ * leaves the frequencies alone: rope_tables divides positions instead. */
 double rope_frequencies(const struct rope_config *c, double *freq);
 /* Fill host tables [positions, dim/2] of dtype F32 or F64. Linear scaling divides positions. */
 void rope_tables(const struct rope_config *c, struct tensor *cos_table, struct tensor *sin_table);

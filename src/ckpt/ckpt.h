@@ -1,0 +1,155 @@
+/* Checkpoints: safetensors files, and folders of them with a manifest that are complete or absent.
+ *
+ *   <run>/checkpoints/latest                 name of the newest checkpoint, for people and scripts
+ *   <run>/checkpoints/step-00000100/
+ *       model.safetensors                    parameters under their canonical keys
+ *       optim.safetensors                    optimizer state: exp_avg.<key>, exp_avg_sq.<key>, ...
+ *       config.ini                           the resolved configuration
+ *       manifest.json                        counters; every file with size and XXH3; every tensor
+ *
+ * Rows of fused projections are in Megatron's order on disk and in section order in memory (struct
+ * row_layout); pass the parameter and both directions convert. The newest checkpoint is found by
+ * scanning, so a missing or stale `latest` costs nothing. One process may save into a run folder at
+ * a time; any number may read. */
+#ifndef BRAID_CKPT_H
+#define BRAID_CKPT_H
+
+#include "tensor/tensor.h"
+
+/* ---- safetensors files ------------------------------------------------------------------------
+ */
+
+struct st_file;
+struct st_entry {
+    const char *name;
+    struct tensor view; /* on the read-only map; may be unaligned for its dtype: use st_read */
+};
+
+/* The whole header is validated here: after this every entry lies inside the file. */
+int st_open(struct st_file **out, const char *path, struct err *e);
+/* The same on bytes the caller keeps alive; label names them in errors. */
+int st_open_bytes(struct st_file **out, const void *bytes, size_t n, const char *label,
+                  struct err *e);
+void st_close(struct st_file *f); /* NULL is allowed */
+int st_count(const struct st_file *f);
+const struct st_entry *st_entry(const struct st_file *f, int i); /* in the order of the data */
+const struct st_entry *st_find(const struct st_file *f, const char *name); /* NULL: not there */
+const char *st_metadata(const struct st_file *f, const char *key);         /* NULL: not there */
+/* Copy into a dense host tensor of the same shape. Reals convert to reals, integers to integers
+ * that hold every value and to reals; anything else is ST_UNSUPPORTED. On any error but an integer
+ * out of range, dst is untouched. */
+int st_read(const struct st_entry *entry, const struct tensor *dst, struct err *e);
+
+struct st_item {
+    const char *name;
+    struct tensor host;        /* dense, on the host, any dtype */
+    const struct param *param; /* NULL, or whose row layout the memory has (disk: Megatron order) */
+};
+struct st_meta {
+    const char *key, *value;
+};
+/* Write a file and rename it into place: a kill leaves the old file or the new one. */
+int st_write_file(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
+                  int n_meta, struct err *e);
+
+/* How two tensors of one shape differ: by bits when the dtypes agree, else by value. */
+struct st_difference {
+    int64_t count;  /* elements that differ; 0: the tensors are equal */
+    int64_t first;  /* flat index of the first */
+    double max_abs; /* largest |a - b|; NaN when a difference is not a number */
+    int64_t max_at; /* flat index of that */
+};
+int st_compare(const struct tensor *a, const struct tensor *b, struct st_difference *out,
+               struct err *e);
+
+/* ---- saving --------------------------------------------------------------------------------- */
+
+enum ckpt_section { CKPT_MODEL, CKPT_OPTIM, CKPT_SECTIONS };
+const char *ckpt_section_name(enum ckpt_section s); /* "model", "optim" */
+
+struct ckpt_item {
+    const char *key;
+    struct tensor host;        /* dense, on the host */
+    const struct param *param; /* NULL, or whose row layout applies */
+    int section;               /* enum ckpt_section */
+};
+struct ckpt_number { /* one value of the training loop's own state, such as a loss average */
+    const char *name;
+    double value;
+};
+struct ckpt_counters {
+    int64_t samples, tokens; /* consumed */
+    uint64_t seed;
+    double wall_seconds; /* spent training so far */
+    double saved_at;     /* seconds since 1970; set by ckpt_save */
+};
+struct ckpt_save_args {
+    const char *run_dir;
+    int64_t step;
+    const struct ckpt_item *items;
+    int n_items;
+    const char *config_text; /* NULL: none */
+    struct ckpt_counters counters;
+    const struct ckpt_number *train;
+    int n_train;
+    int keep; /* checkpoints to keep, this one included; 0: all */
+};
+/* Write, sync, rename. A kill at any moment, or an error, leaves every earlier checkpoint as it
+ * was; saving a step again replaces it. After success older checkpoints beyond keep are removed
+ * (later ones, left by a run that went back, are not: they stay the newest). */
+int ckpt_save(const struct ckpt_save_args *args, struct err *e);
+
+/* ---- loading -------------------------------------------------------------------------------- */
+
+struct ckpt;
+enum { CKPT_NO_CHECKSUM = 1 }; /* flags of ckpt_open_with: trust the bytes of the files */
+
+/* path: a checkpoint folder, or a run folder (its newest complete checkpoint). Everything is
+ * checked, checksums included, so that loading does not fail halfway through. */
+int ckpt_open(struct ckpt **out, const char *path, struct err *e);
+int ckpt_open_with(struct ckpt **out, const char *path, unsigned flags, struct err *e);
+void ckpt_close(struct ckpt *c); /* NULL is allowed */
+
+const char *ckpt_path(const struct ckpt *c);
+const char *ckpt_config_text(const struct ckpt *c); /* "" when none was saved */
+int64_t ckpt_step(const struct ckpt *c);
+const struct ckpt_counters *ckpt_counters(const struct ckpt *c);
+bool ckpt_train_number(const struct ckpt *c, const char *name, double *out);
+bool ckpt_has(const struct ckpt *c, const char *key, enum ckpt_section section);
+
+/* All tensors, sorted by section and key. */
+struct ckpt_tensor {
+    const char *key;
+    enum ckpt_section section;
+    const char *file;
+    struct tensor view; /* as st_entry's: on the map, in disk row order */
+};
+int ckpt_count(const struct ckpt *c);
+struct ckpt_tensor ckpt_at(const struct ckpt *c, int i);
+
+/* Fill dst, a dense host tensor of exactly the stored shape; F64, F32, F16 and BF16 convert. */
+int ckpt_load(const struct ckpt *c, const char *key, enum ckpt_section section,
+              const struct tensor *dst, const struct param *param, struct err *e);
+
+enum { CKPT_ALLOW_MISSING = 1, CKPT_ALLOW_UNEXPECTED = 2 };
+/* Does the section hold exactly these keys? One error names the missing and the unexpected. */
+int ckpt_check_keys(const struct ckpt *c, enum ckpt_section section, const char *const *keys, int n,
+                    unsigned allow, struct err *e);
+/* Read every file again and compare its checksum; the error names the damaged one. */
+int ckpt_verify(const struct ckpt *c, struct err *e);
+
+/* What a run folder holds, oldest first. A checkpoint is complete when its manifest is valid and
+ * all its files have their sizes; why says what is wrong with one that is not. */
+struct ckpt_info {
+    char *path;
+    int64_t step;
+    bool complete;
+    char why[256];
+    struct ckpt_counters counters;
+    int64_t bytes;
+    int n_tensors;
+};
+int ckpt_list(const char *run_dir, struct ckpt_info **out, int *n, struct err *e);
+void ckpt_list_free(struct ckpt_info *list, int n);
+
+#endif

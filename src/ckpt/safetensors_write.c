@@ -1,0 +1,289 @@
+/* The safetensors writer: one pass, no copy of the tensors, a checksum on the way. Tensors go in
+ * descending element size, so that each is aligned although the format allows no padding. */
+#include "ckpt/ckpt_int.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+enum { SINK_BYTES = 4 << 20, HEADER_MAX = 100000000, ALIGN = 8 };
+
+/* Buffered, hashed output; rows in disk order arrive in small pieces. */
+struct sink {
+    int fd;
+    const char *path;
+    XXH3_state_t *hash;
+    char *buffer;
+    size_t used;
+    int64_t bytes;
+};
+
+static int sink_open(struct sink *s, const char *path, struct err *e)
+{
+    *s = (struct sink){.fd = -1, .path = path};
+    TRY(mem_aligned((void **)&s->buffer, SINK_BYTES, 64, e));
+    s->hash = XXH3_createState();
+    if (s->hash == NULL || XXH3_64bits_reset(s->hash) != XXH_OK)
+        return err_set(e, ST_NOMEM, "out of memory writing %s", path);
+    s->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    return s->fd < 0 ? err_errno(e, "cannot create %s", path) : ST_OK;
+}
+
+static int sink_emit(struct sink *s, const void *bytes, size_t n, struct err *e)
+{
+    XXH3_64bits_update(s->hash, bytes, n);
+    s->bytes += (int64_t)n;
+    return file_write_fd(s->fd, bytes, n, s->path, e);
+}
+
+static int sink_flush(struct sink *s, struct err *e)
+{
+    size_t n = s->used;
+    s->used = 0;
+    return n > 0 ? sink_emit(s, s->buffer, n, e) : ST_OK;
+}
+
+static int sink_put(struct sink *s, const void *bytes, size_t n, struct err *e)
+{
+    const char *p = bytes;
+    if (n > SINK_BYTES - s->used)
+        TRY(sink_flush(s, e));
+    while (n >= SINK_BYTES) { /* large pieces need no buffer; hashed while still in the cache */
+        TRY(sink_emit(s, p, SINK_BYTES, e));
+        p += SINK_BYTES;
+        n -= SINK_BYTES;
+    }
+    if (n > 0)
+        memcpy(s->buffer + s->used, p, n);
+    s->used += n;
+    return ST_OK;
+}
+
+/* Ends the file whatever happened before: st is the status so far, and the result. */
+static int sink_close(struct sink *s, int st, struct file_sum *sum, struct err *e)
+{
+    if (st == ST_OK)
+        st = sink_flush(s, e);
+    if (st == ST_OK && fsync(s->fd) != 0)
+        st = err_errno(e, "cannot sync %s", s->path);
+    if (s->fd >= 0 && close(s->fd) != 0 && st == ST_OK)
+        st = err_errno(e, "cannot close %s", s->path);
+    if (st == ST_OK)
+        *sum = (struct file_sum){.bytes = s->bytes, .xxh3 = XXH3_64bits_digest(s->hash)};
+    else if (s->fd >= 0)
+        unlink(s->path);
+    XXH3_freeState(s->hash);
+    free(s->buffer);
+    return st;
+}
+
+static int by_size_then_name(const void *a, const void *b)
+{
+    const struct st_item *x = *(const struct st_item *const *)a;
+    const struct st_item *y = *(const struct st_item *const *)b;
+    size_t sx = dtype_bytes(x->host.dtype), sy = dtype_bytes(y->host.dtype);
+    if (sx != sy)
+        return sx > sy ? -1 : 1;
+    return strcmp(x->name, y->name);
+}
+
+static int check_item(const struct st_item *item, int64_t *bytes, struct err *e)
+{
+    char name[NAME_TEXT], text[128];
+    const struct tensor *t = &item->host;
+    if (item->name == NULL || item->name[0] == '\0')
+        return err_set(e, ST_INVALID, "a tensor to be written has no name");
+    shown(item->name, name, sizeof name);
+    if (t->rank < 0 || t->rank > TENSOR_MAX_RANK || !shape_bytes(t->dtype, t->rank, t->dim, bytes))
+        return err_set(e, ST_INVALID, "tensor '%s' has an impossible shape or dtype", name);
+    if (!tensor_is_dense(t) || (t->data == NULL && *bytes > 0))
+        return err_set(e, ST_INVALID, "tensor '%s' (%s) is not a dense host tensor", name,
+                       tensor_text(t, text, sizeof text));
+    return check_rows(item->param, t, name, e);
+}
+
+static int add_entry(json_t *root, const struct st_item *item, int64_t *at, struct err *e)
+{
+    int64_t bytes;
+    char name[NAME_TEXT];
+    TRY(check_item(item, &bytes, e));
+    shown(item->name, name, sizeof name);
+    if (bytes > INT64_MAX - *at)
+        return err_set(e, ST_INVALID, "tensor '%s' makes the file too large", name);
+    if (json_object_get(root, item->name) != NULL || strcmp(item->name, "__metadata__") == 0)
+        return err_set(e, ST_CONFLICT, "tensor name '%s' is used twice or reserved", name);
+    json_t *shape = json_array();
+    for (int i = 0; i < item->host.rank; i++)
+        json_array_append_new(shape, json_integer(item->host.dim[i]));
+    json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->host.dtype), "shape",
+                             shape, "data_offsets", (json_int_t)*at, (json_int_t)(*at + bytes));
+    if (info == NULL || json_object_set_new(root, item->name, info) != 0)
+        return err_set(e, ST_INVALID, "tensor name '%s' is not UTF-8, or memory ran out", name);
+    *at += bytes;
+    return ST_OK;
+}
+
+static int add_metadata(json_t *root, const struct st_meta *meta, int n, struct err *e)
+{
+    if (n == 0)
+        return ST_OK;
+    json_t *map = json_object();
+    if (json_object_set_new(root, "__metadata__", map) != 0)
+        return err_set(e, ST_NOMEM, "out of memory for a safetensors header");
+    for (int i = 0; i < n; i++)
+        if (json_object_set_new(map, meta[i].key, json_string(meta[i].value)) != 0)
+            return err_set(e, ST_INVALID, "metadata %d is not UTF-8, or memory ran out", i);
+    return ST_OK;
+}
+
+/* Checks every item, so nothing is created on disk for a request that cannot be met. */
+static int make_header(const struct st_item *const *items, int n, const struct st_meta *meta,
+                       int n_meta, char **text, struct err *e)
+{
+    int64_t at = 0;
+    int st = ST_OK;
+    *text = NULL;
+    json_t *root = json_object();
+    TRY_OUT(add_metadata(root, meta, n_meta, e));
+    for (int i = 0; i < n; i++)
+        TRY_OUT(add_entry(root, items[i], &at, e));
+    *text = json_dumps(root, JSON_COMPACT);
+    if (*text == NULL)
+        st = err_set(e, ST_NOMEM, "out of memory for a safetensors header");
+    else if (strlen(*text) > HEADER_MAX - ALIGN)
+        st = err_set(e, ST_INVALID, "%d tensors need a header larger than safetensors allows", n);
+out:
+    json_decref(root);
+    return st;
+}
+
+static int put_header(struct sink *s, const char *text, struct err *e)
+{
+    size_t n = strlen(text), padded = (size_t)round_up((int64_t)n, ALIGN);
+    uint8_t length[8];
+    for (int i = 0; i < 8; i++)
+        length[i] = (uint8_t)((uint64_t)padded >> 8 * i);
+    TRY(sink_put(s, length, sizeof length, e));
+    TRY(sink_put(s, text, n, e));
+    return sink_put(s, "        ", padded - n, e);
+}
+
+static int put_tensor(struct sink *s, const struct st_item *item, struct err *e)
+{
+    const struct tensor *t = &item->host;
+    int64_t bytes = tensor_bytes(t), rows = t->rank > 0 ? t->dim[0] : 1, mem_row;
+    if (bytes == 0)
+        return ST_OK;
+    for (int64_t row = 0, run, row_bytes = bytes / rows; row < rows; row += run) {
+        run = row_run(item->param, row, rows, &mem_row);
+        TRY(sink_put(s, (const char *)t->data + mem_row * row_bytes, (size_t)(run * row_bytes), e));
+    }
+    return ST_OK;
+}
+
+static int write_all(struct sink *s, const char *header, const struct st_item *const *items, int n,
+                     struct err *e)
+{
+    TRY(put_header(s, header, e));
+    for (int i = 0; i < n; i++)
+        TRY(put_tensor(s, items[i], e));
+    return ST_OK;
+}
+
+int st_write_new(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
+                 int n_meta, struct file_sum *sum, struct err *e)
+{
+    const struct st_item **order = NULL;
+    char *header = NULL;
+    struct sink s;
+    int st;
+    TRY(mem_array((void **)&order, (size_t)max_i64(n, 0), sizeof *order, e));
+    for (int i = 0; i < n; i++) {
+        order[i] = &items[i];
+        if (items[i].name == NULL) {
+            st = err_set(e, ST_INVALID, "tensor %d of %s has no name", i, path);
+            goto out;
+        }
+    }
+    qsort(order, (size_t)n, sizeof *order, by_size_then_name);
+    TRY_OUT(make_header(order, n, meta, n_meta, &header, e));
+    st = sink_open(&s, path, e);
+    if (st == ST_OK)
+        st = write_all(&s, header, order, n, e);
+    st = sink_close(&s, st, sum, e);
+out:
+    free(header);
+    free(order);
+    return st;
+}
+
+int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_sum *sum,
+                    struct err *e)
+{
+    struct sink s;
+    int st = sink_open(&s, path, e);
+    if (st == ST_OK)
+        st = sink_put(&s, bytes, n, e);
+    return sink_close(&s, st, sum, e);
+}
+
+int file_checksum(const char *path, struct file_sum *sum, struct err *e)
+{
+    XXH3_state_t *hash = XXH3_createState();
+    char *buffer = NULL;
+    ssize_t got = 0;
+    int st = ST_OK, fd = -1;
+    *sum = (struct file_sum){0};
+    TRY_OUT(mem_aligned((void **)&buffer, SINK_BYTES, 64, e));
+    if (hash == NULL || XXH3_64bits_reset(hash) != XXH_OK) {
+        st = err_set(e, ST_NOMEM, "out of memory reading %s", path);
+        goto out;
+    }
+    /* read() and not a map: an I/O error is then an error and not a signal. */
+    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) {
+        st = err_errno(e, "cannot open %s", path);
+        goto out;
+    }
+    while ((got = read(fd, buffer, SINK_BYTES)) > 0 || (got < 0 && errno == EINTR)) {
+        if (got <= 0)
+            continue;
+        XXH3_64bits_update(hash, buffer, (size_t)got);
+        sum->bytes += got;
+    }
+    if (got < 0)
+        st = err_errno(e, "cannot read %s", path);
+    sum->xxh3 = XXH3_64bits_digest(hash);
+out:
+    if (fd >= 0)
+        close(fd);
+    XXH3_freeState(hash);
+    free(buffer);
+    return st;
+}
+
+int st_write_file(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
+                  int n_meta, struct err *e)
+{
+    char tmp[4096];
+    struct file_sum sum;
+    if (snprintf(tmp, sizeof tmp, "%s.tmp-%ld", path, (long)getpid()) >= (int)sizeof tmp)
+        return err_set(e, ST_INVALID, "path too long: %.200s...", path);
+    if (unlink(tmp) != 0 && errno != ENOENT) /* left by a killed process of the same number */
+        return err_errno(e, "cannot remove %s", tmp);
+    TRY(st_write_new(tmp, items, n, meta, n_meta, &sum, e));
+    if (rename(tmp, path) != 0) {
+        int st = err_errno(e, "cannot rename %s to %s", tmp, path);
+        unlink(tmp);
+        return st;
+    }
+    char *slash = strrchr(tmp, '/');
+    if (slash != NULL)
+        *(slash == tmp ? slash + 1 : slash) = '\0';
+    return file_sync_dir(slash ? tmp : ".", e);
+}

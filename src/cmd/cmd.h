@@ -1,0 +1,34 @@
+/* The subcommands of `braid`: one small file each. A command gets argv from its own name on, prints its
+ * errors itself and returns the exit code. */
+#ifndef BRAID_CMD_H
+#define BRAID_CMD_H
+
+#include "train/train.h"
+
+int cmd_train(int argc, char **argv);
+int cmd_generate(int argc, char **argv);
+int cmd_eval(int argc, char **argv);
+int cmd_plan(int argc, char **argv);
+int cmd_gradcheck(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
+int cmd_op(int argc, char **argv);
+int cmd_grads(int argc, char **argv);
+int cmd_ckpt(int argc, char **argv);
+int cmd_data(int argc, char **argv);
+int cmd_help(int argc, char **argv);
+
+/* ---- shared by commands ------------------------------------------------------------------------------------- */
+
+/* Exit code of a status; prints the error. An interrupted run exits 130. */
+int cmd_exit(int status, const struct err *e);
+/* Parse argv[1..]; true when --help was asked for and printed (usage, then all options if `options`). */
+bool cmd_wants_help(int argc, char **argv, const char *usage, bool options);
+/* Defaults, file, overrides. Automatic values and rules are left to cmd_finish. */
+int cmd_config(struct config *c, int argc, char **argv, struct config_args *args, struct err *e);
+/* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
+int cmd_finish(struct config *c, struct err *e);
+/* The checkpoint an eval or generate means: the positional word, run.load or run.dir; takes the model's
+ * options from it. */
+int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e);
+
+#endif

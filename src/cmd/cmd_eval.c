@@ -1,0 +1,44 @@
+/* braid eval: loss, perplexity and bits per byte of a checkpoint on validation data. */
+#include "cmd/cmd.h"
+
+#include <math.h>
+
+static const char usage[] =
+    "usage: braid eval RUN_OR_CHECKPOINT --data.valid=PATH [--train.eval_batches=N] [--section.key=value ...]\n\n"
+    "The model's options come from the checkpoint; an override that conflicts with it is an error.\n";
+
+static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t, struct err *e)
+{
+    struct config_args args = {0};
+    double loss, bits;
+    TRY(cmd_config(c, argc, argv, &args, e));
+    TRY(cmd_open_checkpoint(c, &args, from, e));
+    if (c->data.valid[0] == '\0' && c->data.split[0] == '\0') {
+        err_set(e, ST_USAGE, "data.valid is not set: there is nothing to evaluate on");
+        return err_hint(e, "give text or a token file: --data.valid=PATH");
+    }
+    /* The trainer wants training data too; for an evaluation the validation data stands in. */
+    if (c->data.train[0] == '\0')
+        TRY(config_set(c, "data.train", c->data.valid, NULL, e));
+    TRY(cmd_finish(c, e));
+    TRY(trainer_open(t, c, *from, true, e));
+    TRY(trainer_eval(t, &loss, &bits, e));
+    printf("checkpoint: %s\nstep: %lld\nloss: %.6f\nperplexity: %.4f\nbits_per_byte: %.6f\n", ckpt_path(*from), (long long)t->step, loss,
+           log_perplexity(loss), bits);
+    return ST_OK;
+}
+
+int cmd_eval(int argc, char **argv)
+{
+    if (cmd_wants_help(argc, argv, usage, true))
+        return 0;
+    struct config c = {0};
+    struct ckpt *from = NULL;
+    struct trainer t = {0};
+    struct err e = {0};
+    int code = cmd_exit(run(&c, argc, argv, &from, &t, &e), &e);
+    ckpt_close(from);
+    trainer_close(&t);
+    config_release(&c);
+    return code;
+}

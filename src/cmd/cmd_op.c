@@ -1,0 +1,160 @@
+/* braid op: one op on tensors from a file, so that anyone can compare it with anything. */
+#include "cmd/cmd.h"
+#include "ops/opdesc.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] =
+    "usage: braid op NAME --in=A.safetensors --out=B.safetensors [--dev=ref|cpu] [attribute=value ...]\n"
+    "       braid op list            all ops\n"
+    "       braid op NAME            tensors and attributes of one\n\n"
+    "Inputs are found in the file by name; an optional one that is not there is absent. Reals are converted to the\n"
+    "device's type. Outputs that an acc_ attribute adds to are read from the input file too.\n";
+
+static const char *role_text(enum arg_role r)
+{
+    static const char *const text[] = {"input", "output", "optional input", "optional output", "scratch"};
+    return text[r];
+}
+
+static void list_ops(void)
+{
+    int n;
+    const struct op_desc *const *all = op_registry(&n);
+    for (int i = 0; i < n; i++)
+        printf("%-16s %s\n", all[i]->name, all[i]->summary);
+}
+
+static void describe(const struct op_desc *d)
+{
+    printf("%s: %s\n", d->name, d->summary);
+    for (int i = 0; i < d->n_args; i++)
+        if (d->args[i].role != ARG_WORK)
+            printf("  tensor    %-12s %s\n", d->args[i].name, role_text(d->args[i].role));
+    for (int i = 0; i < d->n_attrs; i++)
+        printf("  attribute %-12s default %g\n", d->attrs[i].name, d->attrs[i].value);
+}
+
+static int read_inputs(struct op_call *c, const struct st_file *in, const struct ops *ops, struct err *e)
+{
+    for (int i = 0; i < c->desc->n_args; i++) {
+        const struct op_arg *a = &c->desc->args[i];
+        const struct st_entry *entry = st_find(in, a->name);
+        if (a->role != ARG_IN && a->role != ARG_OPT)
+            continue;
+        if (entry == NULL && a->role == ARG_IN)
+            return err_set(e, ST_INVALID, "%s: the input file holds no tensor '%s'", c->desc->name, a->name);
+        if (entry != NULL)
+            c->t[i] = tensor_shape(op_arg_dtype(a, ops->real), entry->view.rank, entry->view.dim);
+    }
+    return ST_OK;
+}
+
+static int allocate(struct op_call *c, const struct st_file *in, struct err *e)
+{
+    for (int i = 0; i < c->desc->n_args; i++) {
+        struct tensor *t = &c->t[i];
+        if (t->rank == 0)
+            continue;
+        TRY(mem_aligned(&t->data, (size_t)tensor_bytes(t), DEV_ALIGN, e));
+        memset(t->data, 0, (size_t)tensor_bytes(t));
+        const struct st_entry *entry = st_find(in, c->desc->args[i].name);
+        if (entry != NULL && c->desc->args[i].role != ARG_WORK)
+            TRY(st_read(entry, t, e));
+    }
+    return ST_OK;
+}
+
+static int write_outputs(const struct op_call *c, const char *path, struct err *e)
+{
+    struct st_item items[OP_MAX_ARGS];
+    int n = 0;
+    for (int i = 0; i < c->desc->n_args; i++) {
+        enum arg_role role = c->desc->args[i].role;
+        if ((role == ARG_OUT || role == ARG_OOUT) && c->t[i].data != NULL)
+            items[n++] = (struct st_item){.name = c->desc->args[i].name, .host = c->t[i]};
+    }
+    return st_write_file(path, items, n, NULL, 0, e);
+}
+
+static int set_attributes(struct op_call *c, const struct config_args *args, struct err *e)
+{
+    for (int i = 1; i < args->n_positional; i++) {
+        char name[64];
+        const char *eq = strchr(args->positional[i], '=');
+        double value;
+        if (eq == NULL || (size_t)(eq - args->positional[i]) >= sizeof name || !parse_f64(eq + 1, &value))
+            return err_set(e, ST_USAGE, "'%s' is not attribute=number", args->positional[i]);
+        snprintf(name, sizeof name, "%.*s", (int)(eq - args->positional[i]), args->positional[i]);
+        int at = op_attr_index(c->desc, name);
+        if (at < 0) {
+            err_set(e, ST_USAGE, "op %s has no attribute '%s'", c->desc->name, name);
+            return err_hint(e, "`braid op %s` lists them", c->desc->name);
+        }
+        c->attr[at] = value;
+    }
+    return ST_OK;
+}
+
+static int execute(const struct op_desc *d, const struct config_args *args, struct err *e)
+{
+    const char *in_path = args->extra[0].value, *out_path = args->extra[1].value, *dev_name = args->extra[2].value;
+    struct op_call c = {.desc = d};
+    struct st_file *in = NULL;
+    struct dev dev = {0};
+    int st;
+    for (int i = 0; i < d->n_attrs; i++)
+        c.attr[i] = d->attrs[i].value;
+    TRY_OUT(set_attributes(&c, args, e));
+    if (in_path == NULL || out_path == NULL)
+        TRY_OUT(err_set(e, ST_USAGE, "braid op %s needs --in and --out", d->name));
+    bool ref = dev_name != NULL && strcmp(dev_name, "ref") == 0;
+    if (dev_name != NULL && !ref && strcmp(dev_name, "cpu") != 0)
+        TRY_OUT(err_set(e, ST_USAGE, "--dev=%s: the devices of this build are ref and cpu", dev_name));
+    TRY_OUT(dev_open(&dev, ref ? DEV_REF : DEV_CPU, 0, e));
+    TRY_OUT(st_open(&in, in_path, e));
+    const struct ops *ops = ops_for(&dev);
+    struct lane lane = {.dev = &dev, .err = e};
+    TRY_OUT(read_inputs(&c, in, ops, e));
+    TRY_OUT(d->infer(&c, ops, e));
+    TRY_OUT(allocate(&c, in, e));
+    TRY_OUT(d->run(ops, &lane, &c));
+    st = write_outputs(&c, out_path, e);
+out:
+    for (int i = 0; i < d->n_args; i++)
+        free(c.t[i].data);
+    st_close(in);
+    dev_close(&dev);
+    return st;
+}
+
+static int run(int argc, char **argv, struct err *e)
+{
+    struct config c;
+    struct config_extra extra[] = {{.name = "in"}, {.name = "out"}, {.name = "dev"}};
+    struct config_args args = {.extra = extra, .n_extra = countof(extra)};
+    int st = cmd_config(&c, argc, argv, &args, e);
+    const char *name = args.n_positional > 0 ? args.positional[0] : NULL;
+    const struct op_desc *d = name ? op_find(name) : NULL;
+    if (st == ST_OK && name != NULL && strcmp(name, "list") == 0) {
+        list_ops();
+    } else if (st == ST_OK && d == NULL) {
+        st = err_set(e, ST_USAGE, name ? "there is no op '%s'" : "no op was named", name);
+        err_hint(e, "`braid op list` shows all ops");
+    } else if (st == ST_OK && extra[0].value == NULL && extra[1].value == NULL) {
+        describe(d);
+    } else if (st == ST_OK) {
+        st = execute(d, &args, e);
+    }
+    config_release(&c);
+    return st;
+}
+
+int cmd_op(int argc, char **argv)
+{
+    if (cmd_wants_help(argc, argv, usage, false))
+        return 0;
+    struct err e = {0};
+    return cmd_exit(run(argc, argv, &e), &e);
+}

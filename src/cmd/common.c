@@ -1,0 +1,72 @@
+/* What commands share: reading options, help, checkpoints, exit codes. */
+#include "cmd/cmd.h"
+
+#include <string.h>
+
+int cmd_exit(int status, const struct err *e)
+{
+    if (status == ST_OK)
+        return 0;
+    if (status == ST_INTERRUPTED) {
+        fprintf(stderr, "braid: %s\n", e->msg);
+        if (e->hint[0])
+            fprintf(stderr, "  hint: %s\n", e->hint);
+        return 130;
+    }
+    err_print(e, stderr);
+    return status == ST_USAGE ? 2 : 1;
+}
+
+bool cmd_wants_help(int argc, char **argv, const char *usage, bool options)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        bool plain = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0, section = str_starts(argv[i], "--help=");
+        if (!plain && !section)
+            continue;
+        struct buf out;
+        buf_init(&out, 0);
+        fputs(usage, stdout);
+        if (options) {
+            const char *name = section ? argv[i] + strlen("--help=") : NULL;
+            config_help(&out, name != NULL && config_has_section(name) ? name : NULL);
+            printf("\n%s", out.text ? out.text : "");
+        }
+        buf_release(&out);
+        return true;
+    }
+    return false;
+}
+
+int cmd_config(struct config *c, int argc, char **argv, struct config_args *args, struct err *e)
+{
+    TRY(config_init(c, e));
+    return config_parse_args(c, argc - 1, argv + 1, args, e);
+}
+
+int cmd_finish(struct config *c, struct err *e)
+{
+    if (c->model.vocab == 0) {
+        struct tokenizer tok;
+        TRY(tokenizer_open(&tok, c->data.tokenizer, c->data.eod, e));
+        int64_t vocab = tok.vocab;
+        tokenizer_close(&tok);
+        TRY(config_set_auto(c, "model.vocab", vocab, e));
+    }
+    return config_finish(c, e);
+}
+
+int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e)
+{
+    const char *path = args->n_positional > 0 ? args->positional[0] : c->run.load[0] ? c->run.load : c->run.dir;
+    if (path[0] == '\0') {
+        err_set(e, ST_USAGE, "no checkpoint was named");
+        return err_hint(e, "give a run folder or a checkpoint folder as the first word");
+    }
+    TRY(ckpt_open(out, path, e));
+    const char *text = ckpt_config_text(*out);
+    if (text[0] == '\0') {
+        err_set(e, ST_CORRUPT, "checkpoint %s holds no configuration", ckpt_path(*out));
+        return err_hint(e, "it was not written by braid train; `braid ckpt ls` shows what it is");
+    }
+    return config_load_saved(c, text, strlen(text), ckpt_path(*out), CFG_SAVED_MODEL, NULL, e);
+}

@@ -1,0 +1,81 @@
+/* The entry of the one binary: which command, and a short help. */
+#include "cmd/cmd.h"
+
+#include <string.h>
+
+struct command {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+};
+
+static const struct command commands[] = {
+    {"train", cmd_train, "train a model, or continue a run"},
+    {"generate", cmd_generate, "continue a prompt with a trained model"},
+    {"eval", cmd_eval, "loss and bits per byte on validation data"},
+    {"plan", cmd_plan, "show parameters, FLOPs, memory and steps of a config, without running it"},
+    {"gradcheck", cmd_gradcheck, "check every op's and a model's gradients by finite differences"},
+    {"bench", cmd_bench, "time every op, or whole training steps, against this machine's roofline"},
+    {"op", cmd_op, "run one op on tensors from a file"},
+    {"grads", cmd_grads, "write loss, logits and all gradients of one batch to a file"},
+    {"ckpt", cmd_ckpt, "list, verify and compare checkpoints"},
+    {"data", cmd_data, "turn text into token files, inspect them"},
+    {"help", cmd_help, "this list; `braid help SECTION` explains options, `braid help docs` writes them all"},
+};
+
+static void usage(FILE *out)
+{
+    fprintf(out, "braid trains language models from one C program.\n\nusage: braid COMMAND [FILE.ini] [--section.key=value ...]\n\n");
+    for (int i = 0; i < countof(commands); i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].help);
+    fprintf(out, "\nEach command explains itself: braid COMMAND --help. A first run: braid train configs/demo.ini --data.train=FILE --run.dir=runs/a\n");
+}
+
+int cmd_help(int argc, char **argv)
+{
+    struct buf out;
+    buf_init(&out, 0);
+    int code = 0;
+    if (argc < 2) {
+        usage(stdout);
+    } else if (strcmp(argv[1], "docs") == 0) {
+        config_write_docs(&out);
+    } else if (strcmp(argv[1], "options") == 0 || config_has_section(argv[1])) {
+        config_help(&out, strcmp(argv[1], "options") == 0 ? NULL : argv[1]);
+    } else {
+        for (int i = 0; i < countof(commands); i++)
+            if (strcmp(commands[i].name, argv[1]) == 0 && commands[i].run != cmd_help) {
+                char help[] = "--help";
+                char *args[] = {argv[1], help, NULL};
+                return commands[i].run(2, args);
+            }
+        fprintf(stderr, "braid: error: there is no help on '%s'\n  hint: a command, a section (model, train, data, run, plan, generate), options, or docs\n", argv[1]);
+        code = 2;
+    }
+    if (out.text != NULL)
+        fputs(out.text, stdout);
+    buf_release(&out);
+    return code;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        usage(stderr);
+        return 2;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        usage(stdout);
+        return 0;
+    }
+    const char *names[countof(commands)];
+    for (int i = 0; i < countof(commands); i++) {
+        names[i] = commands[i].name;
+        if (strcmp(argv[1], commands[i].name) == 0)
+            return commands[i].run(argc - 1, argv + 1);
+    }
+    const char *near = nearest_name(argv[1], names, countof(names));
+    fprintf(stderr, "braid: error: unknown command '%s'\n", argv[1]);
+    fprintf(stderr, near ? "  hint: did you mean '%s'?\n" : "  hint: `braid help` lists the commands\n", near);
+    return 2;
+}

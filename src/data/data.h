@@ -1,0 +1,165 @@
+/* Data: text to tokens, token files, and the pure function from a step number to its samples.
+ *
+ *   path(s) -> sources (Megatron pair, llm.c shards, plain text) -> split -> samples -> blend
+ *           -> dataset_get(index) -> batcher (microbatches, prepared ahead by one thread)
+ *
+ * Everything after opening is read-only, so a dataset may be used by many threads, and resuming a
+ * run needs nothing but its step number. Files are memory-mapped: they must not be shortened while
+ * they are open. */
+#ifndef BRAID_DATA_H
+#define BRAID_DATA_H
+
+#include "base/base.h"
+#include "tensor/tensor.h"
+
+/* ---- Tokenizers --------------------------------------------------------------------------- */
+
+struct tokenizer;
+
+struct tokenizer_ops {
+    const char *name;
+    /* Ids of the n bytes; at most n ids come out, so a caller gives cap >= n. */
+    int (*encode)(const struct tokenizer *t, const uint8_t *bytes, size_t n, int32_t *ids,
+                  size_t cap, size_t *n_ids, struct err *e);
+    /* Bytes of one id; *n is the full length, of which at most cap are written. Special: 0. */
+    int (*decode)(const struct tokenizer *t, int32_t id, uint8_t *out, size_t cap, size_t *n,
+                  struct err *e);
+    void (*release)(struct tokenizer *t);
+};
+
+struct tokenizer {
+    const struct tokenizer_ops *ops;
+    int32_t vocab;
+    int32_t eod;   /* end-of-document id, -1: none */
+    bool is_bytes; /* ids are the bytes: text needs no conversion, any cut of it encodes alike */
+    void *state;   /* of the implementation */
+};
+
+/* "bytes": ids 0..255 are the bytes; with_eod adds id 256. */
+int tokenizer_open(struct tokenizer *t, const char *name, bool with_eod, struct err *e);
+void tokenizer_close(struct tokenizer *t);
+/* Bytes of text behind these ids, for bits per byte. Specials count 0, ids < 0 are ignored. */
+int tokenizer_count_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, int64_t *bytes,
+                          struct err *e);
+
+/* ---- Token files: writing ------------------------------------------------------------------ */
+
+/* Writes PREFIX.bin and PREFIX.idx (Megatron). Both appear only in close, complete and synced;
+ * abort, or a failure in close, leaves nothing behind. With replace, an old pair goes away in
+ * close: its .idx first, so that at no moment an .idx describes the wrong .bin. */
+struct token_writer;
+int token_writer_open(struct token_writer **out, const char *prefix, enum dtype dtype, bool replace,
+                      struct err *e); /* DT_U8, DT_U16 or DT_I32 */
+int token_writer_add(struct token_writer *w, const int32_t *ids, size_t n, struct err *e);
+int token_writer_end_sequence(struct token_writer *w, struct err *e); /* an empty one is dropped */
+int token_writer_end_document(struct token_writer *w, struct err *e);
+int token_writer_close(struct token_writer *w, struct err *e); /* frees w, success or not */
+void token_writer_abort(struct token_writer *w);               /* frees w; NULL is fine */
+enum dtype token_dtype_for_vocab(int64_t vocab);               /* the narrowest of U8, U16, I32 */
+
+/* ---- Text to token files ------------------------------------------------------------------- */
+
+struct tokenize_stats {
+    int64_t files, files_total;            /* read so far, and found */
+    int64_t skipped_binary, skipped_empty; /* files left out: NUL near their start; no bytes */
+    int64_t skipped_other; /* hidden names, *.bin, *.idx, links to folders, devices */
+    int64_t bytes, tokens, documents;
+};
+
+struct tokenize_opts {
+    const char *const *in; /* text files, or folders taken recursively in sorted order */
+    int n_in;
+    const char *out;                   /* prefix */
+    const struct tokenizer *tokenizer; /* its eod, if any, closes every document */
+    bool replace;
+    void (*progress)(void *ctx,
+                     const struct tokenize_stats *now); /* about every 4 MB; may be NULL */
+    void *progress_ctx;
+};
+/* One document per file; hidden files and folders (".git") are not read. */
+int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, struct err *e);
+
+/* ---- Looking at a path --------------------------------------------------------------------- */
+
+struct data_info {
+    char kind[32];    /* "Megatron pair", "llm.c shards", "text" */
+    enum dtype dtype; /* of the first file */
+    int64_t files, sequences, documents, tokens, bytes;
+    int64_t shortest, longest; /* sequences, in tokens */
+    int64_t skipped;           /* files of a folder left out */
+    bool scanned;
+    int64_t min_id, max_id; /* when scanned and tokens > 0 */
+};
+int data_inspect(const char *path, bool scan_ids, struct data_info *info, struct err *e);
+
+/* ---- Datasets ------------------------------------------------------------------------------ */
+
+enum data_part { DATA_TRAIN, DATA_VALID, DATA_TEST };
+
+struct data_opts {
+    /* One path, several ("a b"), or a blend ("0.7 a 0.3 b"); quotes protect blanks. A path is a
+     * Megatron prefix, an llm.c shard, a text file, a folder of text, or a pattern ("x_*.bin"). */
+    const char *paths;
+    int64_t seq;       /* tokens per sample; dataset_get gives one more */
+    int64_t seed;      /* 0 .. 2^32-1, NumPy RandomState; Megatron's default is 1234 */
+    const char *split; /* "99,1,0" for train, valid, test; NULL or "": all of it, whatever part */
+    enum data_part part;
+    int64_t n_samples; /* wanted; more epochs are laid out until they suffice. 0: one epoch */
+    int64_t vocab;     /* every id must be below */
+    const struct tokenizer *tokenizer; /* NULL: text paths are refused. Must outlive the dataset */
+    int32_t eod; /* closes each text file; token files hold theirs already. -1: none */
+};
+
+struct dataset;
+int dataset_open(struct dataset **out, const struct data_opts *o, struct err *e);
+void dataset_close(struct dataset *ds);
+int64_t dataset_n_samples(const struct dataset *ds); /* at least n_samples when that was given */
+int64_t dataset_seq(const struct dataset *ds);
+int64_t dataset_tokens(const struct dataset *ds); /* of the part, one epoch, all paths */
+/* Tokens [seq + 1] of sample index: a pure function, safe in any thread. An index past the last
+ * sample starts over: sample (index mod n_samples). Negative: an error. */
+int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e);
+/* A few lines for the log: paths, kinds, tokens, samples, epochs. */
+void dataset_describe(const struct dataset *ds, struct buf *out);
+/* Mean bytes of text per token over the first samples; exactly 1 for plain bytes. */
+int dataset_bytes_per_token(const struct dataset *ds, double *out, struct err *e);
+
+/* ---- Batches ------------------------------------------------------------------------------- */
+
+struct batch_opts {
+    int64_t micro_batch, global_batch; /* in samples; global is a multiple of micro * dp_size */
+    int64_t dp_rank, dp_size;
+    int32_t eod;        /* -1: none */
+    bool eod_mask;      /* documents within a sample do not see each other; positions restart */
+    bool eod_mask_loss; /* no loss for guessing the token after an eod */
+    int ahead;          /* microbatches prepared in advance, >= 1 */
+    int keep;           /* how many delivered views stay valid, >= 1 */
+};
+
+struct batch {
+    int64_t step, micro;  /* which one this is */
+    int64_t first_sample; /* dataset index of row 0; rows follow each other */
+    int64_t rows, seq;
+    int32_t *tokens;    /* [rows, seq] */
+    int32_t *labels;    /* [rows, seq], -1: no loss */
+    int32_t *pos;       /* [rows, seq] position, from 0 in each document if eod_mask */
+    int32_t *doc_start; /* [rows, seq] index in the row of the first token this one may see */
+    int32_t *row_buf;   /* [seq + 1] scratch */
+};
+int batch_alloc(struct batch *b, int64_t rows, int64_t seq, struct err *e);
+void batch_release(struct batch *b);
+int batch_check_opts(const struct batch_opts *o, struct err *e);
+int64_t batch_micros_per_step(const struct batch_opts *o);
+/* Sample of row j is step*global + micro*(micro_batch*dp_size) + dp_rank*micro_batch + j. */
+int batch_fill(struct batch *b, const struct dataset *ds, const struct batch_opts *o, int64_t step,
+               int64_t micro, struct err *e);
+
+/* The same batches in order from (first_step, 0), prepared by a thread. Allocates only in open. */
+struct batcher;
+int batcher_open(struct batcher **out, const struct dataset *ds, const struct batch_opts *o,
+                 int64_t first_step, struct err *e);
+/* The view stays valid for opts.keep - 1 further calls. An error stays: later calls repeat it. */
+int batcher_next(struct batcher *b, const struct batch **view, struct err *e);
+void batcher_close(struct batcher *b); /* NULL is fine */
+
+#endif

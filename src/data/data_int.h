@@ -1,0 +1,131 @@
+/* Private to data/: sources of tokens, NumPy's shuffle, splits, sample layout, blends. */
+#ifndef BRAID_DATA_INT_H
+#define BRAID_DATA_INT_H
+
+#include "data/data.h"
+
+/* ---- NumPy RandomState ---------------------------------------------------------------------- */
+
+struct mt19937 {
+    uint32_t state[624];
+    int next;
+};
+void mt_seed(struct mt19937 *r, uint32_t seed);
+uint32_t mt_next(struct mt19937 *r);
+/* RandomState.shuffle of a one-dimensional array. */
+void mt_shuffle(struct mt19937 *r, uint32_t *a, int64_t n);
+
+/* ---- Text files under a path --------------------------------------------------------------- */
+
+struct text_list {
+    char **paths; /* sorted within each folder, folders where their name sorts */
+    int64_t *sizes;
+    size_t n, cap_paths, cap_sizes;
+    int64_t binary, empty, other; /* left out */
+};
+/* Adds path, or every text file under it; max_files bounds the list. */
+int text_list_add(struct text_list *l, const char *path, size_t max_files, struct err *e);
+void text_list_release(struct text_list *l);
+
+/* ---- Sources: numbered sequences of token ids ---------------------------------------------- */
+
+enum source_kind { SOURCE_MEGATRON, SOURCE_LLMC, SOURCE_TEXT };
+
+struct source_file { /* llm.c shard or text: one sequence each */
+    char *path;
+    struct file_map map;
+    enum dtype dtype;
+    size_t skip;      /* header bytes */
+    int64_t n_tokens; /* stored ones, without an appended eod */
+};
+
+struct source {
+    enum source_kind kind;
+    char *path; /* as named by the user; messages use it */
+    int64_t n_seqs, n_tokens;
+    int32_t append_eod; /* text only: id after each file, -1 none */
+    int64_t skipped;    /* files of a folder left out */
+    /* Megatron */
+    struct file_map idx, bin;
+    enum dtype dtype;
+    int64_t n_docs;
+    /* llm.c, text */
+    struct source_file *files;
+    size_t n_files, cap_files;
+};
+
+/* tok NULL, or not of bytes: text is refused. */
+int source_open(struct source *s, const char *path, const struct tokenizer *tok, int32_t eod,
+                struct err *e);
+void source_close(struct source *s);
+const char *source_kind_name(enum source_kind k);
+int64_t source_seq_len(const struct source *s, int64_t seq);
+/* Ids [from, from + n) of a sequence, each checked to lie in 0..vocab-1. The range must exist. */
+int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, int64_t vocab,
+                int32_t *out, struct err *e);
+
+/* Checks of mapped bytes, apart from opening so that a fuzzer can feed them memory. */
+int source_check_idx(struct source *s, struct err *e); /* s->path, idx, bin set; fills the rest */
+int source_check_shard(struct source_file *f, struct err *e);
+bool llmc_is_shard(const uint8_t *bytes, size_t n);
+int64_t idx_seq_len(const struct source *s, int64_t seq);
+int64_t idx_seq_offset(const struct source *s, int64_t seq); /* bytes into .bin */
+
+/* ---- Splits -------------------------------------------------------------------------------- */
+
+/* A run of sequences; the first may lack its head and the last its tail (a split by tokens). */
+struct part {
+    int64_t first, n;   /* sequences */
+    int64_t head, tail; /* tokens not belonging to the part */
+    int64_t tokens;
+};
+int split_parse(const char *text, double fraction[3], struct err *e); /* sums to 1 */
+/* [from, to) of n things for part i, Python's rounding. */
+void split_range(const double fraction[3], int i, int64_t n, int64_t *from, int64_t *to);
+int part_make(struct part *p, const struct source *s, const char *split, enum data_part which,
+              struct err *e);
+int64_t part_doc_len(const struct part *p, const struct source *s, int64_t doc);
+const char *part_name(enum data_part which);
+
+/* ---- Samples of one source ------------------------------------------------------------------ */
+
+/* Where a sample starts: a place in the document order, and a token in that document. */
+struct sample_start {
+    int64_t doc, offset;
+};
+
+/* The order of documents laid end to end; sample j is its tokens [j*seq, j*seq + seq]. Every
+ * START_STRIDE-th start is kept, the ones between are found by walking: this bounds memory. */
+enum { START_STRIDE = 8 };
+struct samples {
+    const struct source *src;
+    struct part part;
+    int64_t seq, epochs, n; /* n samples */
+    int64_t n_first; /* samples shuffled among themselves; the rest belong to the last epoch */
+    bool separate_last;
+    uint32_t *order; /* documents of the part, n_order = part.n * epochs */
+    int64_t n_order;
+    struct sample_start *starts;
+    uint32_t *shuffle; /* n */
+};
+int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq,
+                 int64_t wanted, uint32_t seed, struct err *e);
+void samples_close(struct samples *s);
+struct sample_start samples_start(const struct samples *s, int64_t j); /* before the shuffle */
+int samples_get(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, struct err *e);
+
+/* ---- Blends -------------------------------------------------------------------------------- */
+
+struct blend_spec {
+    char **paths;
+    double *weights; /* normalised, or NULL: by size */
+    int n;
+};
+int blend_parse(struct blend_spec *b, const char *text, struct err *e);
+void blend_spec_release(struct blend_spec *b);
+/* Fill which[n], sample[n]. counts NULL: by weight alone. Else sources run out after counts[k]. */
+int blend_fill(const double *weights, const int64_t *counts, int k, uint16_t *which,
+               uint32_t *sample, int64_t n, struct err *e);
+int64_t blend_need(int64_t n, double weight); /* samples to lay out for a source of that weight */
+
+#endif

@@ -1,0 +1,239 @@
+/* Writes a Megatron pair. Tokens stream to PREFIX.bin.tmp; lengths and documents stay in memory
+ * (4 and 8 bytes each) until close, which writes PREFIX.idx.tmp and renames both. */
+#include "data/data_int.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { WRITE_BUFFER = 1 << 20 };
+
+struct out_file {
+    int fd; /* -1: not open */
+    char *path, *tmp;
+    uint8_t *buffer;
+    size_t used;
+};
+
+struct token_writer {
+    struct out_file bin, idx;
+    enum dtype dtype;
+    bool replace;
+    int64_t sequence_tokens; /* in the open sequence */
+    int32_t *lengths;
+    int64_t *doc_ends;
+    size_t n_seqs, cap_seqs, n_docs, cap_docs;
+};
+
+enum dtype token_dtype_for_vocab(int64_t vocab)
+{
+    return vocab <= 256 ? DT_U8 : vocab < 65500 ? DT_U16 : DT_I32; /* 65500 is Megatron's limit */
+}
+
+static char *join_suffix(const char *prefix, const char *suffix)
+{
+    size_t a = strlen(prefix), b = strlen(suffix);
+    char *text = malloc(a + b + 1);
+    if (text != NULL) {
+        memcpy(text, prefix, a);
+        memcpy(text + a, suffix, b + 1);
+    }
+    return text;
+}
+
+static int out_open(struct out_file *f, const char *prefix, const char *suffix, struct err *e)
+{
+    f->path = join_suffix(prefix, suffix);
+    f->tmp = f->path ? join_suffix(f->path, ".tmp") : NULL;
+    f->buffer = malloc(WRITE_BUFFER);
+    if (f->tmp == NULL || f->buffer == NULL)
+        return err_set(e, ST_NOMEM, "out of memory opening %s%s", prefix, suffix);
+    f->fd = open(f->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (f->fd < 0) {
+        bool missing = errno == ENOENT;
+        int st = err_errno(e, "cannot create %s", f->tmp);
+        if (missing)
+            err_hint(e, "its folder does not exist; create it, or name another");
+        return st;
+    }
+    return ST_OK;
+}
+
+static int out_flush(struct out_file *f, struct err *e)
+{
+    size_t n = f->used;
+    f->used = 0;
+    return file_write_fd(f->fd, f->buffer, n, f->tmp, e);
+}
+
+static int out_add(struct out_file *f, const void *bytes, size_t n, struct err *e)
+{
+    if (f->used + n > WRITE_BUFFER)
+        TRY(out_flush(f, e));
+    memcpy(f->buffer + f->used, bytes, n); /* callers add single values */
+    f->used += n;
+    return ST_OK;
+}
+
+static int out_finish(struct out_file *f, struct err *e)
+{
+    TRY(out_flush(f, e));
+    if (fsync(f->fd) != 0)
+        return err_errno(e, "cannot sync %s", f->tmp);
+    int fd = f->fd;
+    f->fd = -1;
+    return close(fd) == 0 ? ST_OK : err_errno(e, "cannot close %s", f->tmp);
+}
+
+/* Removes the temporary file unless it was renamed (tmp is NULL then). */
+static void out_drop(struct out_file *f)
+{
+    if (f->fd >= 0)
+        close(f->fd);
+    if (f->tmp != NULL)
+        unlink(f->tmp);
+    free(f->tmp);
+    free(f->path);
+    free(f->buffer);
+    *f = (struct out_file){.fd = -1};
+}
+
+static int out_rename(struct out_file *f, struct err *e)
+{
+    if (rename(f->tmp, f->path) != 0)
+        return err_errno(e, "cannot rename %s to %s", f->tmp, f->path);
+    free(f->tmp);
+    f->tmp = NULL;
+    return ST_OK;
+}
+
+int token_writer_open(struct token_writer **out, const char *prefix, enum dtype dtype, bool replace,
+                      struct err *e)
+{
+    *out = NULL;
+    if (dtype != DT_U8 && dtype != DT_U16 && dtype != DT_I32)
+        return err_set(e, ST_INVALID, "token files hold U8, U16 or I32, not %s", dtype_name(dtype));
+    struct token_writer *w = calloc(1, sizeof *w);
+    if (w == NULL)
+        return err_set(e, ST_NOMEM, "out of memory opening %s.bin", prefix);
+    *w = (struct token_writer){.bin.fd = -1, .idx.fd = -1, .dtype = dtype, .replace = replace};
+    int st;
+    TRY_OUT(out_open(&w->bin, prefix, ".bin", e));
+    TRY_OUT(out_open(&w->idx, prefix, ".idx", e));
+    const char *old = file_exists(w->bin.path)   ? w->bin.path
+                      : file_exists(w->idx.path) ? w->idx.path
+                                                 : NULL;
+    if (old != NULL && !replace)
+        TRY_OUT(err_set(e, ST_CONFLICT, "%s exists already", old));
+    *out = w;
+    return ST_OK;
+out:
+    token_writer_abort(w);
+    return st;
+}
+
+int token_writer_add(struct token_writer *w, const int32_t *ids, size_t n, struct err *e)
+{
+    static const int64_t limits[DT_COUNT] = {
+        [DT_U8] = UINT8_MAX, [DT_U16] = UINT16_MAX, [DT_I32] = INT32_MAX};
+    size_t item = dtype_bytes(w->dtype);
+    if ((int64_t)n > INT32_MAX - w->sequence_tokens)
+        return err_set(e, ST_UNSUPPORTED, "%s: a sequence of more than 2^31-1 tokens", w->bin.path);
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || ids[i] > limits[w->dtype])
+            return err_set(e, ST_INVALID, "%s: id %d does not fit type %s", w->bin.path, ids[i],
+                           dtype_name(w->dtype));
+        TRY(out_add(&w->bin, &ids[i], item, e)); /* little-endian: the low bytes come first */
+    }
+    w->sequence_tokens += (int64_t)n;
+    return ST_OK;
+}
+
+int token_writer_end_sequence(struct token_writer *w, struct err *e)
+{
+    if (w->sequence_tokens == 0)
+        return ST_OK;
+    TRY(mem_grow((void **)&w->lengths, &w->cap_seqs, w->n_seqs + 1, sizeof *w->lengths, e));
+    w->lengths[w->n_seqs++] = (int32_t)w->sequence_tokens;
+    w->sequence_tokens = 0;
+    return ST_OK;
+}
+
+int token_writer_end_document(struct token_writer *w, struct err *e)
+{
+    TRY(token_writer_end_sequence(w, e));
+    TRY(mem_grow((void **)&w->doc_ends, &w->cap_docs, w->n_docs + 1, sizeof *w->doc_ends, e));
+    w->doc_ends[w->n_docs++] = (int64_t)w->n_seqs;
+    return ST_OK;
+}
+
+static int write_idx(struct token_writer *w, struct err *e)
+{
+    static const uint8_t codes[DT_COUNT] = {[DT_U8] = 1, [DT_U16] = 8, [DT_I32] = 4};
+    uint64_t version = 1, seqs = w->n_seqs, entries = w->n_docs + 1;
+    struct out_file *f = &w->idx;
+    TRY(out_add(f, "MMIDIDX\0", 9, e));
+    TRY(out_add(f, &version, 8, e));
+    TRY(out_add(f, &codes[w->dtype], 1, e));
+    TRY(out_add(f, &seqs, 8, e));
+    TRY(out_add(f, &entries, 8, e));
+    for (size_t i = 0; i < w->n_seqs; i++)
+        TRY(out_add(f, &w->lengths[i], 4, e));
+    int64_t offset = 0;
+    for (size_t i = 0; i < w->n_seqs; i++) {
+        TRY(out_add(f, &offset, 8, e));
+        offset += w->lengths[i] * (int64_t)dtype_bytes(w->dtype);
+    }
+    int64_t first = 0;
+    TRY(out_add(f, &first, 8, e));
+    for (size_t i = 0; i < w->n_docs; i++)
+        TRY(out_add(f, &w->doc_ends[i], 8, e));
+    return ST_OK;
+}
+
+static int sync_folder_of(const char *path, struct err *e)
+{
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        return file_sync_dir(".", e);
+    char *dir = strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    if (dir == NULL)
+        return err_set(e, ST_NOMEM, "out of memory syncing %s", path);
+    int st = file_sync_dir(dir, e);
+    free(dir);
+    return st;
+}
+
+int token_writer_close(struct token_writer *w, struct err *e)
+{
+    int st;
+    if (w->sequence_tokens > 0 || (w->n_docs ? (size_t)w->doc_ends[w->n_docs - 1] : 0) < w->n_seqs)
+        TRY_OUT(token_writer_end_document(w, e));
+    TRY_OUT(out_finish(&w->bin, e));
+    TRY_OUT(write_idx(w, e));
+    TRY_OUT(out_finish(&w->idx, e));
+    if (w->replace && unlink(w->idx.path) != 0 && errno != ENOENT)
+        TRY_OUT(err_errno(e, "cannot replace %s", w->idx.path));
+    TRY_OUT(out_rename(&w->bin, e));
+    st = out_rename(&w->idx, e);
+    if (st != ST_OK)
+        unlink(w->bin.path); /* a .bin alone is of no use to anyone */
+    else
+        st = sync_folder_of(w->bin.path, e);
+out:
+    token_writer_abort(w);
+    return st;
+}
+
+void token_writer_abort(struct token_writer *w)
+{
+    if (w == NULL)
+        return;
+    out_drop(&w->bin);
+    out_drop(&w->idx);
+    free(w->lengths);
+    free(w->doc_ends);
+    free(w);
+}

@@ -1,0 +1,298 @@
+/* attention: argument checks, cost, descriptors, test samples and bench shapes; see attention.h. */
+#include "ops/check.h"
+#include "ops/opdesc.h"
+
+/* Shapes that forward and backward share. */
+static int check_common(const char *op, const struct tensor *q, const struct tensor *k, const struct tensor *v,
+                        const struct tensor *sink, const struct tensor *doc_start, bool sink_zero, int64_t window,
+                        struct err *e)
+{
+    enum dtype real = q->dtype;
+    CHECK_T(op, "q", q, real, 4, -1, -1, -1, -1);
+    CHECK_T(op, "k", k, real, 4, q->dim[0], -1, -1, q->dim[3]);
+    CHECK_T(op, "v", v, real, 4, q->dim[0], k->dim[1], k->dim[2], -1);
+    if (k->dim[2] == 0 ? q->dim[2] != 0 : q->dim[2] % k->dim[2] != 0)
+        return err_set(e, ST_INVALID, "%s: %lld query heads cannot share %lld kv heads evenly", op,
+                       (long long)q->dim[2], (long long)k->dim[2]);
+    if (k->dim[1] >= INT32_MAX || q->dim[1] >= INT32_MAX)
+        return err_set(e, ST_INVALID, "%s: %lld queries and %lld keys, each must be below 2^31 - 1", op,
+                       (long long)q->dim[1], (long long)k->dim[1]);
+    if (window < 0 || window > INT32_MAX)
+        return err_set(e, ST_INVALID, "%s: window is %lld, expected 0 (none) to %d", op, (long long)window, INT32_MAX);
+    CHECK_OPT(op, "sink", sink, real, 1, q->dim[2]);
+    CHECK_OPT(op, "doc_start", doc_start, DT_I32, 2, q->dim[0], q->dim[1]);
+    if (present(sink) && sink_zero)
+        return err_set(e, ST_INVALID, "%s: sink and sink_zero exclude each other", op);
+    return ST_OK;
+}
+
+int attention_fwd_check(const struct attention_fwd_args *a, struct err *e)
+{
+    const char *op = "attention_fwd";
+    enum dtype real = a->q.dtype;
+    TRY(check_common(op, &a->q, &a->k, &a->v, &a->sink, &a->doc_start, a->sink_zero, a->window, e));
+    CHECK_OPT(op, "start", &a->start, DT_I64, 1, 1);
+    CHECK_T(op, "o", &a->o, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
+    CHECK_T(op, "lse", &a->lse, real, 3, a->q.dim[0], a->q.dim[2], a->q.dim[1]);
+    return ST_OK;
+}
+
+int attention_bwd_check(const struct attention_bwd_args *a, struct err *e)
+{
+    const char *op = "attention_bwd";
+    enum dtype real = a->q.dtype;
+    TRY(check_common(op, &a->q, &a->k, &a->v, &a->sink, &a->doc_start, a->sink_zero, a->window, e));
+    CHECK_T(op, "do", &a->dout, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
+    CHECK_T(op, "o", &a->o, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
+    CHECK_T(op, "lse", &a->lse, real, 3, a->q.dim[0], a->q.dim[2], a->q.dim[1]);
+    TRY(check_tensor(op, "dq", &a->dq, real, 4, a->q.dim, e));
+    TRY(check_tensor(op, "dk", &a->dk, real, 4, a->k.dim, e));
+    TRY(check_tensor(op, "dv", &a->dv, real, 4, a->v.dim, e));
+    if (present(&a->sink))
+        CHECK_T(op, "dsink", &a->dsink, real, 1, a->q.dim[2]);
+    return ST_OK;
+}
+
+int attention_start(const struct attention_fwd_args *a, int64_t *start, struct err *e)
+{
+    int64_t n = a->q.dim[1], n_keys = a->k.dim[1];
+    *start = present(&a->start) ? ((const int64_t *)a->start.data)[0] : n_keys - n;
+    if (*start > n_keys - n)
+        return err_set(e, ST_INVALID, "attention_fwd: start %lld + %lld queries is beyond the %lld keys of the cache",
+                       (long long)*start, (long long)n, (long long)n_keys);
+    *start = max_i64(*start, -n); /* further back no query sees a key either */
+    return ST_OK;
+}
+
+/* ---- descriptors --------------------------------------------------------------------------- */
+
+enum { BATCH, S, SKV, H, G, D, DV };
+static const struct op_attr dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3}, {"g", 3}, {"d", 8}, {"dv", 0}};
+
+/* skv and dv are s and d unless named. */
+static int64_t dim_of(const struct op_call *c, int i)
+{
+    if (i == SKV && c->dim[SKV] == 0)
+        i = S;
+    if (i == DV && c->dim[DV] == 0)
+        i = D;
+    return (int64_t)c->dim[i];
+}
+
+static struct tensor heads_4d(const struct op_call *c, int rows, int heads, int width)
+{
+    return tensor_4d(NULL, DT_NONE, dim_of(c, BATCH), dim_of(c, rows), dim_of(c, heads), dim_of(c, width));
+}
+
+/* Documents of random length; every token knows where its own began. */
+static void fill_doc_start(const struct op_call *c, struct tensor *t, uint64_t key)
+{
+    int64_t before = dim_of(c, SKV) - dim_of(c, S);
+    for (int64_t b = 0; b < t->dim[0]; b++) {
+        int64_t first = 0;
+        for (int64_t j = 0; j < before + t->dim[1]; j++) {
+            if (rng_uniform(key, (uint64_t)(b * (before + t->dim[1]) + j)) < 0.05)
+                first = j;
+            if (j >= before)
+                ((int32_t *)t->data)[b * t->stride[0] + j - before] = (int32_t)first;
+        }
+    }
+}
+
+static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
+{
+    switch (c->desc->args[arg].type) {
+    case ARG_I32: fill_doc_start(c, t, key); return true;
+    case ARG_I64: *(int64_t *)t->data = dim_of(c, SKV) - dim_of(c, S); return true;
+    default: break;
+    }
+    if (c->desc->args[arg].role != ARG_IN || t->rank != 3)
+        return false;
+    for (int64_t i = 0; i < tensor_elems(t); i++) /* lse: near the logarithm of a few keys */
+        tensor_set(t, i, (double)(float)(3 + 0.5 * rng_normal(key, (uint64_t)i)));
+    return true;
+}
+
+/* Pairs of query and key that see each other, without documents. */
+static double visible_pairs(const struct tensor *q, const struct tensor *k, double window)
+{
+    double pairs = 0, before = (double)(k->dim[1] - q->dim[1]);
+    for (int64_t i = 0; i < q->dim[1]; i++) {
+        double seen = before + (double)i + 1;
+        pairs += window > 0 && seen > window ? window : seen > 0 ? seen : 0;
+    }
+    return pairs * (double)q->dim[0] * (double)q->dim[2];
+}
+
+static double bytes_of(const struct op_call *c)
+{
+    double bytes = 0;
+    for (int i = 0; i < c->desc->n_args; i++)
+        if (c->t[i].rank > 0 && c->desc->args[i].role != ARG_WORK)
+            bytes += (double)tensor_bytes(&c->t[i]);
+    return bytes;
+}
+
+enum { F_Q, F_K, F_V, F_SINK, F_DOC, F_START, F_O, F_LSE, F_WORK };
+static const struct op_arg fwd_args[] = {
+    {.name = "q"},
+    {.name = "k"},
+    {.name = "v"},
+    {.name = "sink", .role = ARG_OPT},
+    {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
+    {.name = "start", .role = ARG_OPT, .type = ARG_I64},
+    {.name = "o", .role = ARG_OUT},
+    {.name = "lse", .role = ARG_OUT, .no_grad = true},
+    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
+};
+static const struct op_attr fwd_attrs[] = {{"scale", 0.3}, {"window", 0}, {"sink_zero", 0}};
+
+static void fwd_shapes(struct op_call *c)
+{
+    c->t[F_Q] = heads_4d(c, S, H, D);
+    c->t[F_K] = heads_4d(c, SKV, G, D);
+    c->t[F_V] = heads_4d(c, SKV, G, DV);
+    c->t[F_SINK] = tensor_1d(NULL, DT_NONE, dim_of(c, H));
+    c->t[F_DOC] = tensor_2d(NULL, DT_I32, dim_of(c, BATCH), dim_of(c, S));
+    c->t[F_START] = tensor_1d(NULL, DT_I64, 1);
+}
+
+static struct attention_fwd_args fwd_pack(const struct op_call *c)
+{
+    return (struct attention_fwd_args){
+        .q = c->t[F_Q], .k = c->t[F_K], .v = c->t[F_V], .sink = c->t[F_SINK], .doc_start = c->t[F_DOC],
+        .start = c->t[F_START], .o = c->t[F_O], .lse = c->t[F_LSE], .work = c->t[F_WORK],
+        .scale = c->attr[0], .window = (int64_t)c->attr[1], .sink_zero = c->attr[2] != 0};
+}
+
+static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    const struct tensor *q = &c->t[F_Q], *v = &c->t[F_V];
+    if (q->rank != 4 || c->t[F_K].rank != 4 || v->rank != 4)
+        return err_set(e, ST_INVALID, "attention_fwd: q, k and v must have rank 4: batch, position, head, channel");
+    c->t[F_O] = tensor_4d(NULL, q->dtype, q->dim[0], q->dim[1], q->dim[2], v->dim[3]);
+    c->t[F_LSE] = tensor_3d(NULL, q->dtype, q->dim[0], q->dim[2], q->dim[1]);
+    struct attention_fwd_args a = fwd_pack(c);
+    c->t[F_WORK] = tensor_1d(NULL, DT_U8, ops->attention_fwd_work ? ops->attention_fwd_work(&a) : 0);
+    return ST_OK;
+}
+
+static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
+{
+    struct attention_fwd_args a = fwd_pack(c);
+    return ops->attention_fwd(lane, &a);
+}
+
+static void fwd_cost(const struct op_call *c, struct op_cost *out)
+{
+    double width = (double)(c->t[F_Q].dim[3] + c->t[F_V].dim[3]);
+    double pairs = visible_pairs(&c->t[F_Q], &c->t[F_K], c->attr[1]);
+    *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = bytes_of(c)};
+}
+
+enum { B_DO, B_Q, B_K, B_V, B_O, B_LSE, B_SINK, B_DOC, B_DQ, B_DK, B_DV, B_DSINK, B_WORK };
+static const struct op_arg bwd_args[] = {
+    {.name = "do"},
+    {.name = "q"},
+    {.name = "k"},
+    {.name = "v"},
+    {.name = "o"},
+    {.name = "lse"},
+    {.name = "sink", .role = ARG_OPT},
+    {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
+    {.name = "dq", .role = ARG_OUT},
+    {.name = "dk", .role = ARG_OUT},
+    {.name = "dv", .role = ARG_OUT},
+    {.name = "dsink", .role = ARG_OOUT},
+    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
+};
+static const struct op_attr bwd_attrs[] = {{"scale", 0.3}, {"window", 0}, {"sink_zero", 0}, {"acc_dsink", 0}};
+
+static void bwd_shapes(struct op_call *c)
+{
+    c->t[B_DO] = heads_4d(c, S, H, DV);
+    c->t[B_Q] = heads_4d(c, S, H, D);
+    c->t[B_K] = heads_4d(c, SKV, G, D);
+    c->t[B_V] = heads_4d(c, SKV, G, DV);
+    c->t[B_O] = heads_4d(c, S, H, DV);
+    c->t[B_LSE] = tensor_3d(NULL, DT_NONE, dim_of(c, BATCH), dim_of(c, H), dim_of(c, S));
+    c->t[B_SINK] = tensor_1d(NULL, DT_NONE, dim_of(c, H));
+    c->t[B_DOC] = tensor_2d(NULL, DT_I32, dim_of(c, BATCH), dim_of(c, S));
+}
+
+static struct attention_bwd_args bwd_pack(const struct op_call *c)
+{
+    return (struct attention_bwd_args){
+        .dout = c->t[B_DO], .q = c->t[B_Q], .k = c->t[B_K], .v = c->t[B_V], .o = c->t[B_O], .lse = c->t[B_LSE],
+        .sink = c->t[B_SINK], .doc_start = c->t[B_DOC], .dq = c->t[B_DQ], .dk = c->t[B_DK], .dv = c->t[B_DV],
+        .dsink = c->t[B_DSINK], .work = c->t[B_WORK], .scale = c->attr[0], .window = (int64_t)c->attr[1],
+        .sink_zero = c->attr[2] != 0, .acc_dsink = c->attr[3] != 0};
+}
+
+static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    if (c->t[B_Q].rank != 4 || c->t[B_K].rank != 4 || c->t[B_V].rank != 4)
+        return err_set(e, ST_INVALID, "attention_bwd: q, k and v must have rank 4: batch, position, head, channel");
+    c->t[B_DQ] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_Q].dim);
+    c->t[B_DK] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_K].dim);
+    c->t[B_DV] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_V].dim);
+    if (c->t[B_SINK].rank > 0)
+        c->t[B_DSINK] = tensor_1d(NULL, c->t[B_Q].dtype, c->t[B_Q].dim[2]);
+    struct attention_bwd_args a = bwd_pack(c);
+    c->t[B_WORK] = tensor_1d(NULL, DT_U8, ops->attention_bwd_work ? ops->attention_bwd_work(&a) : 0);
+    return ST_OK;
+}
+
+static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
+{
+    struct attention_bwd_args a = bwd_pack(c);
+    return ops->attention_bwd(lane, &a);
+}
+
+static void bwd_cost(const struct op_call *c, struct op_cost *out)
+{
+    double width = (double)(3 * c->t[B_Q].dim[3] + 2 * c->t[B_V].dim[3]);
+    double pairs = visible_pairs(&c->t[B_Q], &c->t[B_K], c->attr[1]);
+    *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = bytes_of(c)};
+}
+
+static const struct op_sample samples[] = {
+    {"no_sink=1 no_doc_start=1 no_start=1"},
+    {"b=1 s=1 h=1 g=1 d=1 no_doc_start=1"},
+    {"b=0 s=3"},
+    {"s=0 skv=4 no_doc_start=1"},
+    {"h=0 g=0"},
+    {"b=2 s=1 skv=9 h=6 g=2 d=16 dv=5"},
+    {"b=1 s=4 skv=70 h=5 g=1 d=33 window=66"},
+    {"b=1 s=5 h=5 g=1 d=16 sink_zero=1 no_sink=1"},
+    {"b=1 s=65 h=3 g=1 d=16 no_sink=1 no_doc_start=1"},
+    {"b=1 s=64 h=2 g=2 d=24 dv=40 no_doc_start=1 acc_dsink=1"},
+    {"b=2 s=66 skv=131 h=3 g=3 d=17 dv=64 no_start=1 acc_dsink=1"},
+    {"b=1 s=130 h=5 g=5 d=20 window=1 no_sink=1 no_doc_start=1"},
+    {"b=1 s=140 h=2 g=1 d=32 window=33 no_sink=1 no_doc_start=1 strided=1"},
+    {"b=2 s=97 h=6 g=2 d=64 window=40 strided=1"},
+    {"b=1 s=200 h=3 g=1 d=64 no_sink=1 strided=1"},
+    {"b=1 s=37 skv=20 h=2 g=2 d=8 no_doc_start=1 no_start=1"},
+    {"b=1 s=33 skv=300 h=1 g=1 d=128 dv=48 sink_zero=1 no_sink=1 no_doc_start=1"},
+};
+static const struct op_sample bench[] = {
+    {"b=16 s=256 h=5 g=5 d=64 scale=0.125 no_sink=1 no_doc_start=1 no_start=1"},
+    {"b=4 s=1024 h=8 g=2 d=64 scale=0.125 no_sink=1 no_doc_start=1 no_start=1"},
+    {"b=1 s=4096 h=8 g=2 d=128 scale=0.088 no_sink=1 no_doc_start=1 no_start=1"},
+    {"b=1 s=4096 h=8 g=2 d=128 scale=0.088 window=512 no_sink=1 no_doc_start=1 no_start=1"},
+};
+
+const struct op_desc attention_fwd_desc = {
+    .name = "attention_fwd", .summary = "causal grouped-query attention with window, documents and sink",
+    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
+    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fill, .infer = fwd_infer,
+    .run = fwd_run, .cost = fwd_cost, .backward = "attention_bwd", .tolerance = 5e-6,
+    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+};
+const struct op_desc attention_bwd_desc = {
+    .name = "attention_bwd", .summary = "gradient of attention_fwd",
+    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
+    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill, .infer = bwd_infer,
+    .run = bwd_run, .cost = bwd_cost, .tolerance = 1e-5,
+    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+};

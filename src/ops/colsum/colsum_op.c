@@ -1,0 +1,70 @@
+/* colsum: argument checks, cost, descriptor, test samples and bench shapes; see colsum.h. */
+#include "ops/check.h"
+#include "ops/opdesc.h"
+
+int colsum_check(const struct colsum_args *a, struct err *e)
+{
+    enum dtype real = a->x.dtype;
+    CHECK_T("colsum", "x", &a->x, real, 2, -1, -1);
+    CHECK_T("colsum", "out", &a->out, real, 1, a->x.dim[1]);
+    return ST_OK;
+}
+
+/* ---- descriptor ---------------------------------------------------------------------------- */
+
+enum { A_X, A_OUT, A_WORK };
+static const struct op_arg args[] = {
+    {.name = "x"},
+    {.name = "out", .role = ARG_OUT},
+    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
+};
+static const struct op_attr attrs[] = {{"acc_out", 0}};
+static const struct op_attr dims[] = {{"rows", 5}, {"n", 33}};
+
+static void shapes(struct op_call *c)
+{
+    c->t[A_X] = tensor_2d(NULL, DT_NONE, (int64_t)c->dim[0], (int64_t)c->dim[1]);
+}
+
+static struct colsum_args pack(const struct op_call *c)
+{
+    return (struct colsum_args){.x = c->t[A_X], .out = c->t[A_OUT], .work = c->t[A_WORK],
+                                .acc_out = c->attr[0] != 0};
+}
+
+static int infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    if (c->t[A_X].rank != 2)
+        return err_set(e, ST_INVALID, "colsum: x has rank %d, expected 2", c->t[A_X].rank);
+    c->t[A_OUT] = tensor_1d(NULL, c->t[A_X].dtype, c->t[A_X].dim[1]);
+    struct colsum_args a = pack(c);
+    c->t[A_WORK] = tensor_1d(NULL, DT_U8, ops->colsum_work ? ops->colsum_work(&a) : 0);
+    return ST_OK;
+}
+
+static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
+{
+    struct colsum_args a = pack(c);
+    return ops->colsum(lane, &a);
+}
+
+static void cost(const struct op_call *c, struct op_cost *out)
+{
+    double n = (double)tensor_elems(&c->t[A_X]);
+    *out = (struct op_cost){.flops = n, .bytes = n * (double)dtype_bytes(c->t[A_X].dtype)};
+}
+
+static const struct op_sample samples[] = {
+    {"rows=5 n=33"},          {"rows=1 n=1"},         {"rows=0 n=8"},
+    {"rows=0 n=8 acc_out=1"}, {"rows=8 n=0"},         {"rows=64 n=16 acc_out=1"},
+    {"rows=65 n=257"},        {"rows=300 n=301 acc_out=1 strided=1"},
+};
+static const struct op_sample bench[] = {{"rows=4096 n=320"}, {"rows=4096 n=1728"}};
+
+const struct op_desc colsum_desc = {
+    .name = "colsum", .summary = "sum over rows: the gradient of a bias",
+    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs),
+    .dims = dims, .n_dims = countof(dims), .sample_shapes = shapes, .infer = infer,
+    .run = run, .cost = cost, .tolerance = 5e-6,
+    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+};

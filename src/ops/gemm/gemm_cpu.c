@@ -1,0 +1,69 @@
+/* gemm, fast CPU version: OpenBLAS; see gemm.h. With a bias, C is first set to beta * C + bias and
+ * the product added to it: that replaces the pass in which OpenBLAS itself scales C by beta. */
+#include "ops/ops_cpu_int.h"
+
+#include <cblas.h>
+#include <limits.h>
+#include <string.h>
+
+/* A matrix of one row may have any stride; OpenBLAS wants one of at least the row length and 1. */
+static int64_t leading(const struct tensor *t)
+{
+    return max_i64(1, t->dim[0] > 1 ? t->stride[0] : t->dim[1]);
+}
+
+static int check_range(const struct gemm_args *a, struct err *e)
+{
+    const struct tensor *t[] = {&a->a, &a->b, &a->c};
+    for (int i = 0; i < countof(t); i++)
+        if (max_i64(max_i64(t[i]->dim[0], t[i]->dim[1]), leading(t[i])) > INT_MAX)
+            return err_set(e, ST_UNSUPPORTED,
+                           "gemm: a [%lld, %lld] matrix with row stride %lld is beyond OpenBLAS's "
+                           "32-bit sizes", (long long)t[i]->dim[0], (long long)t[i]->dim[1],
+                           (long long)leading(t[i]));
+    return ST_OK;
+}
+
+static void scale_and_bias(const struct gemm_args *a)
+{
+    int64_t m = a->c.dim[0], n = a->c.dim[1];
+    const float *bias = a->bias.data;
+    float beta = (float)a->beta;
+#pragma omp parallel for schedule(static) if (m * n > 16384)
+    for (int64_t i = 0; i < m; i++) {
+        float *c = f32_row(&a->c, i);
+        if (beta == 0 && bias != NULL) {
+            memcpy(c, bias, (size_t)n * sizeof *c);
+        } else if (beta == 0) {
+            memset(c, 0, (size_t)n * sizeof *c);
+        } else if (bias != NULL) {
+#pragma omp simd
+            for (int64_t j = 0; j < n; j++)
+                c[j] = beta * c[j] + bias[j];
+        } else {
+#pragma omp simd
+            for (int64_t j = 0; j < n; j++)
+                c[j] *= beta;
+        }
+    }
+}
+
+int CPU_NAME(gemm_cpu)(struct lane *l, const struct gemm_args *a)
+{
+    TRY(gemm_check(a, l->err));
+    TRY(check_range(a, l->err));
+    int64_t m = a->c.dim[0], n = a->c.dim[1], k = a->a.dim[a->trans_a ? 0 : 1];
+    if (m == 0 || n == 0)
+        return ST_OK;
+    bool empty = k == 0 || (float)a->alpha == 0;
+    bool prepared = empty || present(&a->bias);
+    if (prepared)
+        scale_and_bias(a);
+    if (!empty)
+        cblas_sgemm(CblasRowMajor, a->trans_a ? CblasTrans : CblasNoTrans,
+                    a->trans_b ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n, (blasint)k,
+                    (float)a->alpha, a->a.data, (blasint)leading(&a->a), a->b.data,
+                    (blasint)leading(&a->b), prepared ? 1.0f : (float)a->beta, a->c.data,
+                    (blasint)leading(&a->c));
+    return ST_OK;
+}

@@ -1,0 +1,112 @@
+/* gemm: argument checks, cost, descriptor, test samples and bench shapes; see gemm.h. */
+#include "ops/check.h"
+#include "ops/opdesc.h"
+
+static int check_stride(const char *name, const struct tensor *t, struct err *e)
+{
+    if (t->dim[0] <= 1 || t->stride[0] >= t->dim[1])
+        return ST_OK;
+    return err_set(e, ST_INVALID, "gemm: rows of %s overlap: stride %lld for %lld columns", name,
+                   (long long)t->stride[0], (long long)t->dim[1]);
+}
+
+int gemm_check(const struct gemm_args *a, struct err *e)
+{
+    enum dtype real = a->c.dtype;
+    CHECK_T("gemm", "c", &a->c, real, 2, -1, -1);
+    int64_t m = a->c.dim[0], n = a->c.dim[1];
+    CHECK_T("gemm", "a", &a->a, real, 2, a->trans_a ? -1 : m, a->trans_a ? m : -1);
+    int64_t k = a->a.dim[a->trans_a ? 0 : 1];
+    CHECK_T("gemm", "b", &a->b, real, 2, a->trans_b ? n : k, a->trans_b ? k : n);
+    CHECK_OPT("gemm", "bias", &a->bias, real, 1, n);
+    TRY(check_stride("a", &a->a, e));
+    TRY(check_stride("b", &a->b, e));
+    return check_stride("c", &a->c, e);
+}
+
+/* ---- descriptor ---------------------------------------------------------------------------- */
+
+enum { A_A, A_B, A_BIAS, A_C };
+static const struct op_arg args[] = {
+    {.name = "a"},
+    {.name = "b"},
+    {.name = "bias", .role = ARG_OPT},
+    {.name = "c", .role = ARG_OUT},
+};
+enum { TRANS_A, TRANS_B, ALPHA, BETA };
+static const struct op_attr attrs[] = {{"trans_a", 0}, {"trans_b", 0}, {"alpha", 1}, {"beta", 0}};
+static const struct op_attr dims[] = {{"m", 5}, {"n", 33}, {"k", 17}};
+
+static void shapes(struct op_call *c)
+{
+    int64_t m = (int64_t)c->dim[0], n = (int64_t)c->dim[1], k = (int64_t)c->dim[2];
+    bool ta = c->attr[TRANS_A] != 0, tb = c->attr[TRANS_B] != 0;
+    c->t[A_A] = tensor_2d(NULL, DT_NONE, ta ? k : m, ta ? m : k);
+    c->t[A_B] = tensor_2d(NULL, DT_NONE, tb ? n : k, tb ? k : n);
+    c->t[A_BIAS] = tensor_1d(NULL, DT_NONE, n);
+}
+
+static int infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    (void)ops;
+    const struct tensor *a = &c->t[A_A], *b = &c->t[A_B];
+    if (a->rank != 2 || b->rank != 2)
+        return err_set(e, ST_INVALID, "gemm: a has rank %d and b rank %d, expected 2", a->rank, b->rank);
+    c->t[A_C] = tensor_2d(NULL, a->dtype, a->dim[c->attr[TRANS_A] != 0], b->dim[c->attr[TRANS_B] == 0]);
+    return ST_OK;
+}
+
+static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
+{
+    struct gemm_args a = {.a = c->t[A_A], .b = c->t[A_B], .c = c->t[A_C], .bias = c->t[A_BIAS],
+                          .trans_a = c->attr[TRANS_A] != 0, .trans_b = c->attr[TRANS_B] != 0,
+                          .alpha = c->attr[ALPHA], .beta = c->attr[BETA]};
+    return ops->gemm(lane, &a);
+}
+
+static void cost(const struct op_call *c, struct op_cost *out)
+{
+    double k = (double)c->t[A_A].dim[c->attr[TRANS_A] == 0], size = (double)dtype_bytes(c->t[A_A].dtype);
+    double c_elems = (double)tensor_elems(&c->t[A_C]);
+    *out = (struct op_cost){.flops = 2 * c_elems * k,
+                            .bytes = size * ((double)tensor_elems(&c->t[A_A]) +
+                                             (double)tensor_elems(&c->t[A_B]) +
+                                             (c->attr[BETA] != 0 ? 2 : 1) * c_elems)};
+}
+
+static const struct op_sample samples[] = {
+    {"m=5 n=33 k=17"},
+    {"m=1 n=1 k=1 no_bias=1"},
+    {"m=0 n=7 k=3"},
+    {"m=7 n=0 k=3"},
+    {"m=7 n=9 k=0"},
+    {"m=7 n=9 k=0 no_bias=1"},
+    {"m=7 n=9 k=0 no_bias=1 beta=0.5"},
+    {"m=6 n=5 k=4 alpha=0 beta=2"},
+    {"m=65 n=129 k=33 trans_b=1"},
+    {"m=33 n=20 k=70 trans_a=1 beta=1 no_bias=1"},
+    {"m=17 n=19 k=23 trans_a=1 trans_b=1 alpha=0.5 beta=-2"},
+    {"m=1 n=65 k=40 trans_b=1 no_bias=1"},
+    {"m=64 n=1 k=31 no_bias=1 beta=1"},
+    {"m=9 n=11 k=13 strided=1"},
+    {"m=9 n=11 k=13 trans_a=1 trans_b=1 beta=1 strided=1"},
+    {"m=130 n=67 k=257 no_bias=1 trans_b=1 strided=1"},
+};
+/* Linear layers of a small model forward, by input and by weight; then a large one. */
+static const struct op_sample bench[] = {
+    {"m=4096 n=960 k=320 trans_b=1 no_bias=1"},
+    {"m=4096 n=320 k=960 no_bias=1"},
+    {"m=960 n=320 k=4096 trans_a=1 beta=1 no_bias=1"},
+    {"m=4096 n=320 k=864 trans_b=1"},
+    {"m=4096 n=864 k=320 no_bias=1"},
+    {"m=320 n=864 k=4096 trans_a=1 beta=1 no_bias=1"},
+    {"m=2048 n=2048 k=2048 trans_b=1 no_bias=1"},
+};
+
+const struct op_desc gemm_desc = {
+    .name = "gemm", .summary = "c = alpha op(a) op(b) + beta c + bias",
+    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs),
+    .dims = dims, .n_dims = countof(dims), .sample_shapes = shapes, .infer = infer,
+    .run = run, .cost = cost, .tolerance = 1e-5,
+    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+};

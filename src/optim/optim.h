@@ -1,0 +1,28 @@
+/* The update: gradient norm, clipping and AdamW, declared as nodes and planned like everything else. */
+#ifndef BRAID_OPTIM_H
+#define BRAID_OPTIM_H
+
+#include "model/model.h"
+#include "optim/schedule.h"
+
+enum { HYPER_LR, HYPER_CORRECT1, HYPER_CORRECT2, HYPER_COUNT = 8 };
+enum { CLIP_NORM, CLIP_COEF, CLIP_SKIP, CLIP_COUNT = 4 };
+
+struct optim {
+    struct graph g;
+    struct plan p;
+    struct lr_schedule schedule;
+    double beta1, beta2;
+    slot_id clip; /* F64 [4]: what the update decided */
+    bool built;
+};
+/* After the train plan was built (its parameters and loss slot exist), before model_commit. */
+int optim_build(struct optim *o, struct model *m, const struct model_plan *train, struct err *e);
+void optim_release(struct optim *o);
+/* Hyper-parameters of update number `step` (0-based), in the order ops/adamw wants. */
+void optim_hyper(const struct optim *o, int64_t step, double hyper[HYPER_COUNT]);
+
+/* First (which 0) and second (which 1) moment of parameter `index`; host view. */
+struct tensor optim_state(const struct model *m, int index, int which);
+
+#endif

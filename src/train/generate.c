@@ -1,0 +1,97 @@
+/* Generating text: prefill and decode plans over shared caches, and sampling. */
+#include "train/train.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { PREFILL = 32 }; /* prompt tokens per run of the prefill plan; the rest go one by one */
+
+static int build(struct generator *g, int64_t max_tokens, struct err *e)
+{
+    struct model_plan_opts prefill = {.name = "prefill", .mode = BUILD_DECODE, .batch = 1, .seq = PREFILL, .cache_len = max_tokens};
+    struct model_plan_opts decode = {.name = "decode", .mode = BUILD_DECODE, .batch = 1, .seq = 1, .cache_len = max_tokens};
+    struct model_plan *plans[] = {&g->prefill, &g->decode};
+    TRY(model_plan_build(&g->model, &g->prefill, &prefill, e));
+    TRY(model_plan_build(&g->model, &g->decode, &decode, e));
+    TRY(model_commit(&g->model, plans, countof(plans), e));
+    TRY(exec_prepare(&g->exec, &g->prefill.p, e));
+    return exec_prepare(&g->exec, &g->decode.p, e);
+}
+
+int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from, int64_t max_tokens,
+                   struct err *e)
+{
+    *g = (struct generator){0};
+    TRY(model_init(&g->model, cfg, dev, e));
+    exec_init(&g->exec, dev);
+    plan_options(&g->exec, cfg);
+    TRY(build(g, max_i64(max_tokens, PREFILL), e));
+    TRY(mem_array((void **)&g->positions, PREFILL, sizeof *g->positions, e));
+    return from ? load_params(&g->model, from, e) : model_init_params(&g->model, e);
+}
+
+void generator_close(struct generator *g)
+{
+    exec_release(&g->exec);
+    model_plan_release(&g->prefill);
+    model_plan_release(&g->decode);
+    model_release(&g->model);
+    free(g->positions);
+    *g = (struct generator){0};
+}
+
+void generator_rewind(struct generator *g) { g->pos = 0; }
+
+int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct tensor *logits, struct err *e)
+{
+    if (g->pos + n > g->decode.cache_len)
+        return err_set(e, ST_INVALID, "the cache holds %lld tokens, %lld more do not fit", (long long)g->decode.cache_len, (long long)n);
+    for (int64_t done = 0; done < n;) {
+        struct model_plan *mp = n - done >= PREFILL ? &g->prefill : &g->decode;
+        for (int64_t i = 0; i < mp->seq; i++)
+            g->positions[i] = (int32_t)(g->pos + i);
+        struct run_info run = {.tokens = tokens + done, .pos = g->positions, .start = g->pos, .first_mb = true};
+        TRY(exec_run(&g->exec, &mp->p, &run, e));
+        g->pos += mp->seq;
+        done += mp->seq;
+        struct tensor all = model_slot(&g->model, mp, mp->logits);
+        *logits = tensor_rows(&all, mp->seq - 1, 1);
+    }
+    return ST_OK;
+}
+
+/* ---- sampling ------------------------------------------------------------------------------------------------- */
+
+static int by_probability(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    if (x->p != y->p)
+        return x->p < y->p ? 1 : -1;
+    return x->id - y->id;
+}
+
+int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch)
+{
+    int64_t best = 0;
+    for (int64_t i = 0; i < vocab; i++) {
+        scratch[i] = (struct candidate){.p = tensor_get(logits, i), .id = (int)i};
+        if (scratch[i].p > scratch[best].p)
+            best = i;
+    }
+    if (s->temperature <= 0)
+        return (int)best;
+    double top = scratch[best].p, sum = 0, kept = 0;
+    for (int64_t i = 0; i < vocab; i++)
+        sum += scratch[i].p = exp((scratch[i].p - top) / s->temperature);
+    qsort(scratch, (size_t)vocab, sizeof *scratch, by_probability);
+    int64_t k = s->top_k > 0 ? min_i64(s->top_k, vocab) : vocab, used = 0;
+    while (used < k && (used == 0 || kept < s->top_p * sum))
+        kept += scratch[used++].p;
+    double u = rng_uniform(rng_key(s->seed, "sample"), n) * kept;
+    for (int64_t i = 0; i < used; i++) {
+        u -= scratch[i].p;
+        if (u <= 0)
+            return scratch[i].id;
+    }
+    return scratch[used - 1].id;
+}

@@ -1,0 +1,123 @@
+/* Whole-model gradient check: central differences in double on the reference device, through the very
+ * plans that train. */
+#include "train/train.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+struct checker {
+    struct dev dev;
+    struct model model;
+    struct model_plan train;
+    struct exec exec;
+    int32_t *tokens, *labels, *pos, *doc;
+    int64_t rows;
+};
+
+static int fill_batch(struct checker *c, const struct config *cfg, uint64_t seed, struct err *e)
+{
+    c->rows = cfg->train.micro_batch * cfg->train.seq;
+    int32_t **arrays[] = {&c->tokens, &c->labels, &c->pos, &c->doc};
+    for (int i = 0; i < countof(arrays); i++)
+        TRY(mem_array((void **)arrays[i], (size_t)c->rows, sizeof(int32_t), e));
+    uint64_t key = rng_key(seed, "tokens");
+    for (int64_t i = 0; i < c->rows; i++) {
+        int64_t in_row = i % cfg->train.seq, doc = in_row >= cfg->train.seq / 3 ? cfg->train.seq / 3 : 0;
+        c->tokens[i] = (int32_t)rng_below(key, (uint64_t)(2 * i), (uint64_t)cfg->model.vocab);
+        c->labels[i] = i % 7 == 5 ? -1 : (int32_t)rng_below(key, (uint64_t)(2 * i + 1), (uint64_t)cfg->model.vocab);
+        c->doc[i] = (int32_t)doc;
+        c->pos[i] = (int32_t)(cfg->data.eod_mask ? in_row - doc : in_row);
+    }
+    return ST_OK;
+}
+
+static int loss_of(struct checker *c, double *loss, struct err *e)
+{
+    struct run_info run = {.step = 3, .first_sample = 11, .first_mb = true, .scale = 1.0 / (double)c->rows, .tokens = c->tokens,
+                           .labels = c->labels, .pos = c->pos, .doc_start = c->doc};
+    TRY(exec_run(&c->exec, &c->train.p, &run, e));
+    struct tensor slot = model_slot(&c->model, &c->train, c->train.loss);
+    *loss = ((const double *)slot.data)[0] * run.scale;
+    return ST_OK;
+}
+
+static void shift(struct tensor *p, uint64_t key, double by)
+{
+    for (int64_t i = 0, n = tensor_elems(p); i < n; i++)
+        ((double *)p->data)[i] += by * rng_normal(key, (uint64_t)i);
+}
+
+static int check_param(struct checker *c, int k, const double *grad, uint64_t seed, struct model_check_row *row, struct err *e)
+{
+    const double h = 1e-5;
+    struct tensor p = model_param(&c->model, k);
+    uint64_t key = rng_key(seed, c->model.params.list[k].p.key);
+    double up, down, scale = 0;
+    *row = (struct model_check_row){.key = c->model.params.list[k].p.key};
+    for (int64_t i = 0, n = tensor_elems(&p); i < n; i++) {
+        double term = grad[i] * rng_normal(key, (uint64_t)i);
+        row->analytic += term;
+        scale += term * term;
+    }
+    shift(&p, key, h);
+    TRY(loss_of(c, &up, e));
+    shift(&p, key, -2 * h);
+    TRY(loss_of(c, &down, e));
+    shift(&p, key, h);
+    row->numeric = (up - down) / (2 * h);
+    row->error = fabs(row->numeric - row->analytic) / (sqrt(scale) + fabs(row->analytic) + 1e-6);
+    return ST_OK;
+}
+
+static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed, void (*visit)(void *, const struct model_check_row *),
+                      void *ctx, double *worst, struct err *e)
+{
+    struct model_plan *plans[] = {&c->train};
+    struct model_plan_opts o = {.name = "gradcheck", .mode = BUILD_TRAIN, .batch = cfg->train.micro_batch, .seq = cfg->train.seq};
+    double loss, *saved = NULL;
+    TRY(dev_open(&c->dev, DEV_REF, 1, e));
+    TRY(model_init(&c->model, cfg, &c->dev, e));
+    TRY(model_plan_build(&c->model, &c->train, &o, e));
+    TRY(model_commit(&c->model, plans, 1, e));
+    TRY(model_init_params(&c->model, e));
+    exec_init(&c->exec, &c->dev);
+    plan_options(&c->exec, cfg);
+    TRY(exec_prepare(&c->exec, &c->train.p, e));
+    TRY(fill_batch(c, cfg, seed, e));
+    /* Away from the symmetric start: gains of 1 and biases of 0 would hide errors. */
+    for (int k = 0; k < c->model.params.n; k++) {
+        struct tensor p = model_param(&c->model, k);
+        shift(&p, rng_key(seed, "start"), 0.1);
+    }
+    TRY(loss_of(c, &loss, e));
+    int64_t bytes = c->model.mem.allocated[ARENA_GRAD];
+    TRY(mem_aligned((void **)&saved, (size_t)bytes, DEV_ALIGN, e));
+    int st = c->dev.vt->copy_out(&c->dev, saved, c->model.mem.base[ARENA_GRAD], bytes, e);
+    for (int k = 0; st == ST_OK && k < c->model.params.n; k++) {
+        struct model_check_row row;
+        const double *grad = (const double *)((const char *)saved + c->model.params.list[k].offset);
+        st = check_param(c, k, grad, seed + 1, &row, e);
+        *worst = st == ST_OK && !(row.error <= *worst) ? row.error : *worst;
+        if (st == ST_OK && visit != NULL)
+            visit(ctx, &row);
+    }
+    free(saved);
+    return st;
+}
+
+int model_gradcheck(const struct config *cfg, uint64_t seed, void (*visit)(void *, const struct model_check_row *), void *ctx,
+                    double *worst, struct err *e)
+{
+    struct checker c = {0};
+    *worst = 0;
+    int st = run_checks(&c, cfg, seed, visit, ctx, worst, e);
+    exec_release(&c.exec);
+    model_plan_release(&c.train);
+    model_release(&c.model);
+    dev_close(&c.dev);
+    free(c.tokens);
+    free(c.labels);
+    free(c.pos);
+    free(c.doc);
+    return st;
+}

@@ -1,0 +1,118 @@
+/* Private to train/: the parts a log is made of. */
+#ifndef BRAID_TRAIN_LOG_INT_H
+#define BRAID_TRAIN_LOG_INT_H
+
+#include "base/base.h"
+#include "train/log.h"
+
+/* ---- escape.c: text from outside, made safe for its target. Bytes that are not UTF-8 become
+ * U+FFFD */
+void add_json_string(struct buf *b, const char *s);             /* with its quotes */
+void add_json_number(struct buf *b, double v, const char *fmt); /* null unless finite */
+void add_html(struct buf *b, const char *s);
+void add_utf8(struct buf *b, const char *s);
+
+/* ---- sink.c: a file that only grows, by whole records ------------------------------------------
+ */
+struct sink {
+    int fd;       /* -1: closed */
+    int64_t size; /* end of the last whole record */
+    char *path;
+    bool broken;  /* the file ends in half a record that could not be cut off */
+    bool written; /* something was written by this sink */
+};
+int sink_open(struct sink *s, const char *path, int flags, struct err *e);
+/* All of it or nothing: after a failed write the file is cut back to the last whole record. */
+int sink_write(struct sink *s, const void *bytes, size_t n, struct err *e);
+int sink_close(struct sink *s, struct err *e); /* syncs what was written */
+
+/* ---- history.c: what the report draws, in bounded memory ---------------------------------------
+ */
+
+/* One or more consecutive values. n counts the finite ones; n 0 is a gap. */
+struct hist_point {
+    int64_t first, last; /* steps */
+    double mean, low, high;
+    int32_t n, bad;
+};
+/* When a series is full, neighbours are joined and every later point holds twice as many values. */
+struct series {
+    char *tag;
+    struct hist_point *point;
+    int count, cap;
+    int32_t stride;
+    double last, best; /* last value, finite or not; lowest finite value */
+    int64_t last_step, best_step;
+    double pending; /* given for the coming step (extras only) */
+    bool has_pending;
+};
+int series_init(struct series *s, const char *tag, int cap, struct err *e);
+void series_release(struct series *s);
+void series_add(struct series *s, int64_t step, double v);
+
+enum { MAIN_POINTS = 2000, EXTRA_POINTS = 400, MAX_EXTRAS = 4096, MAX_TAG = 200, MAX_EVENTS = 400 };
+
+enum hist_main {
+    HIST_LOSS,
+    HIST_LR,
+    HIST_NORM,
+    HIST_SPEED,
+    HIST_MFU,
+    HIST_VAL,
+    HIST_BPB,
+    HIST_MAIN_COUNT,
+};
+struct hist_event {
+    enum log_event_kind kind;
+    int64_t step;
+    char text[160];
+};
+struct history {
+    struct series main[HIST_MAIN_COUNT];
+    struct series *extra; /* MAX_EXTRAS places, made as tags appear */
+    uint16_t *slot;       /* hash table of extras: index + 1 */
+    int n_extra;
+    struct hist_event event[MAX_EVENTS];
+    int n_events;
+    int64_t n_checkpoints, n_skipped, n_nonfinite;
+    int64_t last_step, tokens;
+    double elapsed;
+};
+int history_init(struct history *h, struct err *e);
+void history_release(struct history *h);
+struct series *history_extra(struct history *h, const char *tag, bool make);
+void history_step(struct history *h, const struct step_record *r);
+void history_eval(struct history *h, const struct eval_record *r);
+void history_event(struct history *h, enum log_event_kind kind, int64_t step, const char *text);
+/* Read a metrics.jsonl, leaving out what a later start or resume record took back. Lines that are
+ * not records (a line cut short by a kill) are counted in *ignored. A missing file is an empty one.
+ */
+int history_load(struct history *h, const char *path, int64_t *ignored, struct err *e);
+const char *event_name(enum log_event_kind kind);
+
+/* ---- progress.c: the line on the terminal ------------------------------------------------------
+ */
+struct progress {
+    FILE *out;
+    enum log_progress mode; /* never AUTO once initialised */
+    int64_t total;
+    int log_every;
+    bool drawn;               /* an in-place line is on the screen */
+    bool first;               /* nothing was shown yet */
+    double drawn_at;          /* of the last redraw */
+    double val;               /* last validation loss; NAN: none */
+    double step_time, weight; /* smoothed seconds per step, and the bias of the smoothing */
+    int64_t last_step;
+    double last_elapsed;
+};
+void progress_init(struct progress *p, const struct log_opts *o);
+void progress_step(struct progress *p, const struct step_record *r);
+void progress_eval(struct progress *p, const struct eval_record *r);
+/* A line of its own, above the progress line. */
+void progress_note(struct progress *p, const char *fmt, ...) PRINTF_LIKE(2, 3);
+void progress_break(struct progress *p);
+/* The text of the line; without cr or newline. */
+void progress_text(const struct progress *p, const struct step_record *r, char *out, size_t size);
+const char *short_count(double n, char *out, size_t size); /* "12.3k" */
+
+#endif

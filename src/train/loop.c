@@ -1,0 +1,144 @@
+/* The run: steps, evaluations, checkpoints, signals. */
+#include "train/train.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* Signals stay blocked from the start of a run and are asked for between steps: no handler, no global,
+ * and no half-done step. */
+static void stop_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGTERM);
+}
+
+static int pending_signal(void)
+{
+    sigset_t set;
+    stop_signals(&set);
+    const struct timespec now = {0};
+    int sig = sigtimedwait(&set, NULL, &now);
+    return sig > 0 ? sig : 0;
+}
+
+static int open_log(struct trainer *t, struct err *e)
+{
+    const struct config *c = t->cfg;
+    struct buf config, model;
+    char title[256];
+    buf_init(&config, 0);
+    buf_init(&model, 0);
+    config_write(c, &config, true);
+    model_print_stack(&t->model, &model);
+    snprintf(title, sizeof title, "braid: %.200s", c->run.dir[0] ? c->run.dir : c->model.pattern);
+    struct log_opts o = {.run_dir = c->run.dir[0] ? c->run.dir : NULL, .total_steps = c->train.steps, .start_step = t->step,
+                         .resume = t->step > 0, .log_every = (int)c->train.log_every,
+                         .progress = c->run.quiet ? LOG_PROGRESS_OFF : LOG_PROGRESS_AUTO, .tensorboard = c->run.tensorboard,
+                         .report = c->run.report, .title = title, .config = config.text, .model = model.text, .machine = t->dev.name};
+    int st = log_open(&t->log, &o, e);
+    if (st == ST_OK && c->run.dir[0] && config.text != NULL) {
+        char *path = path_join(c->run.dir, "config.ini");
+        st = path ? file_write_atomic(path, config.text, config.len, e) : err_set(e, ST_NOMEM, "out of memory");
+        free(path);
+    }
+    buf_release(&config);
+    buf_release(&model);
+    return st;
+}
+
+static int save(struct trainer *t, struct err *e)
+{
+    if (t->cfg->run.dir[0] == '\0')
+        return ST_OK;
+    TRY(trainer_save(t, e));
+    log_event(t->log, LOG_CHECKPOINT, t->step, "checkpoint of step %lld", (long long)t->step);
+    return ST_OK;
+}
+
+static void report_step(struct trainer *t, const struct step_result *r)
+{
+    double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq);
+    double rate = (double)r->tokens / r->seconds;
+    struct step_record rec = {.step = t->step, .loss = r->loss, .lr = r->lr, .grad_norm = r->grad_norm, .tokens = t->tokens_seen,
+                              .tokens_per_s = rate, .mfu = t->peak_flops > 0 ? 100 * rate * flops / t->peak_flops : 0,
+                              .elapsed = t->train_seconds, .skipped = r->skipped};
+    log_step(t->log, &rec);
+    if (r->skipped)
+        log_event(t->log, LOG_NONFINITE, t->step, "step %lld skipped: loss or gradient is not finite", (long long)t->step);
+}
+
+static int eval_now(struct trainer *t, struct err *e)
+{
+    struct eval_record rec = {.step = t->step};
+    TRY(trainer_eval(t, &rec.loss, &rec.bits_per_byte, e));
+    log_eval(t->log, &rec);
+    return ST_OK;
+}
+
+static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
+
+static int finish_trace(struct trainer *t, int64_t done, struct err *e)
+{
+    if (t->exec.trace == NULL || done < t->cfg->plan.trace_steps)
+        return ST_OK;
+    t->exec.trace = NULL;
+    return trace_write(t->trace, t->cfg->plan.trace, e);
+}
+
+static int loop(struct trainer *t, struct err *e)
+{
+    const struct config *c = t->cfg;
+    double begin = time_now();
+    int64_t first = t->step;
+    int sig = 0;
+    while (t->step < c->train.steps) {
+        struct step_result r;
+        TRY(trainer_step(t, &r, e));
+        report_step(t, &r);
+        TRY(finish_trace(t, t->step - first, e));
+        bool last = t->step == c->train.steps;
+        if (t->has_eval && (every(t->step, c->train.eval_every) || (last && c->train.eval_every > 0)))
+            TRY(eval_now(t, e));
+        sig = pending_signal();
+        bool out_of_time = c->run.minutes > 0 && time_now() - begin > 60 * c->run.minutes;
+        if (every(t->step, c->run.save_every) || last || sig != 0 || out_of_time)
+            TRY(save(t, e));
+        if ((sig != 0 || out_of_time) && !last)
+            break;
+    }
+    if (t->step < c->train.steps) {
+        log_event(t->log, LOG_STOP, t->step, "stopped after step %lld: %s", (long long)t->step, sig ? "signal" : "run.minutes is up");
+        err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s", (long long)t->step, (long long)c->train.steps,
+                c->run.dir[0] ? "; a checkpoint was saved" : "; there is no run folder, so nothing was saved");
+        return err_hint(e, c->run.dir[0] ? "the same command continues it" : "give --run.dir=DIR to be able to continue");
+    }
+    return ST_OK;
+}
+
+int trainer_run(struct trainer *t, struct err *e)
+{
+    sigset_t set, before;
+    stop_signals(&set);
+    pthread_sigmask(SIG_BLOCK, &set, &before);
+    int st = open_log(t, e);
+    if (st == ST_OK)
+        st = loop(t, e);
+    if (st == ST_NONFINITE)
+        log_event(t->log, LOG_NONFINITE, t->step, "%s", e->msg);
+    struct err log_error = {0};
+    if (t->log != NULL) {
+        log_break(t->log);
+        if (!t->cfg->run.quiet && st == ST_OK)
+            log_print_curve(t->log, stderr, true);
+    }
+    int log_st = log_close(t->log, &log_error);
+    t->log = NULL;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (st == ST_OK && log_st != ST_OK) {
+        *e = log_error;
+        return log_st;
+    }
+    return st;
+}

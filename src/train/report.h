@@ -1,0 +1,30 @@
+/* The run as one page: report.html holds its own styles and drawings, needs no network and no
+ * scripts. Also the loss curve as text for a terminal. */
+#ifndef BRAID_TRAIN_REPORT_H
+#define BRAID_TRAIN_REPORT_H
+
+#include "train/log_int.h"
+
+struct report_facts {
+    const char *title, *config, *model, *machine; /* each may be NULL */
+    const char *status;                           /* "running", "finished", "stopped" */
+    int64_t total_steps;                          /* 0: not known */
+};
+
+int report_html(struct buf *out, const struct history *h, const struct report_facts *f,
+                struct err *e);
+/* Reads <run>/metrics.jsonl and writes <run>/report.html anew. */
+int report_from_run(const char *run_dir, const struct report_facts *f, struct err *e);
+
+struct curve {
+    const double *step, *loss; /* rising steps; values that are not finite are left out */
+    int n;
+    const double *val_step, *val_loss;
+    int n_val;
+    int rows, cols; /* of the plotting area; 0: 12 by 72 */
+    bool unicode;   /* Braille dots instead of asterisks */
+};
+void report_terminal_curve(FILE *out, const struct curve *c);
+void report_history_curve(FILE *out, const struct history *h, bool unicode);
+
+#endif

@@ -1,0 +1,102 @@
+/* The trainer: a model, its plans, the data and the loop. cmd/ calls these; nothing below knows them. */
+#ifndef BRAID_TRAIN_H
+#define BRAID_TRAIN_H
+
+#include "ckpt/ckpt.h"
+#include "data/data.h"
+#include "optim/optim.h"
+#include "train/log.h"
+
+struct trainer {
+    const struct config *cfg;
+    struct dev dev;
+    struct model model;
+    struct model_plan train, eval;
+    struct optim optim;
+    struct exec exec;
+    struct tokenizer tok;
+    struct dataset *train_data, *valid_data;
+    struct batch_opts batch_opts;
+    struct batcher *batcher;
+    struct batch eval_batch;
+    const struct batch **micro; /* microbatches of the current step */
+    int64_t n_micro;
+    struct trace *trace;
+    struct train_log *log;
+    int64_t step;        /* updates done */
+    int64_t tokens_seen;
+    double train_seconds; /* of earlier sessions of the run plus this one */
+    double peak_flops;
+    int64_t skipped;
+    bool has_eval;
+};
+
+/* What the step said. */
+struct step_result {
+    double loss, grad_norm, lr, seconds;
+    int64_t tokens;
+    bool skipped;
+};
+
+/* Opens device, model, plans, data; commits memory; fills parameters from init or `from` (may be
+ * NULL). data may be left out (plan, gradcheck). */
+int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e);
+/* Only the plans: nothing is allocated, nothing can be run (`braid plan`). */
+int trainer_plan(struct trainer *t, const struct config *cfg, struct err *e);
+void trainer_close(struct trainer *t);
+/* One optimizer step. On a non-finite loss or gradient nothing is updated; by policy it is an error that
+ * names the first node, or result->skipped. */
+int trainer_step(struct trainer *t, struct step_result *r, struct err *e);
+/* Mean loss over train.eval_batches validation batches, and bits per byte. */
+int trainer_eval(struct trainer *t, double *loss, double *bits_per_byte, struct err *e);
+int trainer_save(struct trainer *t, struct err *e);
+/* The whole run; stops early (checkpoint first) on SIGINT, SIGTERM or run.minutes. */
+int trainer_run(struct trainer *t, struct err *e);
+
+/* Parts that eval, generate, grads and gradcheck share. */
+int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e);
+int load_params(struct model *m, const struct ckpt *c, struct err *e);
+enum dev_kind device_of(const struct config *cfg);
+void plan_options(struct exec *x, const struct config *cfg); /* poison, random lanes, sync, find_nan */
+
+/* ---- generate ---------------------------------------------------------------------------------------------- */
+
+struct sampler {
+    double temperature, top_p;
+    int64_t top_k;
+    uint64_t seed;
+};
+struct candidate {
+    double p;
+    int id;
+};
+/* The chosen token of one row of logits; draw number n of the stream. temperature 0: the largest. The
+ * first `vocab` logits take part; scratch holds as many candidates. */
+int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch);
+
+struct generator {
+    struct model model;
+    struct model_plan prefill, decode;
+    struct exec exec;
+    int64_t pos; /* tokens in the cache */
+    int32_t *positions;
+};
+int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from, int64_t max_tokens,
+                   struct err *e);
+void generator_close(struct generator *g);
+/* Feed tokens; *logits is the row of the last one. */
+int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct tensor *logits, struct err *e);
+void generator_rewind(struct generator *g); /* a new sequence */
+
+/* ---- whole-model gradient check ------------------------------------------------------------------------------- */
+
+struct model_check_row {
+    const char *key;
+    double numeric, analytic, error;
+};
+/* Random directions per parameter, central differences in double on the reference device. visit is
+ * called for each; the worst relative error comes back. */
+int model_gradcheck(const struct config *cfg, uint64_t seed, void (*visit)(void *, const struct model_check_row *), void *ctx,
+                    double *worst, struct err *e);
+
+#endif
