@@ -1,13 +1,11 @@
 /* `braid ckpt`: list, verify and compare checkpoints, without a model or a GPU. Single safetensors
  * files, as `braid op` and `braid grads` write them, can be listed and compared too. */
-#include "ckpt/ckpt.h"
+#include "cmd/cmd.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-int cmd_ckpt(int argc, char **argv);
 
 static const char usage[] =
     "usage: braid ckpt ls DIR        the checkpoints of a run, or the tensors of one checkpoint\n"

@@ -1,12 +1,9 @@
 /* braid data: turn text into token files, and look at data paths. */
-#include "base/base.h"
-#include "data/data.h"
+#include "cmd/cmd.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-int cmd_data(int argc, char **argv);
 
 static const char usage[] =
     "usage: braid data tokenize --in PATH... --out PREFIX [--eod] [--force]\n"

@@ -76,10 +76,9 @@ slot_id build_table(struct build *b, const char *name, struct tensor shape,
                     void (*fill)(struct tensor *, const void *), const void *arg)
 {
     struct table_list *l = b->tables;
-    slot_id slot = graph_persistent(b->g, name, shape, ARENA_STATE, 0);
-    if (slot == NO_SLOT)
+    const char *full = graph_name(b->g, name);
+    if (full == NULL)
         return NO_SLOT;
-    const char *full = b->g->slots[slot].name;
     int i = 0;
     while (i < l->n && strcmp(l->t[i].name, full) != 0)
         i++;
@@ -95,8 +94,7 @@ slot_id build_table(struct build *b, const char *name, struct tensor shape,
         err_set(&b->g->err, ST_INTERNAL, "table %s is declared with two shapes", full);
         return NO_SLOT;
     }
-    b->g->slots[slot].offset = l->t[i].offset;
-    return slot;
+    return graph_persistent(b->g, name, shape, ARENA_STATE, l->t[i].offset);
 }
 
 slot_id build_state(struct build *b, const char *name, struct tensor shape)

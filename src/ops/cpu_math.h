@@ -12,7 +12,8 @@ static inline float fast_expf(float x)
 {
     x = x < -87.33654f ? -87.33654f : x;
     x = x > 88.0f ? 88.0f : x;
-    float n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* round to nearest */
+    float shifted = x * 1.44269504f + 12582912.0f; /* round to nearest: n sits in the low bits */
+    float n = shifted - 12582912.0f;
     float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
     float p = 1.9875691500e-4f;
     p = p * r + 1.3981999507e-3f;
@@ -21,7 +22,9 @@ static inline float fast_expf(float x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = (p * r * r + r) + 1.0f;
-    int32_t bits = ((int32_t)n + 127) << 23;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127u) << 23;
     float scale;
     memcpy(&scale, &bits, sizeof scale);
     return p * scale;

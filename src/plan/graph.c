@@ -72,9 +72,24 @@ slot_id graph_slot(struct graph *g, const char *name, struct tensor shape)
     return add_slot(g, name, shape, -1, 0);
 }
 
+/* The same memory is the same slot: a tied embedding declared by two layers must meet in one place, or
+ * its contributions would not be ordered. */
 slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape, enum arena_id arena, int64_t offset)
 {
+    for (int s = 0; s < g->n_slots; s++) {
+        if (g->slots[s].arena != (int)arena || g->slots[s].offset != offset)
+            continue;
+        if (!tensor_same_shape(&g->slots[s].shape, &shape))
+            err_set(&g->err, ST_INTERNAL, "slot %s shares its memory with %s but not its shape", name, g->slots[s].name);
+        return s;
+    }
     return add_slot(g, name, shape, (int)arena, offset);
+}
+
+const char *graph_name(struct graph *g, const char *name)
+{
+    const char *tag = g->scope[0] ? arena_printf(&g->text, "%s.%s", g->scope, name) : name;
+    return tag ? full_name(g, tag) : NULL;
 }
 
 int graph_node(struct graph *g, const char *name, enum lane_id lane, const void *self)

@@ -142,6 +142,8 @@ void graph_release(struct graph *g);
 void graph_scope(struct graph *g, int layer, const char *scope);
 slot_id graph_slot(struct graph *g, const char *name, struct tensor shape);
 slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape, enum arena_id arena, int64_t offset);
+/* "<layer>.<scope>.<name>" of the current scope; NULL when out of memory. */
+const char *graph_name(struct graph *g, const char *name);
 /* Zeroed memory that lives as long as the graph, for a layer's sizes. */
 void *graph_own(struct graph *g, size_t bytes);
 int graph_node(struct graph *g, const char *name, enum lane_id lane, const void *self);

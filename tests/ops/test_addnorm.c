@@ -1,4 +1,5 @@
-/* addnorm beyond the descriptor's samples: in place, the mask of the dropout op, rejected arguments. */
+/* addnorm beyond the descriptor's samples: in place, the mask of the dropout op, rejected
+ * arguments. */
 #include "support.h"
 
 #include "ops/ops.h"
@@ -46,14 +47,19 @@ static int close_bench(void **state)
 
 static struct addnorm_fwd_args forward(struct bench *t)
 {
-    return (struct addnorm_fwd_args){.x = matrix(t->x), .f = matrix(t->f), .w = vector(t->w),
-                                     .s = matrix(t->s), .y = matrix(t->y),
-                                     .rstd = tensor_1d(t->rstd, DT_F32, ROWS), .eps = 1e-5};
+    return (struct addnorm_fwd_args){.x = matrix(t->x),
+                                     .f = matrix(t->f),
+                                     .w = vector(t->w),
+                                     .s = matrix(t->s),
+                                     .y = matrix(t->y),
+                                     .rstd = tensor_1d(t->rstd, DT_F32, ROWS),
+                                     .eps = 1e-5};
 }
 
 static struct dropout_rule half(struct bench *t)
 {
-    return (struct dropout_rule){.p = 0.5, .key = 42, .seq = 5, .info = tensor_1d(t->info, DT_I64, 4)};
+    return (struct dropout_rule){
+        .p = 0.5, .key = 42, .seq = 5, .info = tensor_1d(t->info, DT_I64, 4)};
 }
 
 static void the_stream_may_be_updated_in_place(void **state)
@@ -83,7 +89,8 @@ static void the_mask_is_that_of_the_dropout_op(void **state)
     struct dropout_args d = {.x = matrix(t->f), .y = matrix(dropped), .rule = half(t)};
     assert_ok(t->ops->dropout(&t->lane, &d), &t->e);
     memset(t->x, 0, sizeof t->x);
-    struct addnorm_fwd_args a = {.x = matrix(t->x), .f = matrix(t->f), .s = matrix(t->s), .drop = half(t)};
+    struct addnorm_fwd_args a = {
+        .x = matrix(t->x), .f = matrix(t->f), .s = matrix(t->s), .drop = half(t)};
     assert_ok(t->ops->addnorm_fwd(&t->lane, &a), &t->e);
     int zeros = 0;
     for (int i = 0; i < ROWS * D; i++) {
@@ -93,7 +100,8 @@ static void the_mask_is_that_of_the_dropout_op(void **state)
     assert_in_range(zeros, ROWS * D * 45 / 100, ROWS * D * 55 / 100);
     /* Backward drops the same channels. */
     float df[ROWS * D];
-    struct addnorm_bwd_args b = {.ds = matrix(t->f), .dx = matrix(t->y), .df = matrix(df), .drop = half(t)};
+    struct addnorm_bwd_args b = {
+        .ds = matrix(t->f), .dx = matrix(t->y), .df = matrix(df), .drop = half(t)};
     assert_ok(t->ops->addnorm_bwd(&t->lane, &b), &t->e);
     assert_memory_equal(t->y, t->f, sizeof t->y);
     for (int i = 0; i < ROWS * D; i++)
@@ -107,8 +115,13 @@ static void the_gradient_may_replace_the_incoming_one(void **state)
     struct addnorm_fwd_args f = forward(t);
     assert_ok(t->ops->addnorm_fwd(&t->lane, &f), &t->e);
     memcpy(ds, t->f, sizeof ds);
-    struct addnorm_bwd_args b = {.dy = matrix(t->x), .ds = matrix(ds), .s = f.s, .w = f.w, .rstd = f.rstd,
-                                 .dx = matrix(dx), .dw = vector(dw),
+    struct addnorm_bwd_args b = {.dy = matrix(t->x),
+                                 .ds = matrix(ds),
+                                 .s = f.s,
+                                 .w = f.w,
+                                 .rstd = f.rstd,
+                                 .dx = matrix(dx),
+                                 .dw = vector(dw),
                                  .work = tensor_1d(work, DT_U8, sizeof work)};
     assert_true(t->ops->addnorm_bwd_work(&b) <= (int64_t)sizeof work);
     assert_ok(t->ops->addnorm_bwd(&t->lane, &b), &t->e);
@@ -126,8 +139,14 @@ static void no_rows_need_no_scratch_and_give_zero_sums(void **state)
     memset(dw, 0xFF, sizeof dw);
     memset(dbias, 0xFF, sizeof dbias);
     struct tensor none = tensor_2d(t->x, DT_F32, 0, D), rstd = tensor_1d(t->rstd, DT_F32, 0);
-    struct addnorm_bwd_args b = {.dy = none, .ds = none, .s = none, .w = vector(t->w), .rstd = rstd,
-                                 .dx = none, .dw = vector(dw), .dbias = vector(dbias)};
+    struct addnorm_bwd_args b = {.dy = none,
+                                 .ds = none,
+                                 .s = none,
+                                 .w = vector(t->w),
+                                 .rstd = rstd,
+                                 .dx = none,
+                                 .dw = vector(dw),
+                                 .dbias = vector(dbias)};
     assert_int_equal(t->ops->addnorm_bwd_work(&b), 0);
     assert_ok(t->ops->addnorm_bwd(&t->lane, &b), &t->e);
     for (int i = 0; i < D; i++)
@@ -160,7 +179,8 @@ static void arguments_that_do_not_fit_together_are_refused(void **state)
     assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "info");
 
     f = forward(t);
-    struct addnorm_bwd_args b = {.dy = f.y, .s = f.s, .rstd = f.rstd, .dx = matrix(t->x), .dw = vector(t->w)};
+    struct addnorm_bwd_args b = {
+        .dy = f.y, .s = f.s, .rstd = f.rstd, .dx = matrix(t->x), .dw = vector(t->w)};
     assert_fails(t->ops->addnorm_bwd(&t->lane, &b), ST_INVALID, &t->e, "dw is given without w");
     b.w = vector(t->w);
     assert_fails(t->ops->addnorm_bwd(&t->lane, &b), ST_INVALID, &t->e, "work has 0 bytes");
@@ -171,11 +191,16 @@ static void arguments_that_do_not_fit_together_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(the_stream_may_be_updated_in_place, open_bench, close_bench),
-        cmocka_unit_test_setup_teardown(the_mask_is_that_of_the_dropout_op, open_bench, close_bench),
-        cmocka_unit_test_setup_teardown(the_gradient_may_replace_the_incoming_one, open_bench, close_bench),
-        cmocka_unit_test_setup_teardown(no_rows_need_no_scratch_and_give_zero_sums, open_bench, close_bench),
-        cmocka_unit_test_setup_teardown(arguments_that_do_not_fit_together_are_refused, open_bench, close_bench),
+        cmocka_unit_test_setup_teardown(the_stream_may_be_updated_in_place, open_bench,
+                                        close_bench),
+        cmocka_unit_test_setup_teardown(the_mask_is_that_of_the_dropout_op, open_bench,
+                                        close_bench),
+        cmocka_unit_test_setup_teardown(the_gradient_may_replace_the_incoming_one, open_bench,
+                                        close_bench),
+        cmocka_unit_test_setup_teardown(no_rows_need_no_scratch_and_give_zero_sums, open_bench,
+                                        close_bench),
+        cmocka_unit_test_setup_teardown(arguments_that_do_not_fit_together_are_refused, open_bench,
+                                        close_bench),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

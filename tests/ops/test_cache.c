@@ -1,5 +1,5 @@
-/* cache_store and colsum beyond the descriptors' samples: strided keys, the end of the cache, absent
- * scratch. */
+/* cache_store and colsum beyond the descriptors' samples: strided keys, the end of the cache,
+ * absent scratch. */
 #include "support.h"
 
 #include "ops/ops.h"

@@ -1,4 +1,5 @@
-/* gemm beyond what the descriptor's samples ask: garbage in C, bad shapes and strides, known values. */
+/* gemm beyond what the descriptor's samples ask: garbage in C, bad shapes and strides, known
+ * values. */
 #include "support.h"
 
 #include "ops/ops.h"
@@ -24,8 +25,11 @@ static void the_product_of_two_known_matrices_is_right(void **state)
     struct bench t;
     open_bench(&t, DEV_CPU);
     float a[] = {1, 2, 3, 4, 5, 6}, b[] = {1, 0, -1, 2, 1, 1}, bias[] = {10, 20}, c[4];
-    struct gemm_args g = {.a = tensor_2d(a, DT_F32, 2, 3), .b = tensor_2d(b, DT_F32, 3, 2),
-                          .c = tensor_2d(c, DT_F32, 2, 2), .bias = tensor_1d(bias, DT_F32, 2), .alpha = 2};
+    struct gemm_args g = {.a = tensor_2d(a, DT_F32, 2, 3),
+                          .b = tensor_2d(b, DT_F32, 3, 2),
+                          .c = tensor_2d(c, DT_F32, 2, 2),
+                          .bias = tensor_1d(bias, DT_F32, 2),
+                          .alpha = 2};
     assert_ok(t.ops->gemm(&t.lane, &g), &t.e);
     const float want[] = {2 * 2 + 10, 2 * 7 + 20, 2 * 5 + 10, 2 * 16 + 20};
     for (int i = 0; i < 4; i++)
@@ -70,8 +74,11 @@ static void one_row_may_have_any_stride(void **state)
     struct bench t;
     open_bench(&t, DEV_CPU);
     float a[] = {1, 2, 3}, b[] = {4, 5, 6}, c[] = {0};
-    struct gemm_args g = {.a = tensor_2d(a, DT_F32, 1, 3), .b = tensor_2d(b, DT_F32, 1, 3),
-                          .c = tensor_2d(c, DT_F32, 1, 1), .trans_b = true, .alpha = 1};
+    struct gemm_args g = {.a = tensor_2d(a, DT_F32, 1, 3),
+                          .b = tensor_2d(b, DT_F32, 1, 3),
+                          .c = tensor_2d(c, DT_F32, 1, 1),
+                          .trans_b = true,
+                          .alpha = 1};
     g.a.stride[0] = g.b.stride[0] = g.c.stride[0] = 0;
     assert_ok(t.ops->gemm(&t.lane, &g), &t.e);
     assert_true(c[0] == 32);
@@ -87,8 +94,10 @@ static void wrong_shapes_and_strides_are_refused(void **state)
         open_bench(&t, kinds[i]);
         double mem[64] = {0};
         enum dtype real = t.ops->real;
-        const struct gemm_args good = {.a = tensor_2d(mem, real, 2, 3), .b = tensor_2d(mem, real, 3, 4),
-                                       .c = tensor_2d(mem + 32, real, 2, 4), .alpha = 1};
+        const struct gemm_args good = {.a = tensor_2d(mem, real, 2, 3),
+                                       .b = tensor_2d(mem, real, 3, 4),
+                                       .c = tensor_2d(mem + 32, real, 2, 4),
+                                       .alpha = 1};
         assert_ok(t.ops->gemm(&t.lane, &good), &t.e);
         struct gemm_args g = good;
         g.trans_b = true;
@@ -118,8 +127,10 @@ static void sizes_beyond_the_library_are_refused_before_memory_is_touched(void *
     struct bench t;
     open_bench(&t, DEV_CPU);
     float x = 7;
-    struct gemm_args g = {.a = tensor_2d(&x, DT_F32, 2, 1), .b = tensor_2d(&x, DT_F32, 1, 1),
-                          .c = tensor_2d(&x, DT_F32, 2, 1), .alpha = 1};
+    struct gemm_args g = {.a = tensor_2d(&x, DT_F32, 2, 1),
+                          .b = tensor_2d(&x, DT_F32, 1, 1),
+                          .c = tensor_2d(&x, DT_F32, 2, 1),
+                          .alpha = 1};
     g.c.stride[0] = (int64_t)1 << 31;
     assert_fails(t.ops->gemm(&t.lane, &g), ST_UNSUPPORTED, &t.e, "2147483648");
     assert_true(x == 7);

@@ -70,12 +70,14 @@ static void non_finite_input_gives_a_non_finite_sum(void **state)
     }
 }
 
-static void clip_on(enum dev_kind kind, double *sums, int64_t k, double *loss, double max_norm, double out[4])
+static void clip_on(enum dev_kind kind, double *sums, int64_t k, double *loss, double max_norm,
+                    double out[4])
 {
     struct dev dev;
     assert_ok(dev_open(&dev, kind, 0, &error), &error);
     struct lane lane = {.dev = &dev, .err = &error};
-    struct clip_args a = {.sums = tensor_1d(sums, DT_F64, k), .out = tensor_1d(out, DT_F64, 4), .max_norm = max_norm};
+    struct clip_args a = {
+        .sums = tensor_1d(sums, DT_F64, k), .out = tensor_1d(out, DT_F64, 4), .max_norm = max_norm};
     if (loss != NULL)
         a.loss = tensor_1d(loss, DT_F64, 2);
     out[3] = NAN;
@@ -125,12 +127,15 @@ static void bad_arguments_are_refused(void **state)
     struct lane lane = {.dev = &dev, .err = &error};
     float x[SQNORM_BLOCK + 1] = {0};
     double out[4], work[1];
-    struct sqnorm_args s = {.x = tensor_1d(x, DT_F32, SQNORM_BLOCK + 1), .out = tensor_1d(out, DT_F64, 1),
+    struct sqnorm_args s = {.x = tensor_1d(x, DT_F32, SQNORM_BLOCK + 1),
+                            .out = tensor_1d(out, DT_F64, 1),
                             .work = tensor_1d(work, DT_U8, sizeof work)};
-    assert_fails(ops_for(&dev)->sqnorm(&lane, &s), ST_INVALID, &error, "work has 8 bytes, 16 needed");
+    assert_fails(ops_for(&dev)->sqnorm(&lane, &s), ST_INVALID, &error,
+                 "work has 8 bytes, 16 needed");
     s.out.dtype = DT_F32;
     assert_fails(ops_for(&dev)->sqnorm(&lane, &s), ST_INVALID, &error, "out");
-    struct clip_args c = {.sums = tensor_1d(work, DT_F64, 1), .out = tensor_1d(out, DT_F64, 4), .max_norm = -1};
+    struct clip_args c = {
+        .sums = tensor_1d(work, DT_F64, 1), .out = tensor_1d(out, DT_F64, 4), .max_norm = -1};
     assert_fails(ops_for(&dev)->clip(&lane, &c), ST_INVALID, &error, "max_norm is -1");
     c.max_norm = NAN;
     assert_fails(ops_for(&dev)->clip(&lane, &c), ST_INVALID, &error, "max_norm");

@@ -10,7 +10,8 @@ static int rule_check(const char *op, const struct act_rule *r, int64_t f, struc
     if ((int)r->kind < ACT_SWIGLU || r->kind > ACT_SILU)
         return err_set(e, ST_INVALID, "%s: kind %d is none of the seven", op, (int)r->kind);
     if (!(r->clamp >= 0) || !isfinite(r->clamp))
-        return err_set(e, ST_INVALID, "%s: clamp is %g, expected 0 (none) or a positive bound", op, r->clamp);
+        return err_set(e, ST_INVALID, "%s: clamp is %g, expected 0 (none) or a positive bound", op,
+                       r->clamp);
     if (r->interleave < 0 || (act_is_gated(r->kind) && r->interleave > 0 && f % r->interleave != 0))
         return err_set(e, ST_INVALID, "%s: interleave %lld does not divide the width %lld", op,
                        (long long)r->interleave, (long long)f);
@@ -61,13 +62,15 @@ static struct act_rule pack_rule(const struct op_call *c)
                              .clamp = c->attr[CLAMP],
                              .alpha = c->attr[ALPHA],
                              .offset = c->attr[OFFSET],
-                             .interleave = interleave >= 0 && interleave < 1e9 ? (int64_t)interleave : -1};
+                             .interleave =
+                                 interleave >= 0 && interleave < 1e9 ? (int64_t)interleave : -1};
 }
 
 static struct tensor x_shape(const struct op_call *c)
 {
     int64_t f = (int64_t)c->dim[1];
-    return tensor_2d(NULL, DT_NONE, (int64_t)c->dim[0], act_is_gated(pack_rule(c).kind) ? 2 * f : f);
+    return tensor_2d(NULL, DT_NONE, (int64_t)c->dim[0],
+                     act_is_gated(pack_rule(c).kind) ? 2 * f : f);
 }
 
 /* Pre-activations wide enough for the clamp to bite, and off its edges (and relu2's), where central
@@ -113,14 +116,16 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct act_fwd_args a = {.x = c->t[F_X], .prob = c->t[F_PROB], .y = c->t[F_Y], .rule = pack_rule(c)};
+    struct act_fwd_args a = {
+        .x = c->t[F_X], .prob = c->t[F_PROB], .y = c->t[F_Y], .rule = pack_rule(c)};
     return ops->act_fwd(lane, &a);
 }
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     *out = (struct op_cost){.flops = 12 * (double)tensor_elems(&c->t[F_Y]),
-                            .bytes = (double)tensor_bytes(&c->t[F_X]) + (double)tensor_bytes(&c->t[F_Y])};
+                            .bytes = (double)tensor_bytes(&c->t[F_X]) +
+                                     (double)tensor_bytes(&c->t[F_Y])};
 }
 
 enum { B_DY, B_X, B_PROB, B_DX, B_DPROB };
@@ -151,15 +156,20 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct act_bwd_args a = {.dy = c->t[B_DY], .x = c->t[B_X], .prob = c->t[B_PROB], .dx = c->t[B_DX],
-                             .dprob = c->t[B_DPROB], .rule = pack_rule(c)};
+    struct act_bwd_args a = {.dy = c->t[B_DY],
+                             .x = c->t[B_X],
+                             .prob = c->t[B_PROB],
+                             .dx = c->t[B_DX],
+                             .dprob = c->t[B_DPROB],
+                             .rule = pack_rule(c)};
     return ops->act_bwd(lane, &a);
 }
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     *out = (struct op_cost){.flops = 20 * (double)tensor_elems(&c->t[B_DY]),
-                            .bytes = 2 * (double)tensor_bytes(&c->t[B_X]) + (double)tensor_bytes(&c->t[B_DY])};
+                            .bytes = 2 * (double)tensor_bytes(&c->t[B_X]) +
+                                     (double)tensor_bytes(&c->t[B_DY])};
 }
 
 /* Kinds by number: 0 swiglu, 1 geglu, 2 quick_geglu, 3 gelu, 4 quick_gelu, 5 relu2, 6 silu. */
@@ -192,16 +202,43 @@ static const struct op_sample bench[] = {
 };
 
 const struct op_desc act_fwd_desc = {
-    .name = "act_fwd", .summary = "the nonlinearity of an MLP, gated or plain",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fill,
-    .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost, .backward = "act_bwd", .tolerance = 2e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "act_fwd",
+    .summary = "the nonlinearity of an MLP, gated or plain",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "act_bwd",
+    .tolerance = 2e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc act_bwd_desc = {
-    .name = "act_bwd", .summary = "gradient of act_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill,
-    .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost, .tolerance = 3e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "act_bwd",
+    .summary = "gradient of act_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 3e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

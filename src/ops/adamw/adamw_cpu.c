@@ -34,8 +34,10 @@ int CPU_NAME(adamw_cpu)(struct lane *l, const struct adamw_args *a)
     float *restrict p = a->p.data, *restrict m = a->m.data, *restrict v = a->v.data;
     int64_t n = a->p.dim[0];
     /* Everything that does not depend on the element, once and in double. */
-    float b1 = (float)a->beta1, c1 = (float)(1 - a->beta1), b2 = (float)a->beta2, c2 = (float)(1 - a->beta2);
-    float coef = (float)scale[1], step = (float)(hyper[0] / hyper[1]), v_fix = (float)(1 / hyper[2]);
+    float b1 = (float)a->beta1, c1 = (float)(1 - a->beta1), b2 = (float)a->beta2,
+          c2 = (float)(1 - a->beta2);
+    float coef = (float)scale[1], step = (float)(hyper[0] / hyper[1]),
+          v_fix = (float)(1 / hyper[2]);
     float eps = (float)a->eps, shrink = (float)(hyper[0] * a->decay);
 #pragma omp parallel for simd schedule(static) if (n > 8192)
     for (int64_t i = 0; i < n; i++) {

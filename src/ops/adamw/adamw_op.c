@@ -16,8 +16,8 @@ int adamw_check(const struct adamw_args *a, struct err *e)
     CHECK_T("adamw", "hyper", &a->hyper, DT_F64, 1, 8);
     CHECK_T("adamw", "scale", &a->scale, DT_F64, 1, 4);
     if (!(a->beta1 >= 0 && a->beta1 < 1 && a->beta2 >= 0 && a->beta2 < 1))
-        return err_set(e, ST_INVALID, "adamw: beta1 is %g and beta2 is %g, expected 0 <= beta < 1", a->beta1,
-                       a->beta2);
+        return err_set(e, ST_INVALID, "adamw: beta1 is %g and beta2 is %g, expected 0 <= beta < 1",
+                       a->beta1, a->beta2);
     if (!(a->eps > 0 && isfinite(a->eps)))
         return err_set(e, ST_INVALID, "adamw: eps is %g, expected more than 0", a->eps);
     if (!isfinite(a->decay))
@@ -31,7 +31,8 @@ int adamw_value_check(const struct adamw_args *a, struct err *e)
     if (!isfinite(hyper[0]))
         return err_set(e, ST_NONFINITE, "adamw: the learning rate is %g", hyper[0]);
     if (!(hyper[1] > 0 && hyper[1] <= 1 && hyper[2] > 0 && hyper[2] <= 1)) {
-        err_set(e, ST_INVALID, "adamw: bias corrections are %g and %g, expected 0 < 1 - beta^t <= 1", hyper[1],
+        err_set(e, ST_INVALID,
+                "adamw: bias corrections are %g and %g, expected 0 < 1 - beta^t <= 1", hyper[1],
                 hyper[2]);
         return err_hint(e, "the step t counts from 1");
     }
@@ -40,18 +41,25 @@ int adamw_value_check(const struct adamw_args *a, struct err *e)
     return ST_OK;
 }
 
-/* ---- descriptor: p, m and v are updated in place, so they are outputs whose old values matter ---- */
+/* ---- descriptor: p, m and v are updated in place, so they are outputs whose old values matter
+ * ---- */
 
 enum { G, HYPER, SCALE, P, M, V };
 static const struct op_arg args[] = {
-    {.name = "g"}, {.name = "hyper", .type = ARG_F64}, {.name = "scale", .type = ARG_F64},
-    {.name = "p", .role = ARG_OUT}, {.name = "m", .role = ARG_OUT}, {.name = "v", .role = ARG_OUT},
+    {.name = "g"},
+    {.name = "hyper", .type = ARG_F64},
+    {.name = "scale", .type = ARG_F64},
+    {.name = "p", .role = ARG_OUT},
+    {.name = "m", .role = ARG_OUT},
+    {.name = "v", .role = ARG_OUT},
 };
 /* step, lr, clip and skip are only for samples: they set what hyper and scale hold. */
 enum { DIM_N, DIM_STEP, DIM_LR, DIM_CLIP, DIM_SKIP };
-static const struct op_attr dims[] = {{"n", 33}, {"step", 3}, {"lr", 0.01}, {"clip", 1}, {"skip", 0}};
+static const struct op_attr dims[] = {
+    {"n", 33}, {"step", 3}, {"lr", 0.01}, {"clip", 1}, {"skip", 0}};
 enum { BETA1, BETA2, EPS, DECAY };
-static const struct op_attr attrs[] = {{"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"decay", 0.1}};
+static const struct op_attr attrs[] = {
+    {"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"decay", 0.1}};
 
 static void shapes(struct op_call *c)
 {
@@ -63,13 +71,17 @@ static void shapes(struct op_call *c)
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
     double step = c->dim[DIM_STEP];
-    double hyper[8] = {c->dim[DIM_LR], 1 - pow(c->attr[BETA1], step), 1 - pow(c->attr[BETA2], step)};
+    double hyper[8] = {c->dim[DIM_LR], 1 - pow(c->attr[BETA1], step),
+                       1 - pow(c->attr[BETA2], step)};
     double scale[4] = {1, c->dim[DIM_CLIP], c->dim[DIM_SKIP], 0};
     if (arg != HYPER && arg != SCALE && arg != V)
         return false;
     for (int64_t i = 0; i < host->dim[0]; i++) {
         double z = rng_normal(key, (uint64_t)i);
-        tensor_set(host, i, arg == HYPER ? hyper[i] : arg == SCALE ? scale[i] : (double)(float)(z * z));
+        tensor_set(host, i,
+                   arg == HYPER   ? hyper[i]
+                   : arg == SCALE ? scale[i]
+                                  : (double)(float)(z * z));
     }
     return true;
 }
@@ -85,9 +97,15 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct adamw_args a = {.p = c->t[P], .g = c->t[G], .m = c->t[M], .v = c->t[V],
-                           .hyper = c->t[HYPER], .scale = c->t[SCALE],
-                           .beta1 = c->attr[BETA1], .beta2 = c->attr[BETA2], .eps = c->attr[EPS],
+    struct adamw_args a = {.p = c->t[P],
+                           .g = c->t[G],
+                           .m = c->t[M],
+                           .v = c->t[V],
+                           .hyper = c->t[HYPER],
+                           .scale = c->t[SCALE],
+                           .beta1 = c->attr[BETA1],
+                           .beta2 = c->attr[BETA2],
+                           .eps = c->attr[EPS],
                            .decay = c->attr[DECAY]};
     return ops->adamw(lane, &a);
 }
@@ -99,15 +117,30 @@ static void cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"n=33"}, {"n=1 step=1"}, {"n=0"}, {"n=4097 clip=0.25 step=1000"}, {"n=100 skip=1"},
-    {"n=65 decay=0 beta1=0 beta2=0 step=1"}, {"n=64 lr=0"}, {"n=20000 eps=0.001 beta2=0.999 step=1"},
+    {"n=33"},         {"n=1 step=1"},
+    {"n=0"},          {"n=4097 clip=0.25 step=1000"},
+    {"n=100 skip=1"}, {"n=65 decay=0 beta1=0 beta2=0 step=1"},
+    {"n=64 lr=0"},    {"n=20000 eps=0.001 beta2=0.999 step=1"},
 };
 static const struct op_sample bench[] = {{"n=102400"}, {"n=16777216"}};
 
 const struct op_desc adamw_desc = {
-    .name = "adamw", .summary = "one AdamW update of a parameter, in place",
-    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = shapes, .sample_fill = fill,
-    .infer = infer, .run = run, .cost = cost, .tolerance = 2e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "adamw",
+    .summary = "one AdamW update of a parameter, in place",
+    .args = args,
+    .n_args = countof(args),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = shapes,
+    .sample_fill = fill,
+    .infer = infer,
+    .run = run,
+    .cost = cost,
+    .tolerance = 2e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -96,7 +96,8 @@ int CPU_NAME(addnorm_fwd_cpu)(struct lane *l, const struct addnorm_fwd_args *a)
 int64_t CPU_NAME(addnorm_bwd_work_cpu)(const struct addnorm_bwd_args *a)
 {
     int64_t sums = (a->dw.rank > 0) + (a->dbias.rank > 0);
-    return sums * ceil_div(rows_of(&a->dx), RMSNORM_BLOCK) * cols_of(&a->dx) * (int64_t)sizeof(float);
+    return sums * ceil_div(rows_of(&a->dx), RMSNORM_BLOCK) * cols_of(&a->dx) *
+           (int64_t)sizeof(float);
 }
 
 /* The sum of dy * gain * s, and dw += dy * s * rstd where wanted. */

@@ -5,14 +5,15 @@
 #include <string.h>
 
 /* The mask applies to tensors like `like`. */
-static int drop_check(const char *op, const struct dropout_rule *r, const struct tensor *like, struct err *e)
+static int drop_check(const char *op, const struct dropout_rule *r, const struct tensor *like,
+                      struct err *e)
 {
     struct dropout_args d = {.x = *like, .y = *like, .rule = *r};
     int st = dropout_check(&d, e);
     return st != ST_OK ? (err_in(e, "%s", op), st) : ST_OK;
 }
 
-static int unless(const char *op, bool wrong, const char *what, struct err *e)
+static int refuse_if(const char *op, bool wrong, const char *what, struct err *e)
 {
     return wrong ? err_set(e, ST_INVALID, "%s: %s", op, what) : ST_OK;
 }
@@ -24,9 +25,10 @@ int addnorm_fwd_check(const struct addnorm_fwd_args *a, struct err *e)
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
     int64_t rows = a->x.dim[0], d = a->x.dim[1];
     bool closes = present(&a->f), opens = present(&a->y);
-    TRY(unless(op, closes != present(&a->s), "f and s must be given together or not at all", e));
-    TRY(unless(op, !closes && present(&a->bias), "bias is given without f", e));
-    TRY(unless(op, !opens && (present(&a->w) || present(&a->rstd)), "w or rstd is given without y", e));
+    TRY(refuse_if(op, closes != present(&a->s), "f and s must be given together or not at all", e));
+    TRY(refuse_if(op, !closes && present(&a->bias), "bias is given without f", e));
+    TRY(refuse_if(op, !opens && (present(&a->w) || present(&a->rstd)),
+                  "w or rstd is given without y", e));
     CHECK_OPT(op, "f", &a->f, real, 2, rows, d);
     CHECK_OPT(op, "s", &a->s, real, 2, rows, d);
     CHECK_OPT(op, "bias", &a->bias, real, 1, d);
@@ -43,8 +45,8 @@ int addnorm_bwd_check(const struct addnorm_bwd_args *a, struct err *e)
     enum dtype real = a->dx.dtype;
     CHECK_T(op, "dx", &a->dx, real, 2, -1, -1);
     int64_t rows = a->dx.dim[0], d = a->dx.dim[1];
-    TRY(unless(op, !present(&a->dy) && present(&a->w), "w is given without dy", e));
-    TRY(unless(op, present(&a->dw) && !present(&a->w), "dw is given without w", e));
+    TRY(refuse_if(op, !present(&a->dy) && present(&a->w), "w is given without dy", e));
+    TRY(refuse_if(op, present(&a->dw) && !present(&a->w), "dw is given without w", e));
     CHECK_OPT(op, "dy", &a->dy, real, 2, rows, d);
     if (present(&a->dy)) {
         CHECK_T(op, "s", &a->s, real, 2, rows, d);
@@ -114,7 +116,7 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     (void)ops;
     const struct tensor *x = &c->t[F_X];
-    TRY(unless("addnorm_fwd", x->rank != 2, "x must have rank 2", e));
+    TRY(refuse_if("addnorm_fwd", x->rank != 2, "x must have rank 2", e));
     if (c->t[F_F].rank > 0)
         c->t[F_S] = tensor_shape(x->dtype, 2, x->dim);
     if (op_attr(c, "close_only") == 0) {
@@ -126,10 +128,16 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct addnorm_fwd_args a = {
-        .x = c->t[F_X], .f = c->t[F_F], .bias = c->t[F_BIAS], .w = c->t[F_W], .s = c->t[F_S],
-        .y = c->t[F_Y], .rstd = c->t[F_RSTD], .eps = op_attr(c, "eps"),
-        .zero_centered = op_attr(c, "zero_centered") != 0, .drop = pack_drop(c, F_INFO)};
+    struct addnorm_fwd_args a = {.x = c->t[F_X],
+                                 .f = c->t[F_F],
+                                 .bias = c->t[F_BIAS],
+                                 .w = c->t[F_W],
+                                 .s = c->t[F_S],
+                                 .y = c->t[F_Y],
+                                 .rstd = c->t[F_RSTD],
+                                 .eps = op_attr(c, "eps"),
+                                 .zero_centered = op_attr(c, "zero_centered") != 0,
+                                 .drop = pack_drop(c, F_INFO)};
     return ops->addnorm_fwd(lane, &a);
 }
 
@@ -169,18 +177,26 @@ static void bwd_shapes(struct op_call *c)
 
 static struct addnorm_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct addnorm_bwd_args){
-        .dy = c->t[B_DY], .ds = c->t[B_DS], .s = c->t[B_S].rank > 0 ? c->t[B_S] : c->t[B_X],
-        .w = c->t[B_W], .rstd = c->t[B_RSTD], .dx = c->t[B_DX], .df = c->t[B_DF], .dw = c->t[B_DW],
-        .dbias = c->t[B_DBIAS], .work = c->t[B_WORK],
-        .zero_centered = op_attr(c, "zero_centered") != 0, .acc_dw = op_attr(c, "acc_dw") != 0,
-        .acc_dbias = op_attr(c, "acc_dbias") != 0, .drop = pack_drop(c, B_INFO)};
+    return (struct addnorm_bwd_args){.dy = c->t[B_DY],
+                                     .ds = c->t[B_DS],
+                                     .s = c->t[B_S].rank > 0 ? c->t[B_S] : c->t[B_X],
+                                     .w = c->t[B_W],
+                                     .rstd = c->t[B_RSTD],
+                                     .dx = c->t[B_DX],
+                                     .df = c->t[B_DF],
+                                     .dw = c->t[B_DW],
+                                     .dbias = c->t[B_DBIAS],
+                                     .work = c->t[B_WORK],
+                                     .zero_centered = op_attr(c, "zero_centered") != 0,
+                                     .acc_dw = op_attr(c, "acc_dw") != 0,
+                                     .acc_dbias = op_attr(c, "acc_dbias") != 0,
+                                     .drop = pack_drop(c, B_INFO)};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     const struct tensor *like = c->t[B_DY].rank > 0 ? &c->t[B_DY] : &c->t[B_DS];
-    TRY(unless("addnorm_bwd", like->rank != 2, "dy or ds must be given, with rank 2", e));
+    TRY(refuse_if("addnorm_bwd", like->rank != 2, "dy or ds must be given, with rank 2", e));
     c->t[B_DX] = c->t[B_DF] = tensor_shape(like->dtype, 2, like->dim);
     if (c->t[B_W].rank > 0)
         c->t[B_DW] = tensor_1d(NULL, like->dtype, like->dim[1]);
@@ -245,18 +261,43 @@ static const struct op_sample bwd_bench[] = {
 };
 
 const struct op_desc addnorm_fwd_desc = {
-    .name = "addnorm_fwd", .summary = "residual add with bias and dropout, then rmsnorm",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fill,
-    .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost, .backward = "addnorm_bwd", .tolerance = 2e-6,
-    .samples = samples, .n_samples = countof(samples) - BACKWARD_ONLY,
-    .bench = bench, .n_bench = countof(bench),
+    .name = "addnorm_fwd",
+    .summary = "residual add with bias and dropout, then rmsnorm",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "addnorm_bwd",
+    .tolerance = 2e-6,
+    .samples = samples,
+    .n_samples = countof(samples) - BACKWARD_ONLY,
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc addnorm_bwd_desc = {
-    .name = "addnorm_bwd", .summary = "gradient of addnorm_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill,
-    .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost, .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples),
-    .bench = bwd_bench, .n_bench = countof(bwd_bench),
+    .name = "addnorm_bwd",
+    .summary = "gradient of addnorm_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bwd_bench,
+    .n_bench = countof(bwd_bench),
 };

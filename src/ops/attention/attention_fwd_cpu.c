@@ -36,48 +36,57 @@ static float sink_of(const struct attention_fwd_args *a, int64_t head, bool *has
     return present(&a->sink) ? ((const float *)a->sink.data)[head] : 0.0f;
 }
 
-/* Scores of one panel become probabilities relative to the running maximum; earlier sums and
- * outputs are scaled to the new one. */
-static void softmax_panel(const struct queries *q, struct scratch *s, int panel, struct span keys, int64_t key,
-                          int64_t d_v)
+/* Largest score of each query of a panel so far; hidden keys get a score that loses. */
+static void panel_max(const struct queries *q, float *scores, int panel, struct span keys, int64_t key, float *top)
 {
-    float *max = s->max + panel * PANEL, *sum = s->sum + panel * PANEL, top[PANEL], shrink[PANEL];
     const int32_t *low = q->low + panel * PANEL, *high = q->high + panel * PANEL;
-    for (int i = 0; i < PANEL; i++)
-        top[i] = max[i];
+    vec best[TILE_COLS];
+    for (int c = 0; c < TILE_COLS; c++)
+        best[c] = *(const vec *)(top + c * VL);
     for (int64_t k = keys.from; k < keys.to; k++) {
-        float *x = s->p + k * QUERY_BLOCK + panel * PANEL;
+        float *x = scores + k * QUERY_BLOCK;
         int32_t at = (int32_t)(key + k);
         if (!keys.whole) {
 #pragma omp simd
             for (int i = 0; i < PANEL; i++)
                 x[i] = at >= low[i] && at <= high[i] ? x[i] : no_logit;
         }
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++)
-            top[i] = x[i] > top[i] ? x[i] : top[i];
+        for (int c = 0; c < TILE_COLS; c++)
+            best[c] = vec_max(*(const vec *)(x + c * VL), best[c]);
     }
+    for (int c = 0; c < TILE_COLS; c++)
+        *(vec *)(top + c * VL) = best[c];
+}
+
+/* Scores of one panel become probabilities relative to the running maximum; earlier sums and
+ * outputs are scaled to the new one. */
+static void softmax_panel(const struct queries *q, struct scratch *s, int panel, struct span keys, int64_t key,
+                          int64_t d_v)
+{
+    float *max = s->max + panel * PANEL, *sum = s->sum + panel * PANEL, *scores = s->p + panel * PANEL;
+    float top[PANEL], shrink[PANEL];
+    memcpy(top, max, sizeof top);
+    panel_max(q, scores, panel, keys, key, top);
 #pragma omp simd
     for (int i = 0; i < PANEL; i++) {
         shrink[i] = fast_expf(max[i] - top[i]);
         max[i] = top[i];
         sum[i] *= shrink[i];
     }
+    vec total[TILE_COLS];
+    for (int c = 0; c < TILE_COLS; c++)
+        total[c] = *(const vec *)(sum + c * VL);
     for (int64_t k = keys.from; k < keys.to; k++) {
-        float *x = s->p + k * QUERY_BLOCK + panel * PANEL;
-        int32_t at = (int32_t)(key + k);
+        float *x = scores + k * QUERY_BLOCK;
+        /* A hidden key must weigh exactly nothing, even where no key is visible yet. */
 #pragma omp simd
         for (int i = 0; i < PANEL; i++)
-            x[i] = fast_expf(x[i] - top[i]);
-        if (!keys.whole) {
-#pragma omp simd
-            for (int i = 0; i < PANEL; i++)
-                x[i] = at >= low[i] && at <= high[i] ? x[i] : 0.0f;
-        }
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++)
-            sum[i] += x[i];
+            x[i] = x[i] == no_logit ? 0.0f : fast_expf(x[i] - top[i]);
+        for (int c = 0; c < TILE_COLS; c++)
+            total[c] += *(const vec *)(x + c * VL);
     }
+    for (int c = 0; c < TILE_COLS; c++)
+        *(vec *)(sum + c * VL) = total[c];
     for (int64_t d = 0; d < d_v; d++) {
         float *o = s->o + d * QUERY_BLOCK + panel * PANEL;
 #pragma omp simd

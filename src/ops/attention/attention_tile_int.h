@@ -25,7 +25,14 @@ enum {
 };
 
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+typedef int32_t vec_mask __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+static inline vec vec_max(vec a, vec b)
+{
+    vec_mask a_wins = a > b;
+    return (vec)((a_wins & (vec_mask)a) | (~a_wins & (vec_mask)b));
+}
 
 /* out[r][c] (+)= sum_i a[r * a_row + i * a_step] * b[i * b_row + c] */
 struct product {

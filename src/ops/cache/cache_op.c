@@ -62,16 +62,30 @@ static void cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"b=2 s=3 g=2 d=8 at=4"},   {"b=1 s=1 g=1 d=1 at=15"},        {"b=2 s=0 g=3 d=5 at=16"},
-    {"b=0 s=3 g=2 d=8"},        {"b=3 s=16 g=2 d=17 at=0"},       {"b=2 s=5 g=3 d=7 at=2"},
+    {"b=2 s=3 g=2 d=8 at=4"},          {"b=1 s=1 g=1 d=1 at=15"},
+    {"b=2 s=0 g=3 d=5 at=16"},         {"b=0 s=3 g=2 d=8"},
+    {"b=3 s=16 g=2 d=17 at=0"},        {"b=2 s=5 g=3 d=7 at=2"},
     {"b=2 s=70 g=4 d=33 at=1 max=71"},
 };
 static const struct op_sample bench[] = {{"b=16 s=256 g=2 d=64 at=0 max=1024"}};
 
 const struct op_desc cache_store_desc = {
-    .name = "cache_store", .summary = "put new rows of keys or values into a decode cache",
-    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = shapes, .sample_fill = fill,
-    .infer = infer, .run = run, .cost = cost, .tolerance = 0,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "cache_store",
+    .summary = "put new rows of keys or values into a decode cache",
+    .args = args,
+    .n_args = countof(args),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = shapes,
+    .sample_fill = fill,
+    .infer = infer,
+    .run = run,
+    .cost = cost,
+    .tolerance = 0,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -28,8 +28,8 @@ static void shapes(struct op_call *c)
 
 static struct colsum_args pack(const struct op_call *c)
 {
-    return (struct colsum_args){.x = c->t[A_X], .out = c->t[A_OUT], .work = c->t[A_WORK],
-                                .acc_out = c->attr[0] != 0};
+    return (struct colsum_args){
+        .x = c->t[A_X], .out = c->t[A_OUT], .work = c->t[A_WORK], .acc_out = c->attr[0] != 0};
 }
 
 static int infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -55,16 +55,29 @@ static void cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"rows=5 n=33"},          {"rows=1 n=1"},         {"rows=0 n=8"},
-    {"rows=0 n=8 acc_out=1"}, {"rows=8 n=0"},         {"rows=64 n=16 acc_out=1"},
-    {"rows=65 n=257"},        {"rows=300 n=301 acc_out=1 strided=1"},
+    {"rows=5 n=33"},   {"rows=1 n=1"},
+    {"rows=0 n=8"},    {"rows=0 n=8 acc_out=1"},
+    {"rows=8 n=0"},    {"rows=64 n=16 acc_out=1"},
+    {"rows=65 n=257"}, {"rows=300 n=301 acc_out=1 strided=1"},
 };
 static const struct op_sample bench[] = {{"rows=4096 n=320"}, {"rows=4096 n=1728"}};
 
 const struct op_desc colsum_desc = {
-    .name = "colsum", .summary = "sum over rows: the gradient of a bias",
-    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = shapes, .infer = infer,
-    .run = run, .cost = cost, .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "colsum",
+    .summary = "sum over rows: the gradient of a bias",
+    .args = args,
+    .n_args = countof(args),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = shapes,
+    .infer = infer,
+    .run = run,
+    .cost = cost,
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

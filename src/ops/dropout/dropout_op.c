@@ -13,16 +13,20 @@ int dropout_check(const struct dropout_args *a, struct err *e)
     if (r->p == 0)
         return ST_OK;
     if (r->seq < 1)
-        return err_set(e, ST_INVALID, "dropout: seq is %lld, expected at least 1", (long long)r->seq);
+        return err_set(e, ST_INVALID, "dropout: seq is %lld, expected at least 1",
+                       (long long)r->seq);
     CHECK_T("dropout", "info", &r->info, DT_I64, 1, 4);
     return ST_OK;
 }
 
-/* ---- descriptor: no backward, as the op is its own; tests/ops/test_dropout.c checks that --------- */
+/* ---- descriptor: no backward, as the op is its own; tests/ops/test_dropout.c checks that
+ * --------- */
 
 enum { X, INFO, Y };
 static const struct op_arg args[] = {
-    {.name = "x"}, {.name = "info", .type = ARG_I64}, {.name = "y", .role = ARG_OUT},
+    {.name = "x"},
+    {.name = "info", .type = ARG_I64},
+    {.name = "y", .role = ARG_OUT},
 };
 static const struct op_attr dims[] = {{"rows", 6}, {"d", 33}};
 enum { ATTR_P, ATTR_KEY, ATTR_SEQ };
@@ -74,18 +78,37 @@ static void cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"rows=6 d=33"}, {"rows=1 d=1 seq=1"}, {"rows=0 d=8"}, {"rows=9 d=66 p=0.5 seq=3"},
-    {"rows=13 d=64 p=0"}, {"rows=5 d=129 p=0.999 key=987654321"}, {"rows=70 d=65 p=0.25 seq=70"},
+    {"rows=6 d=33"},
+    {"rows=1 d=1 seq=1"},
+    {"rows=0 d=8"},
+    {"rows=9 d=66 p=0.5 seq=3"},
+    {"rows=13 d=64 p=0"},
+    {"rows=5 d=129 p=0.999 key=987654321"},
+    {"rows=70 d=65 p=0.25 seq=70"},
     {"rows=9 d=66 p=0.5 strided=1"},
 };
 static const struct op_sample bench[] = {
-    {"rows=4096 d=320 seq=256"}, {"rows=16384 d=2048 seq=4096"},
+    {"rows=4096 d=320 seq=256"},
+    {"rows=16384 d=2048 seq=4096"},
 };
 
 const struct op_desc dropout_desc = {
-    .name = "dropout", .summary = "zero a random share of the channels, scale the rest",
-    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = shapes, .sample_fill = fill,
-    .infer = infer, .run = run, .cost = cost, .tolerance = 1e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "dropout",
+    .summary = "zero a random share of the channels, scale the rest",
+    .args = args,
+    .n_args = countof(args),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = shapes,
+    .sample_fill = fill,
+    .infer = infer,
+    .run = run,
+    .cost = cost,
+    .tolerance = 1e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

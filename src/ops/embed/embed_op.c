@@ -58,7 +58,9 @@ static bool fill_token(struct tensor *host, uint64_t key, int64_t vocab)
 
 enum { F_TOKEN, F_W, F_Y };
 static const struct op_arg fwd_args[] = {
-    {.name = "token", .type = ARG_I32}, {.name = "w"}, {.name = "y", .role = ARG_OUT},
+    {.name = "token", .type = ARG_I32},
+    {.name = "w"},
+    {.name = "y", .role = ARG_OUT},
 };
 
 static void fwd_shapes(struct op_call *c)
@@ -95,8 +97,11 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 /* w tells the backward only how many rows dw has; the op itself does not read it. */
 enum { B_TOKEN, B_DY, B_W, B_DW, B_WORK };
 static const struct op_arg bwd_args[] = {
-    {.name = "token", .type = ARG_I32}, {.name = "dy"}, {.name = "w"},
-    {.name = "dw", .role = ARG_OUT}, {.name = "work", .role = ARG_WORK, .type = ARG_U8},
+    {.name = "token", .type = ARG_I32},
+    {.name = "dy"},
+    {.name = "w"},
+    {.name = "dw", .role = ARG_OUT},
+    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr bwd_attrs[] = {{"acc_dw", 0}};
 
@@ -114,8 +119,11 @@ static bool bwd_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
 
 static struct embed_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct embed_bwd_args){.token = c->t[B_TOKEN], .dy = c->t[B_DY], .dw = c->t[B_DW],
-                                   .work = c->t[B_WORK], .acc_dw = c->attr[0] != 0};
+    return (struct embed_bwd_args){.token = c->t[B_TOKEN],
+                                   .dy = c->t[B_DY],
+                                   .dw = c->t[B_DW],
+                                   .work = c->t[B_WORK],
+                                   .acc_dw = c->attr[0] != 0};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -141,24 +149,55 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"rows=7 vocab=11 d=33"}, {"rows=1 vocab=1 d=1"}, {"rows=0 vocab=5 d=8"}, {"rows=6 vocab=5 d=0"},
-    {"rows=200 vocab=3 d=17 acc_dw=1"}, {"rows=65 vocab=300 d=65"}, {"rows=129 vocab=64 d=128 acc_dw=1"},
+    {"rows=7 vocab=11 d=33"},
+    {"rows=1 vocab=1 d=1"},
+    {"rows=0 vocab=5 d=8"},
+    {"rows=6 vocab=5 d=0"},
+    {"rows=200 vocab=3 d=17 acc_dw=1"},
+    {"rows=65 vocab=300 d=65"},
+    {"rows=129 vocab=64 d=128 acc_dw=1"},
 };
 static const struct op_sample bench[] = {
-    {"rows=4096 vocab=256 d=320"}, {"rows=4096 vocab=50304 d=768"},
+    {"rows=4096 vocab=256 d=320"},
+    {"rows=4096 vocab=50304 d=768"},
 };
 
 const struct op_desc embed_fwd_desc = {
-    .name = "embed_fwd", .summary = "rows of a table by token",
-    .args = fwd_args, .n_args = countof(fwd_args),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fwd_fill,
-    .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost, .backward = "embed_bwd", .tolerance = 1e-7,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "embed_fwd",
+    .summary = "rows of a table by token",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fwd_fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "embed_bwd",
+    .tolerance = 1e-7,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc embed_bwd_desc = {
-    .name = "embed_bwd", .summary = "gradient of embed_fwd: sums of rows by token",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = bwd_fill,
-    .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost, .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "embed_bwd",
+    .summary = "gradient of embed_fwd: sums of rows by token",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = bwd_fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -9,7 +9,8 @@ static int gate_check(const char *op, const struct tensor *x, const struct tenso
 {
     int64_t any[TENSOR_MAX_RANK] = {-1, -1, -1, -1, -1}, dim[TENSOR_MAX_RANK];
     if (x->rank < 2 || x->rank > TENSOR_MAX_RANK)
-        return err_set(e, ST_INVALID, "%s: x has rank %d, expected 2 to %d", op, x->rank, TENSOR_MAX_RANK);
+        return err_set(e, ST_INVALID, "%s: x has rank %d, expected 2 to %d", op, x->rank,
+                       TENSOR_MAX_RANK);
     TRY(check_tensor(op, "x", x, x->dtype, x->rank, any, e));
     memcpy(dim, x->dim, sizeof dim);
     if (g->rank == x->rank && g->dim[g->rank - 1] == 1)
@@ -38,7 +39,8 @@ static const struct op_attr dims[] = {{"rows", 5}, {"heads", 0}, {"n", 33}, {"sh
 static struct tensor shape_of(const struct op_call *c, int64_t last)
 {
     int64_t rows = (int64_t)c->dim[0], heads = (int64_t)c->dim[1];
-    return heads > 0 ? tensor_3d(NULL, DT_NONE, rows, heads, last) : tensor_2d(NULL, DT_NONE, rows, last);
+    return heads > 0 ? tensor_3d(NULL, DT_NONE, rows, heads, last)
+                     : tensor_2d(NULL, DT_NONE, rows, last);
 }
 
 static struct tensor x_shape(const struct op_call *c) { return shape_of(c, (int64_t)c->dim[2]); }
@@ -48,7 +50,8 @@ static struct tensor g_shape(const struct op_call *c)
 }
 
 enum { F_X, F_G, F_Y };
-static const struct op_arg fwd_args[] = {{.name = "x"}, {.name = "g"}, {.name = "y", .role = ARG_OUT}};
+static const struct op_arg fwd_args[] = {
+    {.name = "x"}, {.name = "g"}, {.name = "y", .role = ARG_OUT}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -102,7 +105,8 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct gate_bwd_args a = {.dy = c->t[B_DY], .x = c->t[B_X], .g = c->t[B_G], .dx = c->t[B_DX], .dg = c->t[B_DG]};
+    struct gate_bwd_args a = {
+        .dy = c->t[B_DY], .x = c->t[B_X], .g = c->t[B_G], .dx = c->t[B_DX], .dg = c->t[B_DG]};
     return ops->gate_bwd(lane, &a);
 }
 
@@ -127,16 +131,37 @@ static const struct op_sample bench[] = {
     {"rows=4096 n=320"}, {"rows=4096 heads=5 n=64"}, {"rows=4096 n=864 shared=1"}};
 
 const struct op_desc gate_fwd_desc = {
-    .name = "gate_fwd", .summary = "x times the sigmoid of a gate",
-    .args = fwd_args, .n_args = countof(fwd_args), .dims = dims, .n_dims = countof(dims),
-    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
-    .backward = "gate_bwd", .tolerance = 2e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "gate_fwd",
+    .summary = "x times the sigmoid of a gate",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "gate_bwd",
+    .tolerance = 2e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc gate_bwd_desc = {
-    .name = "gate_bwd", .summary = "gradient of gate_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .dims = dims, .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
+    .name = "gate_bwd",
+    .summary = "gradient of gate_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
     .tolerance = 3e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

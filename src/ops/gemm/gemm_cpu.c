@@ -19,7 +19,8 @@ static int check_range(const struct gemm_args *a, struct err *e)
         if (max_i64(max_i64(t[i]->dim[0], t[i]->dim[1]), leading(t[i])) > INT_MAX)
             return err_set(e, ST_UNSUPPORTED,
                            "gemm: a [%lld, %lld] matrix with row stride %lld is beyond OpenBLAS's "
-                           "32-bit sizes", (long long)t[i]->dim[0], (long long)t[i]->dim[1],
+                           "32-bit sizes",
+                           (long long)t[i]->dim[0], (long long)t[i]->dim[1],
                            (long long)leading(t[i]));
     return ST_OK;
 }

@@ -51,22 +51,30 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
     (void)ops;
     const struct tensor *a = &c->t[A_A], *b = &c->t[A_B];
     if (a->rank != 2 || b->rank != 2)
-        return err_set(e, ST_INVALID, "gemm: a has rank %d and b rank %d, expected 2", a->rank, b->rank);
-    c->t[A_C] = tensor_2d(NULL, a->dtype, a->dim[c->attr[TRANS_A] != 0], b->dim[c->attr[TRANS_B] == 0]);
+        return err_set(e, ST_INVALID, "gemm: a has rank %d and b rank %d, expected 2", a->rank,
+                       b->rank);
+    c->t[A_C] =
+        tensor_2d(NULL, a->dtype, a->dim[c->attr[TRANS_A] != 0], b->dim[c->attr[TRANS_B] == 0]);
     return ST_OK;
 }
 
 static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct gemm_args a = {.a = c->t[A_A], .b = c->t[A_B], .c = c->t[A_C], .bias = c->t[A_BIAS],
-                          .trans_a = c->attr[TRANS_A] != 0, .trans_b = c->attr[TRANS_B] != 0,
-                          .alpha = c->attr[ALPHA], .beta = c->attr[BETA]};
+    struct gemm_args a = {.a = c->t[A_A],
+                          .b = c->t[A_B],
+                          .c = c->t[A_C],
+                          .bias = c->t[A_BIAS],
+                          .trans_a = c->attr[TRANS_A] != 0,
+                          .trans_b = c->attr[TRANS_B] != 0,
+                          .alpha = c->attr[ALPHA],
+                          .beta = c->attr[BETA]};
     return ops->gemm(lane, &a);
 }
 
 static void cost(const struct op_call *c, struct op_cost *out)
 {
-    double k = (double)c->t[A_A].dim[c->attr[TRANS_A] == 0], size = (double)dtype_bytes(c->t[A_A].dtype);
+    double k = (double)c->t[A_A].dim[c->attr[TRANS_A] == 0],
+           size = (double)dtype_bytes(c->t[A_A].dtype);
     double c_elems = (double)tensor_elems(&c->t[A_C]);
     *out = (struct op_cost){.flops = 2 * c_elems * k,
                             .bytes = size * ((double)tensor_elems(&c->t[A_A]) +
@@ -104,9 +112,21 @@ static const struct op_sample bench[] = {
 };
 
 const struct op_desc gemm_desc = {
-    .name = "gemm", .summary = "c = alpha op(a) op(b) + beta c + bias",
-    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = shapes, .infer = infer,
-    .run = run, .cost = cost, .tolerance = 1e-5,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "gemm",
+    .summary = "c = alpha op(a) op(b) + beta c + bias",
+    .args = args,
+    .n_args = countof(args),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = shapes,
+    .infer = infer,
+    .run = run,
+    .cost = cost,
+    .tolerance = 1e-5,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -1,5 +1,6 @@
-/* gemm, reference; see gemm.h. Rows of C in parallel: no sum crosses a row, so threads change nothing.
- * The inner loop walks B in memory order: whole models are gradient-checked through this. */
+/* gemm, reference; see gemm.h. Rows of C in parallel: no sum crosses a row, so threads change
+ * nothing. The inner loop walks B in memory order: whole models are gradient-checked through this.
+ */
 #include "ops/ops_ref_int.h"
 
 static void add_row(const struct gemm_args *a, int64_t i, int64_t k, int64_t n, double *c)

@@ -4,9 +4,15 @@
 
 #include <math.h>
 
-static int64_t blocks_of(const struct sqnorm_args *a) { return ceil_div(a->x.dim[0], SQNORM_BLOCK); }
+static int64_t blocks_of(const struct sqnorm_args *a)
+{
+    return ceil_div(a->x.dim[0], SQNORM_BLOCK);
+}
 
-int64_t CPU_NAME(sqnorm_work_cpu)(const struct sqnorm_args *a) { return blocks_of(a) * (int64_t)sizeof(double); }
+int64_t CPU_NAME(sqnorm_work_cpu)(const struct sqnorm_args *a)
+{
+    return blocks_of(a) * (int64_t)sizeof(double);
+}
 
 static double block_sum(const float *x, int64_t n)
 {

@@ -1,4 +1,5 @@
-/* gradnorm (sqnorm and clip): checks, cost, descriptors, samples and bench shapes; see gradnorm.h. */
+/* gradnorm (sqnorm and clip): checks, cost, descriptors, samples and bench shapes; see gradnorm.h.
+ */
 #include "ops/check.h"
 #include "ops/opdesc.h"
 
@@ -17,20 +18,26 @@ int clip_check(const struct clip_args *a, struct err *e)
     CHECK_OPT("clip", "loss", &a->loss, DT_F64, 1, 2);
     CHECK_T("clip", "out", &a->out, DT_F64, 1, 4);
     if (!(a->max_norm >= 0 && isfinite(a->max_norm)))
-        return err_set(e, ST_INVALID, "clip: max_norm is %g, expected 0 (off) or more", a->max_norm);
+        return err_set(e, ST_INVALID, "clip: max_norm is %g, expected 0 (off) or more",
+                       a->max_norm);
     return ST_OK;
 }
 
-/* ---- sqnorm ------------------------------------------------------------------------------------ */
+/* ---- sqnorm ------------------------------------------------------------------------------------
+ */
 
 enum { S_X, S_OUT, S_WORK };
 static const struct op_arg sqnorm_op_args[] = {
-    {.name = "x"}, {.name = "out", .role = ARG_OUT, .type = ARG_F64},
+    {.name = "x"},
+    {.name = "out", .role = ARG_OUT, .type = ARG_F64},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr sqnorm_dims[] = {{"n", 33}};
 
-static void sqnorm_shapes(struct op_call *c) { c->t[S_X] = tensor_1d(NULL, DT_NONE, (int64_t)c->dim[0]); }
+static void sqnorm_shapes(struct op_call *c)
+{
+    c->t[S_X] = tensor_1d(NULL, DT_NONE, (int64_t)c->dim[0]);
+}
 
 static struct sqnorm_args sqnorm_pack(const struct op_call *c)
 {
@@ -64,19 +71,30 @@ static const struct op_sample sqnorm_samples[] = {
 static const struct op_sample sqnorm_bench[] = {{"n=102400"}, {"n=16777216"}};
 
 const struct op_desc sqnorm_desc = {
-    .name = "sqnorm", .summary = "sum of squares, in double",
-    .args = sqnorm_op_args, .n_args = countof(sqnorm_op_args),
-    .dims = sqnorm_dims, .n_dims = countof(sqnorm_dims), .sample_shapes = sqnorm_shapes,
-    .infer = sqnorm_infer, .run = sqnorm_run, .cost = sqnorm_cost, .tolerance = 1e-13,
-    .samples = sqnorm_samples, .n_samples = countof(sqnorm_samples),
-    .bench = sqnorm_bench, .n_bench = countof(sqnorm_bench),
+    .name = "sqnorm",
+    .summary = "sum of squares, in double",
+    .args = sqnorm_op_args,
+    .n_args = countof(sqnorm_op_args),
+    .dims = sqnorm_dims,
+    .n_dims = countof(sqnorm_dims),
+    .sample_shapes = sqnorm_shapes,
+    .infer = sqnorm_infer,
+    .run = sqnorm_run,
+    .cost = sqnorm_cost,
+    .tolerance = 1e-13,
+    .samples = sqnorm_samples,
+    .n_samples = countof(sqnorm_samples),
+    .bench = sqnorm_bench,
+    .n_bench = countof(sqnorm_bench),
 };
 
-/* ---- clip -------------------------------------------------------------------------------------- */
+/* ---- clip --------------------------------------------------------------------------------------
+ */
 
 enum { C_SUMS, C_LOSS, C_OUT };
 static const struct op_arg clip_op_args[] = {
-    {.name = "sums", .type = ARG_F64}, {.name = "loss", .role = ARG_OPT, .type = ARG_F64},
+    {.name = "sums", .type = ARG_F64},
+    {.name = "loss", .role = ARG_OPT, .type = ARG_F64},
     {.name = "out", .role = ARG_OUT, .type = ARG_F64},
 };
 static const struct op_attr clip_dims[] = {{"k", 5}}, clip_attrs[] = {{"max_norm", 1}};
@@ -107,7 +125,8 @@ static int clip_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int clip_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct clip_args a = {.sums = c->t[C_SUMS], .loss = c->t[C_LOSS], .out = c->t[C_OUT], .max_norm = c->attr[0]};
+    struct clip_args a = {
+        .sums = c->t[C_SUMS], .loss = c->t[C_LOSS], .out = c->t[C_OUT], .max_norm = c->attr[0]};
     return ops->clip(lane, &a);
 }
 
@@ -123,9 +142,22 @@ static const struct op_sample clip_samples[] = {
 static const struct op_sample clip_bench[] = {{"k=200"}};
 
 const struct op_desc clip_desc = {
-    .name = "clip", .summary = "gradient norm, clip coefficient and skip flag",
-    .args = clip_op_args, .n_args = countof(clip_op_args), .attrs = clip_attrs, .n_attrs = countof(clip_attrs),
-    .dims = clip_dims, .n_dims = countof(clip_dims), .sample_shapes = clip_shapes, .sample_fill = clip_fill,
-    .infer = clip_infer, .run = clip_run, .cost = clip_cost, .tolerance = 1e-15,
-    .samples = clip_samples, .n_samples = countof(clip_samples), .bench = clip_bench, .n_bench = countof(clip_bench),
+    .name = "clip",
+    .summary = "gradient norm, clip coefficient and skip flag",
+    .args = clip_op_args,
+    .n_args = countof(clip_op_args),
+    .attrs = clip_attrs,
+    .n_attrs = countof(clip_attrs),
+    .dims = clip_dims,
+    .n_dims = countof(clip_dims),
+    .sample_shapes = clip_shapes,
+    .sample_fill = clip_fill,
+    .infer = clip_infer,
+    .run = clip_run,
+    .cost = clip_cost,
+    .tolerance = 1e-15,
+    .samples = clip_samples,
+    .n_samples = countof(clip_samples),
+    .bench = clip_bench,
+    .n_bench = countof(clip_bench),
 };

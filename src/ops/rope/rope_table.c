@@ -100,8 +100,10 @@ void rope_tables(const struct rope_config *c, struct tensor *cos_table, struct t
         double freq = frequency(c, k);
         for (int64_t p = 0; p < positions; p++) {
             double angle = (double)p / stretch * freq;
-            tensor_set(cos_table, p * pairs + k, gain * cos(angle));
-            tensor_set(sin_table, p * pairs + k, gain * sin(angle));
+            if (cos_table->data != NULL)
+                tensor_set(cos_table, p * pairs + k, gain * cos(angle));
+            if (sin_table->data != NULL)
+                tensor_set(sin_table, p * pairs + k, gain * sin(angle));
         }
     }
 }

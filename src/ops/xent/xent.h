@@ -9,8 +9,8 @@
  *   Gradients, optional, all three or none of dh and dw: of scale[0] * (sum nll + z_loss sum lse^2),
  *   scale F64 [1] (1 / number of labels in the global batch):
  *     dz = scale * (softmax - onehot);  dh = dz w;  dw (+)= dz^T h;  dbias (+)= sum dz.
- *   chunk: rows whose logits are held at once; 0 lets the op choose (xent_chunk). A label outside
- *   [-1, V) is an error. */
+ *   chunk: rows whose logits are held at once; 0 lets the op choose (xent_chunk). It groups the sums
+ *   of dw and dbias, so it changes results by rounding only. A label outside [-1, V) is an error. */
 #ifndef BRAID_OPS_XENT_H
 #define BRAID_OPS_XENT_H
 

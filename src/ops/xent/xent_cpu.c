@@ -1,5 +1,5 @@
-/* xent, fast CPU version; see xent.h. Per chunk of rows: logits by GEMM into work, then softmax, loss
- * and gradient of the logits in place, row by row in parallel, then two GEMMs for dh and dw.
+/* xent, fast CPU version; see xent.h. Per chunk of rows: logits by GEMM into work, then softmax,
+ * loss and gradient of the logits in place, row by row in parallel, then two GEMMs for dh and dw.
  *
  * The chunk sets how dw and dbias are grouped into partial sums (and which kernel OpenBLAS takes),
  * so it changes results by fp32 rounding only; loss is summed in double over all rows in order. */
@@ -38,16 +38,16 @@ static struct mat mat_rows(const struct tensor *t, int64_t first)
 }
 
 /* c[m, n] = op(a) op(b) + beta c */
-static void matmul(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, struct mat a, struct mat b,
-                   float beta, struct mat c)
+static void matmul(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, struct mat a,
+                   struct mat b, float beta, struct mat c)
 {
     for (int64_t i = 0; k == 0 && beta == 0 && i < m; i++)
         memset(c.data + i * c.ld, 0, (size_t)n * sizeof(float));
     if (m == 0 || n == 0 || k == 0)
         return;
-    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans,
-                (blasint)m, (blasint)n, (blasint)k, 1.0f, a.data, (blasint)a.ld, b.data, (blasint)b.ld, beta,
-                c.data, (blasint)c.ld);
+    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans,
+                trans_b ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n, (blasint)k, 1.0f,
+                a.data, (blasint)a.ld, b.data, (blasint)b.ld, beta, c.data, (blasint)c.ld);
 }
 
 /* BLAS counts in int and wants rows that do not overlap. */
@@ -56,18 +56,20 @@ static int check_blas(const char *name, const struct tensor *t, struct err *e)
     if (!present(t))
         return ST_OK;
     if (t->dim[0] > INT_MAX || t->dim[1] > INT_MAX || t->stride[0] > INT_MAX)
-        return err_set(e, ST_UNSUPPORTED, "xent: tensor %s is too large for BLAS: %lld x %lld, stride %lld",
-                       name, (long long)t->dim[0], (long long)t->dim[1], (long long)t->stride[0]);
+        return err_set(e, ST_UNSUPPORTED,
+                       "xent: tensor %s is too large for BLAS: %lld x %lld, stride %lld", name,
+                       (long long)t->dim[0], (long long)t->dim[1], (long long)t->stride[0]);
     if (t->dim[0] > 1 && t->stride[0] < t->dim[1])
-        return err_set(e, ST_INVALID, "xent: rows of tensor %s overlap (stride %lld, %lld columns)", name,
-                       (long long)t->stride[0], (long long)t->dim[1]);
+        return err_set(e, ST_INVALID, "xent: rows of tensor %s overlap (stride %lld, %lld columns)",
+                       name, (long long)t->stride[0], (long long)t->dim[1]);
     return ST_OK;
 }
 
-/* ---- one row ----------------------------------------------------------------------------------- */
+/* ---- one row -----------------------------------------------------------------------------------
+ */
 
-/* In lanes: not every compiler turns a maximum of floats into SIMD code by itself. NaN is passed over
- * here and comes back through the exponentials. */
+/* In lanes: not every compiler turns a maximum of floats into SIMD code by itself. NaN is passed
+ * over here and comes back through the exponentials. */
 static float row_max(const float *z, int64_t n)
 {
     enum { LANES = 32 };
@@ -87,8 +89,8 @@ static float row_max(const float *z, int64_t n)
     return max;
 }
 
-/* z = exp(z - max), and its sum: fp32 within a block, double over blocks. What is below e^-70 of the
- * largest counts as 0, lest its gradient become a subnormal number that slows the GEMMs. */
+/* z = exp(z - max), and its sum: fp32 within a block, double over blocks. What is below e^-70 of
+ * the largest counts as 0, lest its gradient become a subnormal number that slows the GEMMs. */
 static double row_exp(float *z, float max, int64_t n)
 {
     enum { BLOCK = 1024 };
@@ -139,7 +141,8 @@ static double row_loss(const struct xent_args *a, int64_t r, float *z)
     return below + log_sum;
 }
 
-/* ---- one chunk --------------------------------------------------------------------------------- */
+/* ---- one chunk ---------------------------------------------------------------------------------
+ */
 
 static void add_dbias(const struct xent_args *a, struct mat dz, int64_t rows, bool add)
 {
@@ -161,7 +164,8 @@ static void add_dbias(const struct xent_args *a, struct mat dz, int64_t rows, bo
     }
 }
 
-static void run_chunk(const struct xent_args *a, int64_t first, int64_t rows, double *nll, struct mat z)
+static void run_chunk(const struct xent_args *a, int64_t first, int64_t rows, double *nll,
+                      struct mat z)
 {
     int64_t vocab = a->w.dim[0], d = a->w.dim[1];
     struct mat h = mat_rows(&a->h, first), w = mat_rows(&a->w, 0);

@@ -1,4 +1,5 @@
-/* xent: argument checks, chunk rule, cost, descriptors, test samples and bench shapes; see xent.h. */
+/* xent: argument checks, chunk rule, cost, descriptors, test samples and bench shapes; see xent.h.
+ */
 #include "ops/check.h"
 #include "ops/opdesc.h"
 #include "ops/xent/xent_int.h"
@@ -13,7 +14,8 @@ static int check_gradients(const struct xent_args *a, struct err *e)
         return err_set(e, ST_INVALID, "xent: dh and dw come together, but %s is missing",
                        present(&a->dh) ? "dw" : "dh");
     if (present(&a->dbias) && (!present(&a->bias) || !present(&a->dh)))
-        return err_set(e, ST_INVALID, "xent: dbias is given without %s", present(&a->bias) ? "dh and dw" : "bias");
+        return err_set(e, ST_INVALID, "xent: dbias is given without %s",
+                       present(&a->bias) ? "dh and dw" : "bias");
     if (!present(&a->dh))
         return ST_OK;
     CHECK_T("xent", "dh", &a->dh, real, 2, rows, d);
@@ -35,7 +37,8 @@ int xent_check(const struct xent_args *a, struct err *e)
     CHECK_OPT("xent", "nll", &a->nll, real, 1, a->h.dim[0]);
     CHECK_OPT("xent", "logits", &a->logits, real, 2, a->h.dim[0], a->w.dim[0]);
     if (a->chunk < 0)
-        return err_set(e, ST_INVALID, "xent: chunk is %lld, expected 0 (automatic) or more", (long long)a->chunk);
+        return err_set(e, ST_INVALID, "xent: chunk is %lld, expected 0 (automatic) or more",
+                       (long long)a->chunk);
     if (!(a->z_loss >= 0 && isfinite(a->z_loss)))
         return err_set(e, ST_INVALID, "xent: z_loss is %g, expected 0 or more", a->z_loss);
     return check_gradients(a, e);
@@ -47,16 +50,18 @@ int xent_label_check(const struct xent_args *a, struct err *e)
     int64_t n = a->h.dim[0], vocab = a->w.dim[0];
     for (int64_t r = 0; r < n; r++)
         if (label[r] < -1 || label[r] >= vocab) {
-            err_set(e, ST_INVALID, "xent: label[%lld] is %d, outside the vocabulary of %lld", (long long)r,
-                    (int)label[r], (long long)vocab);
-            return err_hint(e, "-1 marks a position to ignore; was the data tokenised with another tokenizer?");
+            err_set(e, ST_INVALID, "xent: label[%lld] is %d, outside the vocabulary of %lld",
+                    (long long)r, (int)label[r], (long long)vocab);
+            return err_hint(
+                e, "-1 marks a position to ignore; was the data tokenised with another tokenizer?");
         }
     return ST_OK;
 }
 
 int64_t xent_chunk(int64_t rows, int64_t d, int64_t vocab)
 {
-    int64_t parts = max_i64(1, ceil_div(vocab, max_i64(1, d))), want = ceil_div(rows, parts), chunk = 16;
+    int64_t parts = max_i64(1, ceil_div(vocab, max_i64(1, d))), want = ceil_div(rows, parts),
+            chunk = 16;
     while (chunk < want)
         chunk *= 2;
     return min_i64(chunk, rows);
@@ -68,7 +73,8 @@ int64_t xent_rows_at_once(const struct xent_args *a)
     return a->chunk > 0 ? min_i64(a->chunk, rows) : xent_chunk(rows, a->w.dim[1], a->w.dim[0]);
 }
 
-/* ---- descriptors: the loss alone, and loss with gradients ---------------------------------------- */
+/* ---- descriptors: the loss alone, and loss with gradients
+ * ---------------------------------------- */
 
 enum { DIM_ROWS, DIM_D, DIM_VOCAB };
 static const struct op_attr dims[] = {{"rows", 7}, {"d", 9}, {"vocab", 13}};
@@ -77,16 +83,22 @@ static const struct op_attr dims[] = {{"rows", 7}, {"d", 9}, {"vocab", 13}};
 enum { H, W, BIAS, LABEL };
 enum { F_LOSS = LABEL + 1, F_NLL, F_LOGITS, F_WORK };
 static const struct op_arg fwd_args[] = {
-    {.name = "h"}, {.name = "w"}, {.name = "bias", .role = ARG_OPT}, {.name = "label", .type = ARG_I32},
-    {.name = "loss", .role = ARG_OUT, .type = ARG_F64}, {.name = "nll", .role = ARG_OOUT},
-    {.name = "logits", .role = ARG_OOUT, .no_grad = true}, {.name = "work", .role = ARG_WORK, .type = ARG_U8},
+    {.name = "h"},
+    {.name = "w"},
+    {.name = "bias", .role = ARG_OPT},
+    {.name = "label", .type = ARG_I32},
+    {.name = "loss", .role = ARG_OUT, .type = ARG_F64},
+    {.name = "nll", .role = ARG_OOUT},
+    {.name = "logits", .role = ARG_OOUT, .no_grad = true},
+    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 enum { FWD_CHUNK, FWD_ACC_LOSS };
 static const struct op_attr fwd_attrs[] = {{"chunk", 0}, {"acc_loss", 0}};
 
 static void input_shapes(struct op_call *c)
 {
-    int64_t rows = (int64_t)c->dim[DIM_ROWS], d = (int64_t)c->dim[DIM_D], vocab = (int64_t)c->dim[DIM_VOCAB];
+    int64_t rows = (int64_t)c->dim[DIM_ROWS], d = (int64_t)c->dim[DIM_D],
+            vocab = (int64_t)c->dim[DIM_VOCAB];
     c->t[H] = tensor_2d(NULL, DT_NONE, rows, d);
     c->t[W] = tensor_2d(NULL, DT_NONE, vocab, d);
     c->t[BIAS] = tensor_1d(NULL, DT_NONE, vocab);
@@ -99,7 +111,9 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     if (arg != LABEL)
         return false;
     for (int64_t r = 0; r < host->dim[0]; r++)
-        tensor_set(host, r, vocab > 0 && r % 5 != 3 ? (double)rng_below(key, (uint64_t)r, (uint64_t)vocab) : -1);
+        tensor_set(host, r,
+                   vocab > 0 && r % 5 != 3 ? (double)rng_below(key, (uint64_t)r, (uint64_t)vocab)
+                                           : -1);
     return true;
 }
 
@@ -140,10 +154,12 @@ static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 
 static void some_cost(const struct op_call *c, int gemms, double rows_moved, struct op_cost *out)
 {
-    double rows = (double)c->t[H].dim[0], d = (double)c->t[W].dim[1], vocab = (double)c->t[W].dim[0];
+    double rows = (double)c->t[H].dim[0], d = (double)c->t[W].dim[1],
+           vocab = (double)c->t[W].dim[0];
     double size = (double)dtype_bytes(c->t[H].dtype);
-    *out = (struct op_cost){.flops = 2.0 * gemms * rows * d * vocab,
-                            .bytes = (rows_moved + (gemms > 1 ? 2 : 1) * vocab * d) * size + 4 * rows};
+    *out =
+        (struct op_cost){.flops = 2.0 * gemms * rows * d * vocab,
+                         .bytes = (rows_moved + (gemms > 1 ? 2 : 1) * vocab * d) * size + 4 * rows};
 }
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
@@ -152,14 +168,21 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
     some_cost(c, 1, rows * (double)c->t[H].dim[1] + (c->t[F_LOGITS].rank > 0 ? logits : 0), out);
 }
 
-/* dnll is what the harness multiplies nll with: the op knows only one factor for all rows, scale, so
- * both are filled with the same number and the op does not see dnll. */
+/* dnll is what the harness multiplies nll with: the op knows only one factor for all rows, scale,
+ * so both are filled with the same number and the op does not see dnll. */
 enum { B_DNLL = LABEL + 1, B_SCALE, B_LOSS, B_NLL, B_DH, B_DW, B_DBIAS, B_WORK };
 static const struct op_arg bwd_args[] = {
-    {.name = "h"}, {.name = "w"}, {.name = "bias", .role = ARG_OPT}, {.name = "label", .type = ARG_I32},
-    {.name = "dnll", .role = ARG_OPT}, {.name = "scale", .type = ARG_F64},
-    {.name = "loss", .role = ARG_OUT, .type = ARG_F64}, {.name = "nll", .role = ARG_OOUT},
-    {.name = "dh", .role = ARG_OUT}, {.name = "dw", .role = ARG_OUT}, {.name = "dbias", .role = ARG_OOUT},
+    {.name = "h"},
+    {.name = "w"},
+    {.name = "bias", .role = ARG_OPT},
+    {.name = "label", .type = ARG_I32},
+    {.name = "dnll", .role = ARG_OPT},
+    {.name = "scale", .type = ARG_F64},
+    {.name = "loss", .role = ARG_OUT, .type = ARG_F64},
+    {.name = "nll", .role = ARG_OOUT},
+    {.name = "dh", .role = ARG_OUT},
+    {.name = "dw", .role = ARG_OUT},
+    {.name = "dbias", .role = ARG_OOUT},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 enum { BWD_CHUNK, BWD_Z_LOSS, BWD_ACC_LOSS, BWD_ACC_DW, BWD_ACC_DBIAS };
@@ -227,39 +250,78 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
     some_cost(c, 3, 2 * (double)tensor_elems(&c->t[H]), out);
 }
 
-/* Gradcheck runs the first list and sees the loss as nll; z_loss is no part of that, so it is tested
- * by the second. */
+/* Gradcheck runs the first list and sees the loss as nll; z_loss is no part of that, so it is
+ * tested by the second. */
 static const struct op_sample fwd_samples[] = {
-    {"rows=7 d=9 vocab=13"}, {"rows=1 d=1 vocab=1"}, {"rows=0 d=8 vocab=5"}, {"rows=9 d=0 vocab=4 chunk=2"},
-    {"rows=33 d=17 vocab=31 chunk=1 no_bias=1"}, {"rows=17 d=8 vocab=65 chunk=100 acc_loss=1"},
-    {"rows=40 d=5 vocab=257"}, {"rows=19 d=16 vocab=33 chunk=4 no_logits=1"},
+    {"rows=7 d=9 vocab=13"},
+    {"rows=1 d=1 vocab=1"},
+    {"rows=0 d=8 vocab=5"},
+    {"rows=9 d=0 vocab=4 chunk=2"},
+    {"rows=33 d=17 vocab=31 chunk=1 no_bias=1"},
+    {"rows=17 d=8 vocab=65 chunk=100 acc_loss=1"},
+    {"rows=40 d=5 vocab=257"},
+    {"rows=19 d=16 vocab=33 chunk=4 no_logits=1"},
     {"rows=11 d=12 vocab=18 chunk=5 strided=1"},
 };
 static const struct op_sample bwd_samples[] = {
-    {"rows=7 d=9 vocab=13"}, {"rows=1 d=1 vocab=1"}, {"rows=0 d=8 vocab=5"}, {"rows=0 d=8 vocab=5 acc_dw=1 acc_dbias=1"},
-    {"rows=9 d=0 vocab=4 chunk=2"}, {"rows=33 d=17 vocab=31 chunk=1 no_bias=1 z_loss=0.01"},
+    {"rows=7 d=9 vocab=13"},
+    {"rows=1 d=1 vocab=1"},
+    {"rows=0 d=8 vocab=5"},
+    {"rows=0 d=8 vocab=5 acc_dw=1 acc_dbias=1"},
+    {"rows=9 d=0 vocab=4 chunk=2"},
+    {"rows=33 d=17 vocab=31 chunk=1 no_bias=1 z_loss=0.01"},
     {"rows=17 d=8 vocab=65 chunk=100 acc_loss=1 acc_dw=1 acc_dbias=1"},
-    {"rows=40 d=5 vocab=1030 no_nll=1 z_loss=0.001 acc_dw=1"}, {"rows=19 d=16 vocab=33 chunk=4 acc_dbias=1"},
+    {"rows=40 d=5 vocab=1030 no_nll=1 z_loss=0.001 acc_dw=1"},
+    {"rows=19 d=16 vocab=33 chunk=4 acc_dbias=1"},
     {"rows=11 d=12 vocab=18 chunk=5 strided=1"},
 };
 static const struct op_sample fwd_bench[] = {
-    {"rows=4096 d=320 vocab=256 no_bias=1 no_logits=1"}, {"rows=2048 d=768 vocab=50304 no_bias=1 no_logits=1"},
+    {"rows=4096 d=320 vocab=256 no_bias=1 no_logits=1"},
+    {"rows=2048 d=768 vocab=50304 no_bias=1 no_logits=1"},
 };
 static const struct op_sample bwd_bench[] = {
-    {"rows=4096 d=320 vocab=256 no_bias=1"}, {"rows=2048 d=768 vocab=50304 no_bias=1"},
+    {"rows=4096 d=320 vocab=256 no_bias=1"},
+    {"rows=2048 d=768 vocab=50304 no_bias=1"},
 };
 
 const struct op_desc xent_desc = {
-    .name = "xent", .summary = "head and cross entropy in chunks of rows, loss only",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = input_shapes, .sample_fill = fill,
-    .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost, .backward = "xent_bwd", .tolerance = 2e-6,
-    .samples = fwd_samples, .n_samples = countof(fwd_samples), .bench = fwd_bench, .n_bench = countof(fwd_bench),
+    .name = "xent",
+    .summary = "head and cross entropy in chunks of rows, loss only",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = input_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "xent_bwd",
+    .tolerance = 2e-6,
+    .samples = fwd_samples,
+    .n_samples = countof(fwd_samples),
+    .bench = fwd_bench,
+    .n_bench = countof(fwd_bench),
 };
 const struct op_desc xent_bwd_desc = {
-    .name = "xent_bwd", .summary = "head and cross entropy in chunks of rows, loss and gradients",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = bwd_fill,
-    .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost, .tolerance = 5e-6,
-    .samples = bwd_samples, .n_samples = countof(bwd_samples), .bench = bwd_bench, .n_bench = countof(bwd_bench),
+    .name = "xent_bwd",
+    .summary = "head and cross entropy in chunks of rows, loss and gradients",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = bwd_fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 5e-6,
+    .samples = bwd_samples,
+    .n_samples = countof(bwd_samples),
+    .bench = bwd_bench,
+    .n_bench = countof(bwd_bench),
 };
