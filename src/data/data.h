@@ -117,7 +117,8 @@ int64_t dataset_n_samples(const struct dataset *ds); /* at least n_samples when 
 int64_t dataset_seq(const struct dataset *ds);
 int64_t dataset_tokens(const struct dataset *ds); /* of the part, one epoch, all paths */
 /* Tokens [seq + 1] of sample index: a pure function, safe in any thread. An index past the last
- * sample starts over: sample (index mod n_samples). Negative: an error. */
+ * sample begins the next epoch, whose order is another permutation of the same samples: the order of
+ * a run does not depend on how long it was planned to be. Negative: an error. */
 int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e);
 /* A few lines for the log: paths, kinds, tokens, samples, epochs. */
 void dataset_describe(const struct dataset *ds, struct buf *out);

@@ -128,4 +128,8 @@ int blend_fill(const double *weights, const int64_t *counts, int k, uint16_t *wh
                uint32_t *sample, int64_t n, struct err *e);
 int64_t blend_need(int64_t n, double weight); /* samples to lay out for a source of that weight */
 
+/* epoch.c: which of n samples stands at this index; from the second epoch on a permutation keyed by
+ * seed and epoch. */
+int64_t epoch_sample(int64_t seed, int64_t index, int64_t n);
+
 #endif

@@ -172,7 +172,7 @@ int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct
 {
     if (index < 0)
         return err_set(e, ST_INVALID, "sample %lld does not exist", (long long)index);
-    int64_t i = index % ds->n_samples;
+    int64_t i = epoch_sample(ds->opts.seed, index, ds->n_samples);
     const struct member *m = &ds->members[ds->which ? ds->which[i] : 0];
     int64_t local = ds->sample ? ds->sample[i] % m->samples.n : i;
     int st = samples_get(&m->samples, local, ds->opts.vocab, tokens, e);

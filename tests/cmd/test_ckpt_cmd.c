@@ -1,7 +1,7 @@
 /* `braid ckpt`, called as the program calls it; its output is read back from a file. */
 #include "support.h"
 
-#include "cmd/cmd_ckpt.c" /* the command itself: ckpt's tests do not link the folders above */
+#include "cmd/cmd.h"
 
 struct world {
     char *dir, *a, *b, *out;
