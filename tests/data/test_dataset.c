@@ -541,7 +541,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         WITH_DIR(a_folder_of_text_equals_its_token_file),
         WITH_DIR(one_epoch_holds_every_sample_once),
-        WITH_DIR(past_the_last_sample_it_starts_over),
+        WITH_DIR(later_epochs_are_other_permutations),
         WITH_DIR(one_file_splits_by_tokens),
         WITH_DIR(blends_draw_by_weight_and_by_size),
         WITH_DIR(bad_options_are_refused),
