@@ -57,7 +57,8 @@ ISAS := $(if $(filter x86_64,$(shell uname -m)),avx512 avx2 base,base)
 isa_avx512 := -march=x86-64-v4 -mprefer-vector-width=512
 isa_avx2   := -march=x86-64-v3
 isa_base   :=
-ISA_CFLAGS = -O3 -ffp-contract=fast -fopenmp-simd -DISA=$(1) $(isa_$(1))
+# No value changes by -fno-trapping-math, but without it gcc keeps loops with float selects scalar.
+ISA_CFLAGS = -O3 -ffp-contract=fast -fno-trapping-math -fopenmp-simd -DISA=$(1) $(isa_$(1))
 
 sources = $(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c))
 isa_sources = $(filter %_cpu.c,$(call sources,$(1)))
@@ -73,12 +74,14 @@ help:
 	@echo "make test       build and run all tests (./check does this and more)"
 	@echo "make test-X     tests of one folder, X of: $(FOLDERS)"
 	@echo "make SAN=address,undefined B=build-asan test"
+	@echo "make fuzz       fuzz targets (clang); tests/fuzz/run builds and runs them"
+	@echo "make docs       docs/options.md from the option table"
 	@echo "make found      which libraries and compilers were found"
 	@echo "make size       lines by folder, longest files"
 
 needs:
 	@if [ -n "$(MISSING)" ]; then echo "braid: missing libraries: $(MISSING)"; \
-	  echo "  hint: ./check and ./demo install them; README.md names the packages"; exit 1; fi
+	  echo "  hint: tools/install-deps installs them (./demo and ./check call it); --list names the packages"; exit 1; fi
 
 found:
 	@echo "compiler $(CC); instruction sets $(ISAS)"
@@ -129,18 +132,40 @@ endef
 $(foreach f,$(FOLDERS),$(eval $(call test_folder_rules,$(f))))
 
 # ---- fuzzers: tests/fuzz/fuzz_<folder>_<what>.c with its corpus in tests/fuzz/corpus/<what> ---------
+# tests/fuzz/run runs them. They need clang: the folders are compiled once more under $(B)/fuzz, with
+# coverage and sanitizers. A replay feeds the same function the corpus alone, with any compiler.
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 fuzz_folder = $(word 2,$(subst _, ,$(notdir $(1))))
-FUZZ_CFLAGS := -O1 -g -std=c11 -D_GNU_SOURCE -Isrc -fopenmp -fsanitize=fuzzer,address,undefined \
-               -fno-sanitize-recover=all
+FUZZ_CFLAGS := -O1 -g -std=c11 -D_GNU_SOURCE -Isrc -fopenmp -MMD -MP -fsanitize=fuzzer-no-link,address,undefined \
+               -fno-sanitize-recover=all $(filter -isystem%,$(CFLAGS))
+fuzz_lib = $(B)/fuzz/lib$(1).a
+fuzz_libs = $(foreach f,$(call fuzz_folder,$(1)) $(uses_$(call fuzz_folder,$(1))),$(call fuzz_lib,$(f)))
+$(B)/fuzz/%.o: src/%.c | needs
+	@mkdir -p $(@D)
+	$(Q)clang $(FUZZ_CFLAGS) -c $< -o $@
+define fuzz_lib_rules
+$$(call fuzz_lib,$(1)): $$(patsubst src/%.c,$$(B)/fuzz/%.o,$$(filter-out %_cpu.c,$$(call sources,$(1))))
+	@mkdir -p $$(@D) && rm -f $$@ && ar rcs $$@ $$^
+endef
+$(foreach f,$(FOLDERS),$(eval $(call fuzz_lib_rules,$(f))))
 define fuzz_rules
-$$(B)/$(1:.c=): $(1) $$(foreach f,$(call fuzz_folder,$(1)) $$(uses_$(call fuzz_folder,$(1))),$$(filter-out %_cpu.c,$$(call sources,$$(f))))
+$$(B)/$(1:.c=): $(1) $$(call fuzz_libs,$(1))
 	@mkdir -p $$(@D)
-	$$(Q)clang $$(FUZZ_CFLAGS) -o $$@ $$^ $$(LIBS)
+	$$(Q)clang $$(FUZZ_CFLAGS) -fsanitize=fuzzer -o $$@ $(1) -Wl,--start-group $$(call fuzz_libs,$(1)) -Wl,--end-group $$(LIBS)
+$$(B)/$(1:.c=).replay: $(1) tests/fuzz/replay.c $$(call libs_for,$(call fuzz_folder,$(1)))
+	@mkdir -p $$(@D)
+	$$(Q)$$(CC) $$(CFLAGS) $$(LDFLAGS) -Wno-missing-prototypes -o $$@ $(1) tests/fuzz/replay.c -Wl,--start-group \
+	  $$(call libs_for,$(call fuzz_folder,$(1))) -Wl,--end-group $$(LIBS)
 endef
 $(foreach t,$(FUZZ_SRC),$(eval $(call fuzz_rules,$(t))))
-.PHONY: fuzz
+.PHONY: fuzz fuzz-replay
 fuzz: $(FUZZ_SRC:%.c=$(B)/%)
+fuzz-replay: $(FUZZ_SRC:%.c=$(B)/%.replay)
+
+# ---- docs/options.md is the option table, written out -------------------------------------------
+.PHONY: docs
+docs: $(B)/braid
+	@$(B)/braid help docs > $(B)/options.md && mv $(B)/options.md docs/options.md
 
 size:
 	@for f in $(FOLDERS); do printf "%-8s %6d lines\n" $$f $$(cat src/$$f/*.[ch] src/$$f/*/*.[ch] 2>/dev/null | wc -l); done

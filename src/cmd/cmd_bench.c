@@ -78,7 +78,7 @@ static int random_data(struct config *c, char *path, size_t size, struct err *e)
     int64_t need = c->train.seq * (c->train.micro_batch + 1) * 4;
     for (int64_t done = 0; st == ST_OK && done < max_i64(need, 1 << 20); done += (int64_t)sizeof text) {
         for (size_t i = 0; i < sizeof text; i++)
-            text[i] = (uint8_t)rng_below(key, (uint64_t)done + i, 256);
+            text[i] = (uint8_t)(1 + rng_below(key, (uint64_t)done + i, 255)); /* no NUL: it counts as text */
         st = file_write_fd(fd, text, sizeof text, path, e);
     }
     FILE *closing = fdopen(fd, "w");

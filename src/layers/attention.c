@@ -266,12 +266,14 @@ static void declare_work(struct build *b, const struct attention *m, struct atte
     struct attention_fwd_args f = {.q = shaped4(b, b->seq, m->heads, m->dim), .k = shaped4(b, kv, m->kv_heads, m->dim),
                                    .v = shaped4(b, kv, m->kv_heads, m->dim), .o = shaped4(b, b->seq, m->heads, m->dim),
                                    .scale = m->scale, .window = m->window};
+    if (s->sink.w != NO_SLOT)
+        f.sink = tensor_1d(NULL, b->dev->real, m->heads);
     s->fwd_work = b->ops->attention_fwd_work ? build_work(b, "fwd_work", b->ops->attention_fwd_work(&f)) : NO_SLOT;
     s->bwd_work = s->rope_work = NO_SLOT;
     if (!training(b))
         return;
     struct attention_bwd_args w = {.dout = f.o, .q = f.q, .k = f.k, .v = f.v, .o = f.o, .dq = f.q, .dk = f.k, .dv = f.v,
-                                   .scale = m->scale, .window = m->window};
+                                   .sink = f.sink, .dsink = f.sink, .scale = m->scale, .window = m->window};
     s->bwd_work = b->ops->attention_bwd_work ? build_work(b, "bwd_work", b->ops->attention_bwd_work(&w)) : NO_SLOT;
     struct rope_bwd_args r = {.dy = tensor_3d(NULL, b->dev->real, b->rows, m->heads, m->dim)};
     r.x = r.dx = r.dy;

@@ -256,11 +256,10 @@ static void compare_outputs(const struct op_call *got, const struct op_call *wan
     }
 }
 
-int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *dev, uint64_t seed,
+int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct ops *ops, uint64_t seed,
                struct op_check_result *out, struct err *e)
 {
     *out = (struct op_check_result){0};
-    const struct ops *ops = ops_for(dev);
     struct op_call fast, slow;
     struct op_block fb = {0}, sb = {0};
     struct dev ref = {.kind = DEV_REF, .real = DT_F64, .n_threads = 1};

@@ -14,9 +14,9 @@ struct op_check_result {
 /* Central differences on the reference against the backward op; only forward ops with .backward. */
 int op_gradcheck(const struct op_desc *d, const struct op_sample *s, uint64_t seed,
                  struct op_check_result *out, struct err *e);
-/* Run on dev's table and on the reference with the same inputs; relative to each output's largest
+/* Run with this table and on the reference with the same inputs; relative to each output's largest
  * magnitude. Guard bytes round every output and scratch are checked. */
-int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *dev, uint64_t seed,
+int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct ops *ops, uint64_t seed,
                struct op_check_result *out, struct err *e);
 
 /* Memory of one call: every tensor in one block with guards; free with op_call_free. */

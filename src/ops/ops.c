@@ -8,16 +8,22 @@ extern const struct ops ops_cpu_base;
 extern const struct ops ops_cpu_avx2, ops_cpu_avx512;
 #endif
 
-const struct ops *ops_for(const struct dev *d)
+const struct ops *ops_cpu_variant(int k)
 {
-    if (d->kind == DEV_REF)
-        return &ops_ref;
+    const struct ops *runs[3];
+    int n = 0;
 #if defined(__x86_64__)
     const char *isa = cpu_isa();
     if (strcmp(isa, "avx512") == 0)
-        return &ops_cpu_avx512;
-    if (strcmp(isa, "avx2") == 0)
-        return &ops_cpu_avx2;
+        runs[n++] = &ops_cpu_avx512;
+    if (strcmp(isa, "base") != 0)
+        runs[n++] = &ops_cpu_avx2;
 #endif
-    return d->kind == DEV_CPU ? &ops_cpu_base : NULL;
+    runs[n++] = &ops_cpu_base;
+    return k >= 0 && k < n ? runs[k] : NULL;
+}
+
+const struct ops *ops_for(const struct dev *d)
+{
+    return d->kind == DEV_REF ? &ops_ref : d->kind == DEV_CPU ? ops_cpu_variant(0) : NULL;
 }

@@ -92,5 +92,7 @@ struct ops {
 extern const struct ops ops_ref;
 /* The table of this device; on cpu the variant for the instruction set of this processor. */
 const struct ops *ops_for(const struct dev *d);
+/* Table k of the fast CPU variants this processor can run, best first; NULL past the last. */
+const struct ops *ops_cpu_variant(int k);
 
 #endif

@@ -3,6 +3,8 @@
  * replays; the recursion then runs a whole block in forward order. */
 #include "plan/plan_int.h"
 
+enum { BEING_MADE = -2 }; /* in rebuilt[]: its replay is being inserted; -1: none yet */
+
 static int new_instance(struct builder *b, slot_id slot, int mb, bool rebuilt, int *out)
 {
     struct plan *p = b->p;
@@ -42,8 +44,12 @@ static int instance_to_read(struct builder *b, const struct step_ref *r, slot_id
         *out = *original;
         return ST_OK;
     }
-    if (*rebuilt < 0)
+    if (*rebuilt == BEING_MADE)
+        return err_set(b->e, ST_INTERNAL, "the replay of slot %s needs slot %s itself", s->name, s->name);
+    if (*rebuilt < 0) {
+        *rebuilt = BEING_MADE;
         TRY(add_step(b, (struct step_ref){.node = s->replay, .phase = PH_REPLAY, .mb = r->mb}));
+    }
     *out = *rebuilt;
     return *rebuilt >= 0 ? ST_OK : no_writer(b, r, slot);
 }

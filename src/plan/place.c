@@ -156,20 +156,33 @@ out:
     return st;
 }
 
+/* Frames of all microbatches have the size of the largest; plan_bind adds a frame's own start. */
+static int place_frames(struct builder *b)
+{
+    struct plan *p = b->p;
+    int64_t *used = NULL;
+    TRY(mem_array((void **)&used, (size_t)b->n_mb, sizeof *used, b->e));
+    for (int i = 0; i < p->n_inst; i++) {
+        struct instance *x = &p->inst[i];
+        if (x->arena == ARENA_FRAME && x->merged < 0 && b->g->slots[x->slot].arena < 0) {
+            x->offset = used[x->mb];
+            used[x->mb] += x->bytes;
+            p->frame_bytes = max_i64(p->frame_bytes, used[x->mb]);
+        }
+    }
+    free(used);
+    return ST_OK;
+}
+
 int plan_place(struct builder *b)
 {
     struct plan *p = b->p;
     int *last = NULL;
     TRY(last_uses(b, &last));
     merge_in_place(b, last);
-    for (int i = 0; i < p->n_inst; i++) {
-        struct instance *x = &p->inst[i];
-        if (x->arena == ARENA_FRAME && x->merged < 0 && b->g->slots[x->slot].arena < 0) {
-            x->offset = p->frame_bytes;
-            p->frame_bytes += x->bytes;
-        }
-    }
-    int st = place_work(b, last);
+    int st = place_frames(b);
+    if (st == ST_OK)
+        st = place_work(b, last);
     free(last);
     for (int i = 0; st == ST_OK && i < p->n_inst; i++) {
         int root = root_of(p, i);

@@ -17,6 +17,7 @@ int plan_build(struct plan *p, const char *name, const struct graph *g, const st
     *p = (struct plan){.name = name, .g = g};
     TRY(graph_check(g, e));
     struct builder b = {.p = p, .g = g, .n_mb = count_microbatches(o), .e = e};
+    p->n_mb = b.n_mb;
     size_t lives = (size_t)g->n_slots * (size_t)b.n_mb;
     int st;
     TRY_OUT(mem_array((void **)&b.original, lives, sizeof *b.original, e));

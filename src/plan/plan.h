@@ -207,7 +207,8 @@ struct plan {
     int n_steps;
     struct instance *inst;
     int n_inst;
-    int64_t frame_bytes, work_bytes;
+    int n_mb; /* microbatches in flight, each with a frame of its own */
+    int64_t frame_bytes, work_bytes; /* of one frame; of the workspace */
     int64_t work_unshared_bytes; /* if nothing were reused */
     int n_waits, n_replays;
 };

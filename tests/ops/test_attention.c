@@ -1,5 +1,5 @@
-/* attention: known values, equalities between options, cached decoding, views of a fused buffer, every
- * instruction set, and every refusal. Generic checks are in test_ops.c. */
+/* attention: known values, equalities between options, cached decoding, views of a fused buffer,
+ * every instruction set, and every refusal. Generic checks are in test_ops.c. */
 #include "support.h"
 
 #include "ops/check.h"
@@ -31,7 +31,9 @@ static struct tensor fresh(enum dtype type, int rank, const int64_t *dim, uint64
     t.data = malloc((size_t)tensor_bytes(&t) + 1);
     assert_non_null(t.data);
     for (int64_t i = 0; i < tensor_elems(&t); i++)
-        tensor_set(&t, i, type == DT_F64 || type == DT_F32 ? (double)(float)rng_normal(key, (uint64_t)i) : 0);
+        tensor_set(&t, i,
+                   type == DT_F64 || type == DT_F32 ? (double)(float)rng_normal(key, (uint64_t)i)
+                                                    : 0);
     return t;
 }
 #define FRESH(type, rank, key, ...) fresh(type, rank, (const int64_t[]){__VA_ARGS__}, key)
@@ -42,9 +44,12 @@ struct sizes {
 };
 static struct attention_fwd_args make_forward(struct sizes z, enum dtype real)
 {
-    return (struct attention_fwd_args){.q = FRESH(real, 4, 1, z.b, z.s, z.h, z.d), .k = FRESH(real, 4, 2, z.b, z.skv, z.g, z.d),
-                                       .v = FRESH(real, 4, 3, z.b, z.skv, z.g, z.dv), .o = FRESH(real, 4, 4, z.b, z.s, z.h, z.dv),
-                                       .lse = FRESH(real, 3, 5, z.b, z.h, z.s), .scale = 0.3};
+    return (struct attention_fwd_args){.q = FRESH(real, 4, 1, z.b, z.s, z.h, z.d),
+                                       .k = FRESH(real, 4, 2, z.b, z.skv, z.g, z.d),
+                                       .v = FRESH(real, 4, 3, z.b, z.skv, z.g, z.dv),
+                                       .o = FRESH(real, 4, 4, z.b, z.s, z.h, z.dv),
+                                       .lse = FRESH(real, 3, 5, z.b, z.h, z.s),
+                                       .scale = 0.3};
 }
 
 static void free_forward(struct attention_fwd_args *a)
@@ -96,7 +101,8 @@ static void assert_same(const struct tensor *a, const struct tensor *b) { assert
 
 static const enum dtype types[] = {DT_F64, DT_F32};
 
-/* ---- values ------------------------------------------------------------------------------------- */
+/* ---- values -------------------------------------------------------------------------------------
+ */
 
 static void equal_scores_give_the_mean_of_the_visible_values(void **state)
 {
@@ -105,7 +111,8 @@ static void equal_scores_give_the_mean_of_the_visible_values(void **state)
     open_bed(&b);
     for (int t = 0; t < 2; t++)
         for (int64_t window = 0; window <= 40; window += 40) {
-            struct attention_fwd_args a = make_forward((struct sizes){1, 150, 150, 1, 1, 8, 1}, types[t]);
+            struct attention_fwd_args a =
+                make_forward((struct sizes){1, 150, 150, 1, 1, 8, 1}, types[t]);
             a.window = window;
             for (int64_t i = 0; i < 150; i++) {
                 tensor_set(&a.v, i, (double)i);
@@ -129,7 +136,8 @@ static void a_sink_takes_its_share(void **state)
     struct bed b;
     open_bed(&b);
     for (int t = 0; t < 2; t++) {
-        struct attention_fwd_args a = make_forward((struct sizes){2, 70, 70, 3, 1, 16, 2}, types[t]);
+        struct attention_fwd_args a =
+            make_forward((struct sizes){2, 70, 70, 3, 1, 16, 2}, types[t]);
         for (int64_t i = 0; i < tensor_elems(&a.v); i++)
             tensor_set(&a.v, i, 1);
         assert_ok(forward(&b, &a), &b.e);
@@ -145,7 +153,8 @@ static void a_sink_takes_its_share(void **state)
             assert_true(fabs(tensor_get(&a.lse, i) - log(keys + sink)) < 1e-5);
         }
         /* Off by one is a sink of 0. */
-        struct attention_fwd_args zero = make_forward((struct sizes){2, 70, 70, 3, 1, 16, 2}, types[t]);
+        struct attention_fwd_args zero =
+            make_forward((struct sizes){2, 70, 70, 3, 1, 16, 2}, types[t]);
         for (int i = 0; i < 3; i++)
             tensor_set(&a.sink, i, 0);
         assert_ok(forward(&b, &a), &b.e);
@@ -193,19 +202,22 @@ static void packed_documents_equal_separate_ones(void **state)
     open_bed(&b);
     enum { FIRST = 71, SECOND = 66, ALL = FIRST + SECOND };
     for (int t = 0; t < 2; t++) {
-        struct attention_fwd_args all = make_forward((struct sizes){1, ALL, ALL, 2, 1, 16, 16}, types[t]);
+        struct attention_fwd_args all =
+            make_forward((struct sizes){1, ALL, ALL, 2, 1, 16, 16}, types[t]);
         int32_t doc[ALL];
         for (int i = 0; i < ALL; i++)
             doc[i] = i < FIRST ? 0 : FIRST;
         all.doc_start = tensor_2d(doc, DT_I32, 1, ALL);
         assert_ok(forward(&b, &all), &b.e);
-        struct attention_fwd_args one = make_forward((struct sizes){1, SECOND, SECOND, 2, 1, 16, 16}, types[t]);
+        struct attention_fwd_args one =
+            make_forward((struct sizes){1, SECOND, SECOND, 2, 1, 16, 16}, types[t]);
         size_t size = dtype_bytes(types[t]);
         memcpy(one.q.data, (char *)all.q.data + FIRST * 32 * size, SECOND * 32 * size);
         memcpy(one.k.data, (char *)all.k.data + FIRST * 16 * size, SECOND * 16 * size);
         memcpy(one.v.data, (char *)all.v.data + FIRST * 16 * size, SECOND * 16 * size);
         assert_ok(forward(&b, &one), &b.e);
-        struct tensor tail = tensor_4d((char *)all.o.data + FIRST * 32 * size, types[t], 1, SECOND, 2, 16);
+        struct tensor tail =
+            tensor_4d((char *)all.o.data + FIRST * 32 * size, types[t], 1, SECOND, 2, 16);
         assert_near(&tail, &one.o, t == 0 ? 0 : 1e-6);
         free_forward(&all);
         free_forward(&one);
@@ -220,8 +232,9 @@ static void grouped_heads_equal_repeated_keys_and_sum_their_gradients(void **sta
     open_bed(&b);
     enum { H = 6, G = 2, S = 67, D = 16 };
     for (int t = 0; t < 2; t++) {
-        struct attention_fwd_args f[2] = {make_forward((struct sizes){1, S, S, H, G, D, D}, types[t]),
-                                          make_forward((struct sizes){1, S, S, H, H, D, D}, types[t])};
+        struct attention_fwd_args f[2] = {
+            make_forward((struct sizes){1, S, S, H, G, D, D}, types[t]),
+            make_forward((struct sizes){1, S, S, H, H, D, D}, types[t])};
         struct tensor dk[2], dv[2];
         for (int64_t j = 0; j < S; j++)
             for (int64_t h = 0; h < H; h++)
@@ -235,9 +248,16 @@ static void grouped_heads_equal_repeated_keys_and_sum_their_gradients(void **sta
             int64_t g = i == 0 ? G : H;
             dk[i] = FRESH(types[t], 4, 6, 1, S, g, D);
             dv[i] = FRESH(types[t], 4, 7, 1, S, g, D);
-            struct attention_bwd_args r = {.dout = FRESH(types[t], 4, 8, 1, S, H, D), .q = f[i].q, .k = f[i].k, .v = f[i].v,
-                                           .o = f[i].o, .lse = f[i].lse, .dq = FRESH(types[t], 4, 9, 1, S, H, D),
-                                           .dk = dk[i], .dv = dv[i], .scale = 0.3};
+            struct attention_bwd_args r = {.dout = FRESH(types[t], 4, 8, 1, S, H, D),
+                                           .q = f[i].q,
+                                           .k = f[i].k,
+                                           .v = f[i].v,
+                                           .o = f[i].o,
+                                           .lse = f[i].lse,
+                                           .dq = FRESH(types[t], 4, 9, 1, S, H, D),
+                                           .dk = dk[i],
+                                           .dv = dv[i],
+                                           .scale = 0.3};
             assert_ok(backward(&b, &r), &b.e);
             free(r.dout.data);
             free(r.dq.data);
@@ -269,7 +289,8 @@ static void rows_without_keys_give_zero(void **state)
     open_bed(&b);
     for (int t = 0; t < 2; t++)
         for (int64_t s = 2; s <= 80; s += 78) {
-            struct attention_fwd_args a = make_forward((struct sizes){1, s, s, 1, 1, 4, 4}, types[t]);
+            struct attention_fwd_args a =
+                make_forward((struct sizes){1, s, s, 1, 1, 4, 4}, types[t]);
             int64_t start = -1;
             a.start = tensor_1d(&start, DT_I64, 1);
             assert_ok(forward(&b, &a), &b.e);
@@ -280,7 +301,8 @@ static void rows_without_keys_give_zero(void **state)
             assert_true(isinf(tensor_get(&a.lse, 0)) && tensor_get(&a.lse, 0) < 0);
             a.sink = FRESH(types[t], 1, 9, 1);
             assert_ok(forward(&b, &a), &b.e);
-            assert_true(tensor_get(&a.o, 0) == 0 && tensor_get(&a.lse, 0) == tensor_get(&a.sink, 0));
+            assert_true(tensor_get(&a.o, 0) == 0 &&
+                        tensor_get(&a.lse, 0) == tensor_get(&a.sink, 0));
             start = INT64_MIN;
             assert_ok(forward(&b, &a), &b.e);
             assert_true(tensor_get(&a.o, tensor_elems(&a.o) - 1) == 0);
@@ -308,12 +330,15 @@ static void huge_scores_stay_finite(void **state)
     close_bed(&b);
 }
 
-/* ---- decoding ------------------------------------------------------------------------------------ */
+/* ---- decoding
+ * ------------------------------------------------------------------------------------ */
 
 /* Feed the rows of `all` in pieces through a cache whose unwritten part is NaN. */
-static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t prefill, int64_t cache, double tolerance)
+static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t prefill,
+                   int64_t cache, double tolerance)
 {
-    int64_t s = all->q.dim[1], h = all->q.dim[2], g = all->k.dim[2], d = all->q.dim[3], dv = all->v.dim[3];
+    int64_t s = all->q.dim[1], h = all->q.dim[2], g = all->k.dim[2], d = all->q.dim[3],
+            dv = all->v.dim[3];
     enum dtype real = all->q.dtype;
     size_t size = dtype_bytes(real);
     struct tensor k = FRESH(real, 4, 2, 1, cache, g, d), v = FRESH(real, 4, 3, 1, cache, g, dv);
@@ -321,10 +346,10 @@ static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t 
     memset(v.data, 0xFF, (size_t)tensor_bytes(&v));
     for (int64_t at = 0, n; at < s; at += n) {
         n = at == 0 ? prefill : 1;
-        memcpy((char *)k.data + (size_t)(at * g * d) * size, (char *)all->k.data + (size_t)(at * g * d) * size,
-               (size_t)(n * g * d) * size);
-        memcpy((char *)v.data + (size_t)(at * g * dv) * size, (char *)all->v.data + (size_t)(at * g * dv) * size,
-               (size_t)(n * g * dv) * size);
+        memcpy((char *)k.data + (size_t)(at * g * d) * size,
+               (char *)all->k.data + (size_t)(at * g * d) * size, (size_t)(n * g * d) * size);
+        memcpy((char *)v.data + (size_t)(at * g * dv) * size,
+               (char *)all->v.data + (size_t)(at * g * dv) * size, (size_t)(n * g * dv) * size);
         struct attention_fwd_args a = *all;
         a.q = tensor_4d((char *)all->q.data + (size_t)(at * h * d) * size, real, 1, n, h, d);
         a.k = k;
@@ -335,10 +360,12 @@ static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t 
         a.o = FRESH(real, 4, 4, 1, n, h, dv);
         a.lse = FRESH(real, 3, 5, 1, h, n);
         assert_ok(forward(b, &a), &b->e);
-        struct tensor want = tensor_4d((char *)all->o.data + (size_t)(at * h * dv) * size, real, 1, n, h, dv);
+        struct tensor want =
+            tensor_4d((char *)all->o.data + (size_t)(at * h * dv) * size, real, 1, n, h, dv);
         assert_near(&a.o, &want, tolerance);
         for (int64_t i = 0; i < h * n; i++) {
-            double got = tensor_get(&a.lse, i), full = tensor_get(&all->lse, i / n * s + at + i % n);
+            double got = tensor_get(&a.lse, i),
+                   full = tensor_get(&all->lse, i / n * s + at + i % n);
             assert_true(fabs(got - full) <= tolerance);
         }
         free(a.o.data);
@@ -359,7 +386,8 @@ static void cached_decoding_equals_the_full_pass(void **state)
         doc[i] = i < 30 ? 0 : 30;
     for (int t = 0; t < 2; t++)
         for (int option = 0; option < 4; option++) {
-            struct attention_fwd_args a = make_forward((struct sizes){1, S, S, 4, 2, 16, 8}, types[t]);
+            struct attention_fwd_args a =
+                make_forward((struct sizes){1, S, S, 4, 2, 16, 8}, types[t]);
             a.window = option == 1 ? 20 : 0;
             a.sink_zero = option == 3;
             if (option == 2) {
@@ -375,7 +403,8 @@ static void cached_decoding_equals_the_full_pass(void **state)
     close_bed(&b);
 }
 
-/* ---- views, threads, instruction sets ---------------------------------------------------------------- */
+/* ---- views, threads, instruction sets
+ * ---------------------------------------------------------------- */
 
 enum { FB = 2, FS = 100, FH = 6, FG = 2, FD = 16, FROW = (FH + 2 * FG) * FD + 5 };
 
@@ -404,13 +433,22 @@ static void views_of_a_fused_buffer_give_the_same_bits_as_dense_tensors(void **s
     struct bed b;
     open_bed(&b);
     for (int t = 0; t < 2; t++) {
-        struct tensor fused = FRESH(types[t], 3, 1, FB, FS, FROW), grads = FRESH(types[t], 3, 2, FB, FS, FROW);
+        struct tensor fused = FRESH(types[t], 3, 1, FB, FS, FROW),
+                      grads = FRESH(types[t], 3, 2, FB, FS, FROW);
         struct tensor before = dense_copy(&grads), o = FRESH(types[t], 4, 4, FB, FS, FH, FD);
-        struct tensor lse = FRESH(types[t], 3, 5, FB, FH, FS), dout = FRESH(types[t], 4, 6, FB, FS, FH, FD);
+        struct tensor lse = FRESH(types[t], 3, 5, FB, FH, FS),
+                      dout = FRESH(types[t], 4, 6, FB, FS, FH, FD);
         struct attention_fwd_args f = {.o = o, .lse = lse, .scale = 0.25, .window = 50};
         split(&fused, &f.q, &f.k, &f.v);
         assert_ok(forward(&b, &f), &b.e);
-        struct attention_bwd_args r = {.dout = dout, .q = f.q, .k = f.k, .v = f.v, .o = o, .lse = lse, .scale = 0.25, .window = 50};
+        struct attention_bwd_args r = {.dout = dout,
+                                       .q = f.q,
+                                       .k = f.k,
+                                       .v = f.v,
+                                       .o = o,
+                                       .lse = lse,
+                                       .scale = 0.25,
+                                       .window = 50};
         split(&grads, &r.dq, &r.dk, &r.dv);
         assert_ok(backward(&b, &r), &b.e);
 
@@ -436,7 +474,8 @@ static void views_of_a_fused_buffer_give_the_same_bits_as_dense_tensors(void **s
         assert_same(&dr.dv, &r.dv);
         for (int64_t row = 0; row < FB * FS; row++) /* what lies beside them is left alone */
             for (int64_t c = FROW - 5; c < FROW; c++)
-                assert_true(tensor_get(&grads, row * FROW + c) == tensor_get(&before, row * FROW + c));
+                assert_true(tensor_get(&grads, row * FROW + c) ==
+                            tensor_get(&before, row * FROW + c));
         struct tensor *all[] = {&fused, &grads, &before, &dout, &dr.dq, &dr.dk, &dr.dv, &o, &lse};
         for (int i = 0; i < countof(all); i++)
             free(all[i]->data);
@@ -452,8 +491,10 @@ static void many_threads_and_few_heads_give_the_same_bits(void **state)
     (void)state;
     struct err e = {0};
     const struct op_desc *d = op_find("attention_bwd");
-    static const struct op_sample samples[] = {{"b=1 s=300 h=3 g=1 d=24 dv=40"}, {"b=2 s=130 skv=200 h=2 g=2 d=16 window=70"},
-                                               {"b=1 s=0 skv=70 h=1 g=1"}, {"b=1 s=90 skv=40 h=1 g=1 no_doc_start=1"}};
+    static const struct op_sample samples[] = {{"b=1 s=300 h=3 g=1 d=24 dv=40"},
+                                               {"b=2 s=130 skv=200 h=2 g=2 d=16 window=70"},
+                                               {"b=1 s=0 skv=70 h=1 g=1"},
+                                               {"b=1 s=90 skv=40 h=1 g=1 no_doc_start=1"}};
     for (int s = 0; s < countof(samples); s++) {
         struct op_call c[2];
         struct op_block memory[2];
@@ -498,7 +539,8 @@ static void check_table(const struct ops *ops, const char *name, const char *isa
         assert_ok(d->run(&ops_ref, &ref_lane, &slow), &e);
         assert_true(op_guards_intact(&fast, &fm));
         for (int i = 0; i < d->n_args; i++) {
-            if ((d->args[i].role != ARG_OUT && d->args[i].role != ARG_OOUT) || fast.t[i].data == NULL)
+            if ((d->args[i].role != ARG_OUT && d->args[i].role != ARG_OOUT) ||
+                fast.t[i].data == NULL)
                 continue;
             double worst = 0, largest = 1e-6;
             for (int64_t k = 0; k < tensor_elems(&fast.t[i]); k++) {
@@ -507,7 +549,8 @@ static void check_table(const struct ops *ops, const char *name, const char *isa
                 worst = g == w ? worst : fmax(worst, isnan(g - w) ? HUGE_VAL : fabs(g - w));
             }
             if (worst > d->tolerance * largest)
-                fail_msg("%s (%s) '%s': %s is off by %g of %g", name, isa, d->samples[s].text, d->args[i].name, worst, largest);
+                fail_msg("%s (%s) '%s': %s is off by %g of %g", name, isa, d->samples[s].text,
+                         d->args[i].name, worst, largest);
         }
         op_call_free(&fm);
         op_call_free(&sm);
@@ -531,7 +574,8 @@ static void every_instruction_set_agrees_with_the_reference(void **state)
     }
 }
 
-/* ---- refusals ------------------------------------------------------------------------------------------ */
+/* ---- refusals
+ * ------------------------------------------------------------------------------------------ */
 
 static void bad_arguments_are_refused(void **state)
 {
@@ -539,7 +583,9 @@ static void bad_arguments_are_refused(void **state)
     struct bed b;
     open_bed(&b);
     for (int t = 0; t < 2; t++) {
-        struct attention_fwd_args good = make_forward((struct sizes){1, 6, 9, 4, 2, 8, 8}, types[t]), a = good;
+        struct attention_fwd_args good =
+                                      make_forward((struct sizes){1, 6, 9, 4, 2, 8, 8}, types[t]),
+                                  a = good;
         a.k.dim[2] = a.v.dim[2] = 3;
         assert_fails(forward(&b, &a), ST_INVALID, &b.e, "4 query heads cannot share 3 kv heads");
         a = good;
@@ -570,8 +616,15 @@ static void bad_arguments_are_refused(void **state)
         a = good;
         a.lse.data = NULL;
         assert_fails(forward(&b, &a), ST_INVALID, &b.e, "lse is missing");
-        struct attention_bwd_args r = {.dout = good.o, .q = good.q, .k = good.k, .v = good.v, .o = good.o, .lse = good.lse,
-                                       .dq = good.q, .dk = good.k, .dv = good.v};
+        struct attention_bwd_args r = {.dout = good.o,
+                                       .q = good.q,
+                                       .k = good.k,
+                                       .v = good.v,
+                                       .o = good.o,
+                                       .lse = good.lse,
+                                       .dq = good.q,
+                                       .dk = good.k,
+                                       .dv = good.v};
         r.dk.dim[1] = 8;
         assert_fails(backward(&b, &r), ST_INVALID, &b.e, "tensor dk");
         r.dk = good.k;
@@ -579,7 +632,8 @@ static void bad_arguments_are_refused(void **state)
         assert_fails(backward(&b, &r), ST_INVALID, &b.e, "dsink is missing");
         if (t == 1) {
             struct lane l = {.dev = &b.dev[1], .err = &b.e};
-            assert_fails(ops_for(&b.dev[1])->attention_fwd(&l, &good), ST_INVALID, &b.e, "work has 0 bytes");
+            assert_fails(ops_for(&b.dev[1])->attention_fwd(&l, &good), ST_INVALID, &b.e,
+                         "work has 0 bytes");
         }
         free_forward(&good);
     }

@@ -29,6 +29,7 @@ static void gradients_match_central_differences(void **state)
         assert_true(checked > 100);
 }
 
+/* On every instruction set this processor runs. */
 static void cpu_agrees_with_the_reference(void **state)
 {
     (void)state;
@@ -39,12 +40,15 @@ static void cpu_agrees_with_the_reference(void **state)
     assert_ok(dev_open(&dev, DEV_CPU, 0, &e), &e);
     for (int i = 0; i < n; i++) {
         for (int s = 0; wanted(all[i]) && s < all[i]->n_samples; s++) {
-            struct op_check_result r;
-            assert_ok(op_compare(all[i], &all[i]->samples[s], &dev, 5, &r, &e), &e);
-            if (!(r.worst <= all[i]->tolerance))
-                fail_msg("%s '%s': error %g at %s, allowed %g", all[i]->name, all[i]->samples[s].text, r.worst,
-                         r.where, all[i]->tolerance);
-            assert_true(r.compared > 0);
+            const struct ops *ops;
+            for (int v = 0; (ops = ops_cpu_variant(v)) != NULL; v++) {
+                struct op_check_result r;
+                assert_ok(op_compare(all[i], &all[i]->samples[s], &dev, ops, 5, &r, &e), &e);
+                if (!(r.worst <= all[i]->tolerance))
+                    fail_msg("%s '%s', variant %d: error %g at %s, allowed %g", all[i]->name, all[i]->samples[s].text, v,
+                             r.worst, r.where, all[i]->tolerance);
+                assert_true(r.compared > 0);
+            }
         }
     }
     dev_close(&dev);

@@ -332,10 +332,10 @@ static void bad_arguments_are_refused(void **state)
 static void the_chunk_rule_bounds_the_logits(void **state)
 {
     (void)state;
-    assert_int_equal(xent_chunk(4096, 320, 256), 4096);
-    assert_int_equal(xent_chunk(4096, 1024, 65536), 64);
-    assert_int_equal(xent_chunk(5000, 1024, 65536), 128); /* 79 rows, next power of two */
-    assert_int_equal(xent_chunk(100, 8, 50000), 16);
+    assert_int_equal(xent_chunk(4096, 320, 256), 1024);
+    assert_int_equal(xent_chunk(4096, 1024, 65536), 128);
+    assert_int_equal(xent_chunk(12000, 1024, 65536), 256); /* 188 rows, next power of two */
+    assert_int_equal(xent_chunk(200, 8, 50000), 128);
     assert_int_equal(xent_chunk(5, 8, 50000), 5);
     assert_int_equal(xent_chunk(0, 8, 10), 0);
     assert_int_equal(xent_chunk(7, 0, 0), 7);

@@ -7,13 +7,13 @@
  *     j <= s,  j > s - window (window > 0 only),  j >= doc_start[b, i] (if given).
  *   doc_start I32 [B, S] optional: absolute index of the first token of this token's document.
  *   sink [H] real optional: an extra logit that takes part in the softmax but has no value:
- *     p_j = e^l_j / (sum e^l + e^sink). sink_zero: a constant 0 logit instead (off by one); not both.
- *   scale multiplies q.k before everything.
- *   A row that sees no key (start < 0, or Skv < S) gives o = 0, lse = -inf or the sink.
- * backward: delta = sum_d do*o; p = exp(scale q.k - lse); dv = p^T do; ds = p*(do.v - delta) * scale;
- *   dq = ds k; dk = ds^T q, both summed over the query heads of a group in order of head, then of
- *   query block. dsink = -sum_rows exp(sink - lse) * delta. start is not allowed (training only).
- *   dq, dk, dv shaped and strided like q, k, v (their own strides), overwritten; no aliasing. */
+ *     p_j = e^l_j / (sum e^l + e^sink). sink_zero: a constant 0 logit instead (off by one); not
+ * both. scale multiplies q.k before everything. A row that sees no key (start < 0, or Skv < S)
+ * gives o = 0, lse = -inf or the sink. backward: delta = sum_d do*o; p = exp(scale q.k - lse); dv =
+ * p^T do; ds = p*(do.v - delta) * scale; dq = ds k; dk = ds^T q, both summed over the query heads
+ * of a group in order of head, then of query block. dsink = -sum_rows exp(sink - lse) * delta.
+ * start is not allowed (training only). dq, dk, dv shaped and strided like q, k, v (their own
+ * strides), overwritten; no aliasing. */
 #ifndef BRAID_OPS_ATTENTION_H
 #define BRAID_OPS_ATTENTION_H
 

@@ -1,5 +1,6 @@
-/* attention forward, fast CPU version; see attention.h and attention_tile_int.h. One unit of work is a
- * block of queries of one head: units do not share anything, so threads do not change the result. */
+/* attention forward, fast CPU version; see attention.h and attention_tile_int.h. One unit of work
+ * is a block of queries of one head: units do not share anything, so threads do not change the
+ * result. */
 #include "ops/attention/attention_tile_int.h"
 #include "ops/cpu_math.h"
 
@@ -10,11 +11,11 @@
 static const float no_logit = -1e30f;
 
 /* Up to this many queries a row at a time beats padding them to a panel of queries. */
-enum { FEW_QUERIES = 4 };
+enum { FEW_QUERIES = 6 };
 
 struct scratch {
-    float *q, *o;    /* transposed: [D][QUERY_BLOCK], [Dv][QUERY_BLOCK] */
-    float *p;        /* [KEY_BLOCK][QUERY_BLOCK] */
+    float *q, *o;     /* transposed: [D][QUERY_BLOCK], [Dv][QUERY_BLOCK] */
+    float *p;         /* [KEY_BLOCK][QUERY_BLOCK] */
     float *max, *sum; /* of the softmax, by query */
 };
 
@@ -36,70 +37,46 @@ static float sink_of(const struct attention_fwd_args *a, int64_t head, bool *has
     return present(&a->sink) ? ((const float *)a->sink.data)[head] : 0.0f;
 }
 
-/* Largest score of each query of a panel so far; hidden keys get a score that loses. */
-static void panel_max(const struct queries *q, float *scores, int panel, struct span keys, int64_t key, float *top)
+/* Scores of VL queries against the keys of a span become probabilities relative to the largest
+ * score so far. Returns what to scale earlier sums and outputs by. Hidden keys weigh exactly
+ * nothing, even where no key is visible yet. */
+static vec softmax_lanes(const struct queries *q, struct scratch *s, int64_t lane, struct span keys,
+                         int64_t key)
 {
-    const int32_t *low = q->low + panel * PANEL, *high = q->high + panel * PANEL;
-    vec best[TILE_COLS];
-    for (int c = 0; c < TILE_COLS; c++)
-        best[c] = *(const vec *)(top + c * VL);
+    vec before = *(const vec *)(s->max + lane), top = before, sum = {0};
     for (int64_t k = keys.from; k < keys.to; k++) {
-        float *x = scores + k * QUERY_BLOCK;
-        int32_t at = (int32_t)(key + k);
-        if (!keys.whole) {
-#pragma omp simd
-            for (int i = 0; i < PANEL; i++)
-                x[i] = at >= low[i] && at <= high[i] ? x[i] : no_logit;
-        }
-        for (int c = 0; c < TILE_COLS; c++)
-            best[c] = vec_max(*(const vec *)(x + c * VL), best[c]);
+        vec *x = (vec *)(s->p + k * QUERY_BLOCK + lane);
+        if (!keys.whole)
+            *x = vec_choose(sees(q, lane, key + k), *x, (vec){0} + no_logit);
+        top = vec_max(*x, top);
     }
-    for (int c = 0; c < TILE_COLS; c++)
-        *(vec *)(top + c * VL) = best[c];
+    for (int64_t k = keys.from; k < keys.to; k++) {
+        vec *x = (vec *)(s->p + k * QUERY_BLOCK + lane), p = vec_exp(*x - top);
+        *x = keys.whole ? p : vec_choose(sees(q, lane, key + k), p, (vec){0});
+        sum += *x;
+    }
+    vec shrink = vec_exp(before - top);
+    *(vec *)(s->max + lane) = top;
+    *(vec *)(s->sum + lane) = *(const vec *)(s->sum + lane) * shrink + sum;
+    return shrink;
 }
 
-/* Scores of one panel become probabilities relative to the running maximum; earlier sums and
- * outputs are scaled to the new one. */
-static void softmax_panel(const struct queries *q, struct scratch *s, int panel, struct span keys, int64_t key,
-                          int64_t d_v)
+static void softmax_panel(const struct queries *q, struct scratch *s, int panel, struct span keys,
+                          int64_t key, int64_t d_v)
 {
-    float *max = s->max + panel * PANEL, *sum = s->sum + panel * PANEL, *scores = s->p + panel * PANEL;
-    float top[PANEL], shrink[PANEL];
-    memcpy(top, max, sizeof top);
-    panel_max(q, scores, panel, keys, key, top);
-#pragma omp simd
-    for (int i = 0; i < PANEL; i++) {
-        shrink[i] = fast_expf(max[i] - top[i]);
-        max[i] = top[i];
-        sum[i] *= shrink[i];
-    }
-    vec total[TILE_COLS];
-    for (int c = 0; c < TILE_COLS; c++)
-        total[c] = *(const vec *)(sum + c * VL);
-    for (int64_t k = keys.from; k < keys.to; k++) {
-        float *x = scores + k * QUERY_BLOCK;
-        /* A hidden key must weigh exactly nothing, even where no key is visible yet. */
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++)
-            x[i] = x[i] == no_logit ? 0.0f : fast_expf(x[i] - top[i]);
-        for (int c = 0; c < TILE_COLS; c++)
-            total[c] += *(const vec *)(x + c * VL);
-    }
-    for (int c = 0; c < TILE_COLS; c++)
-        *(vec *)(sum + c * VL) = total[c];
-    for (int64_t d = 0; d < d_v; d++) {
-        float *o = s->o + d * QUERY_BLOCK + panel * PANEL;
-#pragma omp simd
-        for (int i = 0; i < PANEL; i++)
-            o[i] *= shrink[i];
+    for (int64_t lane = panel * PANEL; lane < (panel + 1) * PANEL; lane += VL) {
+        vec shrink = softmax_lanes(q, s, lane, keys, key);
+        for (int64_t d = 0; d < d_v; d++)
+            *(vec *)(s->o + d * QUERY_BLOCK + lane) *= shrink;
     }
 }
 
-static void finish_block(const struct attention_fwd_args *a, const struct queries *q, struct scratch *s,
-                         int64_t batch, int64_t head)
+static void finish_block(const struct attention_fwd_args *a, const struct queries *q,
+                         struct scratch *s, int64_t batch, int64_t head)
 {
     int64_t d_v = a->v.dim[3];
-    float *lse = (float *)a->lse.data + batch * a->lse.stride[0] + head * a->lse.stride[1] + q->first;
+    float *lse =
+        (float *)a->lse.data + batch * a->lse.stride[0] + head * a->lse.stride[1] + q->first;
     for (int64_t i = 0; i < q->count; i++) {
         bool any = s->sum[i] > 0 || isnan(s->sum[i]);
         lse[i] = any ? s->max[i] + logf(s->sum[i]) : -INFINITY;
@@ -111,15 +88,18 @@ static void finish_block(const struct attention_fwd_args *a, const struct querie
         for (int i = 0; i < QUERY_BLOCK; i++)
             o[i] *= s->sum[i];
     }
-    transpose(head_at(&a->o, batch, q->first, head), a->o.stride[1], s->o, QUERY_BLOCK, d_v, q->count, 1.0f);
+    transpose(head_at(&a->o, batch, q->first, head), a->o.stride[1], s->o, QUERY_BLOCK, d_v,
+              q->count, 1.0f);
 }
 
-static void fwd_block(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch, int64_t head,
-                      int64_t block, float *memory)
+static void fwd_block(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch,
+                      int64_t head, int64_t block, float *memory)
 {
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], group = head / (a->q.dim[2] / a->k.dim[2]);
-    struct scratch s = {.q = take(&memory, d * QUERY_BLOCK), .o = take(&memory, d_v * QUERY_BLOCK),
-                        .p = take(&memory, KEY_BLOCK * QUERY_BLOCK), .max = take(&memory, QUERY_BLOCK),
+    struct scratch s = {.q = take(&memory, d * QUERY_BLOCK),
+                        .o = take(&memory, d_v * QUERY_BLOCK),
+                        .p = take(&memory, KEY_BLOCK * QUERY_BLOCK),
+                        .max = take(&memory, QUERY_BLOCK),
                         .sum = take(&memory, QUERY_BLOCK)};
     struct queries q;
     queries_init(&q, mask, batch, block, a->q.dim[1]);
@@ -133,7 +113,8 @@ static void fwd_block(const struct attention_fwd_args *a, const struct mask *mas
         s.o[i] = 0;
     for (int64_t i = 0; q.count < QUERY_BLOCK && i < d * QUERY_BLOCK; i++)
         s.q[i] = 0;
-    transpose(s.q, QUERY_BLOCK, head_at(&a->q, batch, q.first, head), a->q.stride[1], q.count, d, (float)a->scale);
+    transpose(s.q, QUERY_BLOCK, head_at(&a->q, batch, q.first, head), a->q.stride[1], q.count, d,
+              (float)a->scale);
 
     int panels = (int)ceil_div(q.count, PANEL);
     for (int64_t key = q.low_min / KEY_BLOCK * KEY_BLOCK; key <= q.high_max; key += KEY_BLOCK) {
@@ -143,27 +124,51 @@ static void fwd_block(const struct attention_fwd_args *a, const struct mask *mas
             if (keys.from >= keys.to)
                 continue;
             float *p = s.p + keys.from * QUERY_BLOCK + panel * PANEL;
-            multiply(&(struct product){.a = head_at(&a->k, batch, key + keys.from, group), .a_row = a->k.stride[1],
-                                       .a_step = 1, .b = s.q + panel * PANEL, .b_row = QUERY_BLOCK, .out = p,
-                                       .out_row = QUERY_BLOCK, .rows = keys.to - keys.from, .cols = PANEL,
+            multiply(&(struct product){.a = head_at(&a->k, batch, key + keys.from, group),
+                                       .a_row = a->k.stride[1],
+                                       .a_step = 1,
+                                       .b = s.q + panel * PANEL,
+                                       .b_row = QUERY_BLOCK,
+                                       .out = p,
+                                       .out_row = QUERY_BLOCK,
+                                       .rows = keys.to - keys.from,
+                                       .cols = PANEL,
                                        .depth = d});
             softmax_panel(&q, &s, panel, keys, key, d_v);
-            multiply(&(struct product){.a = head_at(&a->v, batch, key + keys.from, group), .a_row = 1,
-                                       .a_step = a->v.stride[1], .b = p, .b_row = QUERY_BLOCK,
-                                       .out = s.o + panel * PANEL, .out_row = QUERY_BLOCK, .rows = d_v,
-                                       .cols = PANEL, .depth = keys.to - keys.from, .add = true});
+            multiply(&(struct product){.a = head_at(&a->v, batch, key + keys.from, group),
+                                       .a_row = 1,
+                                       .a_step = a->v.stride[1],
+                                       .b = p,
+                                       .b_row = QUERY_BLOCK,
+                                       .out = s.o + panel * PANEL,
+                                       .out_row = QUERY_BLOCK,
+                                       .rows = d_v,
+                                       .cols = PANEL,
+                                       .depth = keys.to - keys.from,
+                                       .add = true});
         }
     }
     finish_block(a, &q, &s, batch, head);
 }
 
+/* Rows of one head lie far apart in a cache of many heads, where the processor does not guess the
+ * next address: ask for it in time. */
+enum { AHEAD = 8 };
+static void fetch_row(const float *row, int64_t n)
+{
+    for (int64_t c = 0; c < n; c += 16)
+        __builtin_prefetch(row + c);
+}
+
 /* One query by itself: decoding. Keys go by in chunks that share one maximum. */
-static void fwd_row(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch, int64_t head, int64_t i)
+static void fwd_row(const struct attention_fwd_args *a, const struct mask *mask, int64_t batch,
+                    int64_t head, int64_t i)
 {
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], group = head / (a->q.dim[2] / a->k.dim[2]);
     int64_t at = mask->start + i, low = mask->window > 0 ? max_i64(0, at - mask->window + 1) : 0;
     if (present(mask->doc_start))
-        low = max_i64(low, ((const int32_t *)mask->doc_start->data + batch * mask->doc_start->stride[0])[i]);
+        low = max_i64(
+            low, ((const int32_t *)mask->doc_start->data + batch * mask->doc_start->stride[0])[i]);
     const float *q = head_at(&a->q, batch, i, head);
     float *o = head_at(&a->o, batch, i, head), scale = (float)a->scale, p[KEY_BLOCK];
     bool has_sink;
@@ -177,6 +182,9 @@ static void fwd_row(const struct attention_fwd_args *a, const struct mask *mask,
         for (int64_t j = 0; j < n; j++) {
             const float *k = head_at(&a->k, batch, key + j, group);
             float dot = 0;
+            if (key + j + AHEAD <= at)
+                fetch_row(head_at(&a->k, batch, key + j + AHEAD, group), d);
+            fetch_row(head_at(&a->v, batch, key + j, group), d_v);
 #pragma omp simd reduction(+ : dot)
             for (int64_t c = 0; c < d; c++)
                 dot += q[c] * k[c];
@@ -193,8 +201,14 @@ static void fwd_row(const struct attention_fwd_args *a, const struct mask *mask,
             p[j] = fast_expf(p[j] - top);
         for (int64_t j = 0; j < n; j++)
             sum += p[j];
-        multiply(&(struct product){.a = p, .a_step = 1, .b = head_at(&a->v, batch, key, group),
-                                   .b_row = a->v.stride[1], .out = o, .rows = 1, .cols = d_v, .depth = n,
+        multiply(&(struct product){.a = p,
+                                   .a_step = 1,
+                                   .b = head_at(&a->v, batch, key, group),
+                                   .b_row = a->v.stride[1],
+                                   .out = o,
+                                   .rows = 1,
+                                   .cols = d_v,
+                                   .depth = n,
                                    .add = true});
     }
     bool any = sum > 0 || isnan(sum);
@@ -219,12 +233,13 @@ int CPU_NAME(attention_fwd_cpu)(struct lane *l, const struct attention_fwd_args 
         return ST_OK;
     }
     int64_t blocks = ceil_div(n, QUERY_BLOCK), each = scratch_floats(a);
-    /* Blocks of a head follow each other while its keys are in cache; late ones see the most keys and
-     * go first, so that threads end together. */
+    /* Blocks of a head follow each other while its keys are in cache; late ones see the most keys
+     * and go first, so that threads end together. */
 #pragma omp parallel for schedule(dynamic)
     for (int64_t u = 0; u < n_batch * heads * blocks; u++) {
         float *mine = align_floats((float *)a->work.data + omp_get_thread_num() * each);
-        fwd_block(a, &mask, u / (blocks * heads), u / blocks % heads, blocks - 1 - u % blocks, mine);
+        fwd_block(a, &mask, u / (blocks * heads), u / blocks % heads, blocks - 1 - u % blocks,
+                  mine);
     }
     return ST_OK;
 }

@@ -3,8 +3,9 @@
 #include "ops/opdesc.h"
 
 /* Shapes that forward and backward share. */
-static int check_common(const char *op, const struct tensor *q, const struct tensor *k, const struct tensor *v,
-                        const struct tensor *sink, const struct tensor *doc_start, bool sink_zero, int64_t window,
+static int check_common(const char *op, const struct tensor *q, const struct tensor *k,
+                        const struct tensor *v, const struct tensor *sink,
+                        const struct tensor *doc_start, bool sink_zero, int64_t window,
                         struct err *e)
 {
     enum dtype real = q->dtype;
@@ -15,10 +16,11 @@ static int check_common(const char *op, const struct tensor *q, const struct ten
         return err_set(e, ST_INVALID, "%s: %lld query heads cannot share %lld kv heads evenly", op,
                        (long long)q->dim[2], (long long)k->dim[2]);
     if (k->dim[1] >= INT32_MAX || q->dim[1] >= INT32_MAX)
-        return err_set(e, ST_INVALID, "%s: %lld queries and %lld keys, each must be below 2^31 - 1", op,
-                       (long long)q->dim[1], (long long)k->dim[1]);
+        return err_set(e, ST_INVALID, "%s: %lld queries and %lld keys, each must be below 2^31 - 1",
+                       op, (long long)q->dim[1], (long long)k->dim[1]);
     if (window < 0 || window > INT32_MAX)
-        return err_set(e, ST_INVALID, "%s: window is %lld, expected 0 (none) to %d", op, (long long)window, INT32_MAX);
+        return err_set(e, ST_INVALID, "%s: window is %lld, expected 0 (none) to %d", op,
+                       (long long)window, INT32_MAX);
     CHECK_OPT(op, "sink", sink, real, 1, q->dim[2]);
     CHECK_OPT(op, "doc_start", doc_start, DT_I32, 2, q->dim[0], q->dim[1]);
     if (present(sink) && sink_zero)
@@ -58,8 +60,10 @@ int attention_start(const struct attention_fwd_args *a, int64_t *start, struct e
     int64_t n = a->q.dim[1], n_keys = a->k.dim[1];
     *start = present(&a->start) ? ((const int64_t *)a->start.data)[0] : n_keys - n;
     if (*start > n_keys - n)
-        return err_set(e, ST_INVALID, "attention_fwd: start %lld + %lld queries is beyond the %lld keys of the cache",
-                       (long long)*start, (long long)n, (long long)n_keys);
+        return err_set(
+            e, ST_INVALID,
+            "attention_fwd: start %lld + %lld queries is beyond the %lld keys of the cache",
+            (long long)*start, (long long)n, (long long)n_keys);
     *start = max_i64(*start, -n); /* further back no query sees a key either */
     return ST_OK;
 }
@@ -67,7 +71,8 @@ int attention_start(const struct attention_fwd_args *a, int64_t *start, struct e
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { BATCH, S, SKV, H, G, D, DV };
-static const struct op_attr dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3}, {"g", 3}, {"d", 8}, {"dv", 0}};
+static const struct op_attr dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3},
+                                      {"g", 3}, {"d", 8}, {"dv", 0}};
 
 /* skv and dv are s and d unless named. */
 static int64_t dim_of(const struct op_call *c, int i)
@@ -81,7 +86,8 @@ static int64_t dim_of(const struct op_call *c, int i)
 
 static struct tensor heads_4d(const struct op_call *c, int rows, int heads, int width)
 {
-    return tensor_4d(NULL, DT_NONE, dim_of(c, BATCH), dim_of(c, rows), dim_of(c, heads), dim_of(c, width));
+    return tensor_4d(NULL, DT_NONE, dim_of(c, BATCH), dim_of(c, rows), dim_of(c, heads),
+                     dim_of(c, width));
 }
 
 /* Documents of random length; every token knows where its own began. */
@@ -159,21 +165,32 @@ static void fwd_shapes(struct op_call *c)
 
 static struct attention_fwd_args fwd_pack(const struct op_call *c)
 {
-    return (struct attention_fwd_args){
-        .q = c->t[F_Q], .k = c->t[F_K], .v = c->t[F_V], .sink = c->t[F_SINK], .doc_start = c->t[F_DOC],
-        .start = c->t[F_START], .o = c->t[F_O], .lse = c->t[F_LSE], .work = c->t[F_WORK],
-        .scale = c->attr[0], .window = (int64_t)c->attr[1], .sink_zero = c->attr[2] != 0};
+    return (struct attention_fwd_args){.q = c->t[F_Q],
+                                       .k = c->t[F_K],
+                                       .v = c->t[F_V],
+                                       .sink = c->t[F_SINK],
+                                       .doc_start = c->t[F_DOC],
+                                       .start = c->t[F_START],
+                                       .o = c->t[F_O],
+                                       .lse = c->t[F_LSE],
+                                       .work = c->t[F_WORK],
+                                       .scale = c->attr[0],
+                                       .window = (int64_t)c->attr[1],
+                                       .sink_zero = c->attr[2] != 0};
 }
 
 static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     const struct tensor *q = &c->t[F_Q], *v = &c->t[F_V];
     if (q->rank != 4 || c->t[F_K].rank != 4 || v->rank != 4)
-        return err_set(e, ST_INVALID, "attention_fwd: q, k and v must have rank 4: batch, position, head, channel");
+        return err_set(
+            e, ST_INVALID,
+            "attention_fwd: q, k and v must have rank 4: batch, position, head, channel");
     c->t[F_O] = tensor_4d(NULL, q->dtype, q->dim[0], q->dim[1], q->dim[2], v->dim[3]);
     c->t[F_LSE] = tensor_3d(NULL, q->dtype, q->dim[0], q->dim[2], q->dim[1]);
     struct attention_fwd_args a = fwd_pack(c);
-    c->t[F_WORK] = tensor_1d(NULL, DT_U8, ops->attention_fwd_work ? ops->attention_fwd_work(&a) : 0);
+    c->t[F_WORK] =
+        tensor_1d(NULL, DT_U8, ops->attention_fwd_work ? ops->attention_fwd_work(&a) : 0);
     return ST_OK;
 }
 
@@ -206,7 +223,8 @@ static const struct op_arg bwd_args[] = {
     {.name = "dsink", .role = ARG_OOUT},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"scale", 0.3}, {"window", 0}, {"sink_zero", 0}, {"acc_dsink", 0}};
+static const struct op_attr bwd_attrs[] = {
+    {"scale", 0.3}, {"window", 0}, {"sink_zero", 0}, {"acc_dsink", 0}};
 
 static void bwd_shapes(struct op_call *c)
 {
@@ -222,24 +240,39 @@ static void bwd_shapes(struct op_call *c)
 
 static struct attention_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct attention_bwd_args){
-        .dout = c->t[B_DO], .q = c->t[B_Q], .k = c->t[B_K], .v = c->t[B_V], .o = c->t[B_O], .lse = c->t[B_LSE],
-        .sink = c->t[B_SINK], .doc_start = c->t[B_DOC], .dq = c->t[B_DQ], .dk = c->t[B_DK], .dv = c->t[B_DV],
-        .dsink = c->t[B_DSINK], .work = c->t[B_WORK], .scale = c->attr[0], .window = (int64_t)c->attr[1],
-        .sink_zero = c->attr[2] != 0, .acc_dsink = c->attr[3] != 0};
+    return (struct attention_bwd_args){.dout = c->t[B_DO],
+                                       .q = c->t[B_Q],
+                                       .k = c->t[B_K],
+                                       .v = c->t[B_V],
+                                       .o = c->t[B_O],
+                                       .lse = c->t[B_LSE],
+                                       .sink = c->t[B_SINK],
+                                       .doc_start = c->t[B_DOC],
+                                       .dq = c->t[B_DQ],
+                                       .dk = c->t[B_DK],
+                                       .dv = c->t[B_DV],
+                                       .dsink = c->t[B_DSINK],
+                                       .work = c->t[B_WORK],
+                                       .scale = c->attr[0],
+                                       .window = (int64_t)c->attr[1],
+                                       .sink_zero = c->attr[2] != 0,
+                                       .acc_dsink = c->attr[3] != 0};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     if (c->t[B_Q].rank != 4 || c->t[B_K].rank != 4 || c->t[B_V].rank != 4)
-        return err_set(e, ST_INVALID, "attention_bwd: q, k and v must have rank 4: batch, position, head, channel");
+        return err_set(
+            e, ST_INVALID,
+            "attention_bwd: q, k and v must have rank 4: batch, position, head, channel");
     c->t[B_DQ] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_Q].dim);
     c->t[B_DK] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_K].dim);
     c->t[B_DV] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_V].dim);
     if (c->t[B_SINK].rank > 0)
         c->t[B_DSINK] = tensor_1d(NULL, c->t[B_Q].dtype, c->t[B_Q].dim[2]);
     struct attention_bwd_args a = bwd_pack(c);
-    c->t[B_WORK] = tensor_1d(NULL, DT_U8, ops->attention_bwd_work ? ops->attention_bwd_work(&a) : 0);
+    c->t[B_WORK] =
+        tensor_1d(NULL, DT_U8, ops->attention_bwd_work ? ops->attention_bwd_work(&a) : 0);
     return ST_OK;
 }
 
@@ -283,16 +316,43 @@ static const struct op_sample bench[] = {
 };
 
 const struct op_desc attention_fwd_desc = {
-    .name = "attention_fwd", .summary = "causal grouped-query attention with window, documents and sink",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fill, .infer = fwd_infer,
-    .run = fwd_run, .cost = fwd_cost, .backward = "attention_bwd", .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "attention_fwd",
+    .summary = "causal grouped-query attention with window, documents and sink",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "attention_bwd",
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc attention_bwd_desc = {
-    .name = "attention_bwd", .summary = "gradient of attention_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill, .infer = bwd_infer,
-    .run = bwd_run, .cost = bwd_cost, .tolerance = 1e-5,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "attention_bwd",
+    .summary = "gradient of attention_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 1e-5,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

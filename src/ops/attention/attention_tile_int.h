@@ -17,8 +17,8 @@ enum { VL = 8, TILE_ROWS = 4 };
 enum { VL = 4, TILE_ROWS = 4 };
 #endif
 enum {
-    TILE_COLS = 2,            /* vectors: TILE_ROWS x TILE_COLS accumulators stay in registers */
-    PANEL = TILE_COLS * VL,   /* queries that go through the softmax together */
+    TILE_COLS = 2,          /* vectors: TILE_ROWS x TILE_COLS accumulators stay in registers */
+    PANEL = TILE_COLS * VL, /* queries that go through the softmax together */
     QUERY_BLOCK = 64,
     KEY_BLOCK = 64,
     PANELS = QUERY_BLOCK / PANEL,
@@ -28,10 +28,31 @@ typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef int32_t vec_mask __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
-static inline vec vec_max(vec a, vec b)
+static inline vec vec_choose(vec_mask which, vec yes, vec no)
 {
-    vec_mask a_wins = a > b;
-    return (vec)((a_wins & (vec_mask)a) | (~a_wins & (vec_mask)b));
+    return (vec)((which & (vec_mask)yes) | (~which & (vec_mask)no));
+}
+static inline vec vec_max(vec a, vec b) { return vec_choose(a > b, a, b); }
+
+/* fast_expf of cpu_math.h in explicit vectors: loops over one panel are so short that compilers
+ * unroll them before they would vectorise them. Arguments above 88 saturate, below -87.3 give
+ * 1e-38; NaN stays NaN. */
+static inline vec vec_exp(vec x)
+{
+    const vec least = (vec){0} - 87.33654f, most = (vec){0} + 88.0f;
+    x = vec_choose(x < least, least, x);
+    x = vec_choose(x > most, most, x);
+    vec n = (x * 1.44269504f + 12582912.0f) - 12582912.0f; /* round to nearest */
+    vec r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = (p * r * r + r) + 1.0f;
+    /* n is a whole number, |n| < 2^22: adding 1.5 * 2^23 leaves it in the low bits. */
+    vec_mask exponent = (vec_mask)(n + 12582912.0f) - 0x4B400000 + 127;
+    return p * (vec)(exponent << 23);
 }
 
 /* out[r][c] (+)= sum_i a[r * a_row + i * a_step] * b[i * b_row + c] */
@@ -43,8 +64,8 @@ struct product {
     bool add;
 };
 
-static inline __attribute__((always_inline)) void tile(const struct product *p, int64_t row, int64_t col,
-                                                       int n_rows, int n_cols)
+static inline __attribute__((always_inline)) void tile(const struct product *p, int64_t row,
+                                                       int64_t col, int n_rows, int n_cols)
 {
     const float *a = p->a + row * p->a_row, *b = p->b + col;
     float *out = p->out + row * p->out_row + col;
@@ -100,8 +121,8 @@ static inline void multiply(const struct product *p)
 }
 
 /* out[c][r] = in[r][c] * scale, for rows x cols floats. */
-static inline void transpose(float *out, int64_t out_row, const float *in, int64_t in_row, int64_t rows,
-                             int64_t cols, float scale)
+static inline void transpose(float *out, int64_t out_row, const float *in, int64_t in_row,
+                             int64_t rows, int64_t cols, float scale)
 {
     int64_t r = 0, c;
     for (; r + 4 <= rows; r += 4) {
@@ -109,7 +130,8 @@ static inline void transpose(float *out, int64_t out_row, const float *in, int64
             const float *at = in + r * in_row + c;
             float *to = out + c * out_row + r;
             vec4 a = *(const vec4 *)at * scale, b = *(const vec4 *)(at + in_row) * scale;
-            vec4 d = *(const vec4 *)(at + 2 * in_row) * scale, e = *(const vec4 *)(at + 3 * in_row) * scale;
+            vec4 d = *(const vec4 *)(at + 2 * in_row) * scale,
+                 e = *(const vec4 *)(at + 3 * in_row) * scale;
             vec4 ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
             vec4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
             vec4 de_low = __builtin_shufflevector(d, e, 0, 4, 1, 5);
@@ -128,7 +150,8 @@ static inline void transpose(float *out, int64_t out_row, const float *in, int64
             out[c * out_row + r] = in[r * in_row + c] * scale;
 }
 
-/* ---- one block of queries and the keys it sees ------------------------------------------------ */
+/* ---- one block of queries and the keys it sees ------------------------------------------------
+ */
 
 /* What each query of the block sees: keys low..high (absolute, inclusive). Lanes past the last
  * query repeat nothing and see everything: they compute finite values that nobody reads. */
@@ -143,7 +166,8 @@ struct mask {
     int64_t start, window;
 };
 
-static inline void queries_init(struct queries *q, const struct mask *m, int64_t batch, int64_t block, int64_t n)
+static inline void queries_init(struct queries *q, const struct mask *m, int64_t batch,
+                                int64_t block, int64_t n)
 {
     q->first = block * QUERY_BLOCK;
     q->count = min_i64(QUERY_BLOCK, n - q->first);
@@ -153,7 +177,8 @@ static inline void queries_init(struct queries *q, const struct mask *m, int64_t
     if (present(m->doc_start))
         doc = (const int32_t *)m->doc_start->data + batch * m->doc_start->stride[0];
     for (int64_t i = 0; i < QUERY_BLOCK; i++) {
-        int64_t at = m->start + q->first + i, low = m->window > 0 ? max_i64(0, at - m->window + 1) : 0;
+        int64_t at = m->start + q->first + i,
+                low = m->window > 0 ? max_i64(0, at - m->window + 1) : 0;
         if (i < q->count && doc != NULL)
             low = max_i64(low, doc[q->first + i]);
         q->low[i] = i < q->count ? (int32_t)low : 0;
@@ -165,8 +190,8 @@ static inline void queries_init(struct queries *q, const struct mask *m, int64_t
     }
 }
 
-/* The keys of block [key, key + n) that a panel of queries needs, in whole tiles; `whole` when every
- * query sees every one of them, so that no mask is needed. */
+/* The keys of block [key, key + n) that a panel of queries needs, in whole tiles; `whole` when
+ * every query sees every one of them, so that no mask is needed. */
 struct span {
     int64_t from, to; /* relative to key; from >= to: nothing to do */
     bool whole;
@@ -189,6 +214,13 @@ static inline struct span panel_span(const struct queries *q, int panel, int64_t
     return s;
 }
 
+/* Which of VL queries (from `lane` on) see this key. */
+static inline vec_mask sees(const struct queries *q, int64_t lane, int64_t key)
+{
+    vec_mask at = (vec_mask){0} + (int32_t)key;
+    return (*(const vec_mask *)(q->low + lane) <= at) & (*(const vec_mask *)(q->high + lane) >= at);
+}
+
 /* Carve aligned floats out of scratch. */
 static inline float *take(float **at, int64_t n)
 {
@@ -196,7 +228,10 @@ static inline float *take(float **at, int64_t n)
     *at += round_up(n, VL);
     return p;
 }
-static inline float *align_floats(void *p) { return (float *)(((uintptr_t)p + 63) & ~(uintptr_t)63); }
+static inline float *align_floats(void *p)
+{
+    return (float *)(((uintptr_t)p + 63) & ~(uintptr_t)63);
+}
 
 static inline float *head_at(const struct tensor *t, int64_t b, int64_t row, int64_t head)
 {

@@ -26,17 +26,18 @@ struct rope_bwd_args {
 int rope_fwd_check(const struct rope_fwd_args *a, struct err *e);
 int rope_bwd_check(const struct rope_bwd_args *a, struct err *e);
 /* Host only: every pos must name a row of the tables. */
-int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table, struct err *e);
+int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table,
+                         struct err *e);
 
 /* Frequencies and tables (training.md 3.3), computed in double; pure functions. */
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 struct rope_config {
-    int64_t dim;  /* rotated channels, even */
+    int64_t dim; /* rotated channels, even */
     double base;
     enum rope_scaling scaling;
     double factor;
-    int64_t original; /* original context length: llama3, yarn */
-    double low, high; /* llama3 */
+    int64_t original;                                    /* original context length: llama3, yarn */
+    double low, high;                                    /* llama3 */
     double beta_fast, beta_slow, mscale, mscale_all_dim; /* yarn; both mscales 0: not set */
 };
 int rope_config_check(const struct rope_config *c, struct err *e);

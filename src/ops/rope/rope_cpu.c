@@ -1,12 +1,12 @@
-/* rope, fast CPU version; see rope.h. Tokens in parallel; the sums of dw go by fixed blocks of tokens
- * into work and are then added in block order, so threads do not change the result. */
+/* rope, fast CPU version; see rope.h. Tokens in parallel; the sums of dw go by fixed blocks of
+ * tokens into work and are then added in block order, so threads do not change the result. */
 #include "ops/ops_cpu_int.h"
 
 #include <math.h>
 
 /* y = rotation of x by (cosines, sign * sines) over `pairs` channel pairs; y may be x. */
-static void rotate(float *y, const float *x, const float *cosines, const float *sines, float sign, int64_t pairs,
-                   bool interleaved)
+static void rotate(float *y, const float *x, const float *cosines, const float *sines, float sign,
+                   int64_t pairs, bool interleaved)
 {
     if (interleaved) {
 #pragma omp simd
@@ -76,11 +76,14 @@ int CPU_NAME(rope_fwd_cpu)(struct lane *l, const struct rope_fwd_args *a)
 
 int64_t CPU_NAME(rope_bwd_work_cpu)(const struct rope_bwd_args *a)
 {
-    return a->w.rank == 0 ? 0 : ceil_div(a->dy.dim[0], RMSNORM_BLOCK) * a->dy.dim[2] * (int64_t)sizeof(float);
+    return a->w.rank == 0
+               ? 0
+               : ceil_div(a->dy.dim[0], RMSNORM_BLOCK) * a->dy.dim[2] * (int64_t)sizeof(float);
 }
 
 /* du of one head, in dx, becomes dx. */
-static void norm_bwd(const struct rope_bwd_args *a, float *dx, const float *x, float rstd, int64_t d, float *dw_block)
+static void norm_bwd(const struct rope_bwd_args *a, float *dx, const float *x, float rstd,
+                     int64_t d, float *dw_block)
 {
     const float *w = a->w.data, one = a->zero_centered ? 1.0f : 0.0f;
     float sum = 0;

@@ -44,7 +44,8 @@ int rope_bwd_check(const struct rope_bwd_args *a, struct err *e)
     return check_tables(op, &a->dy, &a->cos, &a->sin, &a->pos, e);
 }
 
-int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table, struct err *e)
+int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table,
+                         struct err *e)
 {
     if (!present(cos_table))
         return ST_OK;
@@ -52,15 +53,17 @@ int rope_positions_check(const char *op, const struct tensor *pos, const struct 
     int64_t positions = cos_table->dim[0];
     for (int64_t t = 0; t < pos->dim[0]; t++)
         if (p[t] < 0 || p[t] >= positions)
-            return err_set(e, ST_INVALID, "%s: pos[%lld] is %d, the tables have positions 0 to %lld", op, (long long)t,
-                           p[t], (long long)positions - 1);
+            return err_set(e, ST_INVALID,
+                           "%s: pos[%lld] is %d, the tables have positions 0 to %lld", op,
+                           (long long)t, p[t], (long long)positions - 1);
     return ST_OK;
 }
 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { TOKENS, HEADS, WIDTH, ROTATED, POSITIONS };
-static const struct op_attr dims[] = {{"tokens", 5}, {"heads", 3}, {"d", 16}, {"rd", 16}, {"positions", 11}};
+static const struct op_attr dims[] = {
+    {"tokens", 5}, {"heads", 3}, {"d", 16}, {"rd", 16}, {"positions", 11}};
 
 static int64_t dim_of(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 
@@ -80,7 +83,8 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
     if (c->desc->args[arg].type != ARG_I32)
         return false;
     for (int64_t i = 0; i < tensor_elems(t); i++)
-        ((int32_t *)t->data)[i] = (int32_t)rng_below(key, (uint64_t)i, (uint64_t)dim_of(c, POSITIONS));
+        ((int32_t *)t->data)[i] =
+            (int32_t)rng_below(key, (uint64_t)i, (uint64_t)dim_of(c, POSITIONS));
     return true;
 }
 
@@ -106,9 +110,16 @@ static void fwd_shapes(struct op_call *c)
 
 static struct rope_fwd_args fwd_pack(const struct op_call *c)
 {
-    return (struct rope_fwd_args){.x = c->t[F_X], .w = c->t[F_W], .cos = c->t[F_COS], .sin = c->t[F_SIN],
-                                  .pos = c->t[F_POS], .y = c->t[F_Y], .rstd = c->t[F_RSTD], .eps = c->attr[0],
-                                  .zero_centered = c->attr[1] != 0, .interleaved = c->attr[2] != 0};
+    return (struct rope_fwd_args){.x = c->t[F_X],
+                                  .w = c->t[F_W],
+                                  .cos = c->t[F_COS],
+                                  .sin = c->t[F_SIN],
+                                  .pos = c->t[F_POS],
+                                  .y = c->t[F_Y],
+                                  .rstd = c->t[F_RSTD],
+                                  .eps = c->attr[0],
+                                  .zero_centered = c->attr[1] != 0,
+                                  .interleaved = c->attr[2] != 0};
 }
 
 static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -116,7 +127,8 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     (void)ops;
     const struct tensor *x = &c->t[F_X];
     if (x->rank != 3)
-        return err_set(e, ST_INVALID, "rope_fwd: x has rank %d, expected 3: token, head, channel", x->rank);
+        return err_set(e, ST_INVALID, "rope_fwd: x has rank %d, expected 3: token, head, channel",
+                       x->rank);
     c->t[F_Y] = tensor_shape(x->dtype, 3, x->dim);
     if (c->t[F_W].rank > 0)
         c->t[F_RSTD] = tensor_2d(NULL, x->dtype, x->dim[0], x->dim[1]);
@@ -161,17 +173,27 @@ static void bwd_shapes(struct op_call *c)
 
 static struct rope_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct rope_bwd_args){
-        .dy = c->t[B_DY], .x = c->t[B_X], .w = c->t[B_W], .rstd = c->t[B_RSTD], .cos = c->t[B_COS], .sin = c->t[B_SIN],
-        .pos = c->t[B_POS], .dx = c->t[B_DX], .dw = c->t[B_DW], .work = c->t[B_WORK],
-        .zero_centered = c->attr[0] != 0, .interleaved = c->attr[1] != 0, .acc_dw = c->attr[2] != 0};
+    return (struct rope_bwd_args){.dy = c->t[B_DY],
+                                  .x = c->t[B_X],
+                                  .w = c->t[B_W],
+                                  .rstd = c->t[B_RSTD],
+                                  .cos = c->t[B_COS],
+                                  .sin = c->t[B_SIN],
+                                  .pos = c->t[B_POS],
+                                  .dx = c->t[B_DX],
+                                  .dw = c->t[B_DW],
+                                  .work = c->t[B_WORK],
+                                  .zero_centered = c->attr[0] != 0,
+                                  .interleaved = c->attr[1] != 0,
+                                  .acc_dw = c->attr[2] != 0};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     const struct tensor *dy = &c->t[B_DY];
     if (dy->rank != 3)
-        return err_set(e, ST_INVALID, "rope_bwd: dy has rank %d, expected 3: token, head, channel", dy->rank);
+        return err_set(e, ST_INVALID, "rope_bwd: dy has rank %d, expected 3: token, head, channel",
+                       dy->rank);
     c->t[B_DX] = tensor_shape(dy->dtype, 3, dy->dim);
     if (c->t[B_W].rank > 0)
         c->t[B_DW] = tensor_1d(NULL, dy->dtype, dy->dim[2]);
@@ -213,16 +235,43 @@ static const struct op_sample bench[] = {
 };
 
 const struct op_desc rope_fwd_desc = {
-    .name = "rope_fwd", .summary = "per-head norm and rotary position embedding",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fill, .infer = fwd_infer,
-    .run = fwd_run, .cost = fwd_cost, .backward = "rope_bwd", .tolerance = 2e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "rope_fwd",
+    .summary = "per-head norm and rotary position embedding",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "rope_bwd",
+    .tolerance = 2e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc rope_bwd_desc = {
-    .name = "rope_bwd", .summary = "gradient of rope_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill, .infer = bwd_infer,
-    .run = bwd_run, .cost = bwd_cost, .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "rope_bwd",
+    .summary = "gradient of rope_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -23,7 +23,9 @@ struct xent_args {
     bool acc_loss, acc_dw, acc_dbias;
 };
 int xent_check(const struct xent_args *a, struct err *e);
-/* Rows per chunk: next power of two of rows / ceil(V/d), between 16 and rows (training.md 4.4). */
+/* Rows per chunk: next power of two of rows / ceil(V/d) (the scheme of Liger), but enough rows to keep the
+ * GEMM fast and few enough to keep a small vocabulary's logits in cache. */
+enum { XENT_CHUNK_MIN = 128, XENT_CHUNK_MAX = 1024 };
 int64_t xent_chunk(int64_t rows, int64_t d, int64_t vocab);
 
 #endif

@@ -61,8 +61,8 @@ int xent_label_check(const struct xent_args *a, struct err *e)
 int64_t xent_chunk(int64_t rows, int64_t d, int64_t vocab)
 {
     int64_t parts = max_i64(1, ceil_div(vocab, max_i64(1, d))), want = ceil_div(rows, parts),
-            chunk = 16;
-    while (chunk < want)
+            chunk = XENT_CHUNK_MIN;
+    while (chunk < want && chunk < XENT_CHUNK_MAX)
         chunk *= 2;
     return min_i64(chunk, rows);
 }
