@@ -69,7 +69,7 @@ static int compute(struct job *j, struct err *e)
     exec_init(&j->exec, &j->dev);
     plan_options(&j->exec, &j->c);
     TRY(exec_prepare(&j->exec, &j->plan.p, e));
-    struct run_info run = {.first_mb = true, .scale = 1.0 / (double)max_i64(j->n_labels, 1), .tokens = j->tokens, .labels = j->labels,
+    struct run_info run = {.first_mb = true, .mb_share = 1, .scale = 1.0 / (double)max_i64(j->n_labels, 1), .tokens = j->tokens, .labels = j->labels,
                            .pos = j->pos, .doc_start = j->doc};
     return exec_run(&j->exec, &j->plan.p, &run, e);
 }
@@ -88,7 +88,8 @@ static int write_out(struct job *j, const char *path, struct err *e)
     for (int k = 0; k < m->params.n && st == ST_OK; k++) {
         const struct param *p = &m->params.list[k].p;
         items[n++] = (struct st_item){.name = arena_printf(&j->names, "param.%s", p->key), .host = model_param(m, k), .param = p};
-        items[n++] = (struct st_item){.name = arena_printf(&j->names, "grad.%s", p->key), .host = model_grad(m, k), .param = p};
+        if (!p->buffer)
+            items[n++] = (struct st_item){.name = arena_printf(&j->names, "grad.%s", p->key), .host = model_grad(m, k), .param = p};
         if (items[n - 1].name == NULL || items[n - 2].name == NULL)
             st = err_set(e, ST_NOMEM, "out of memory");
     }

@@ -49,7 +49,7 @@ struct weight build_weight(struct build *b, const struct param *decl)
     }
     struct weight w = no_weight();
     w.w = graph_persistent(b->g, decl->key, shape, ARENA_PARAM, row->offset);
-    if (training(b)) {
+    if (training(b) && !p.buffer) {
         snprintf(name, sizeof name, "d.%s", decl->key);
         memory_reserve_max(b->mem, ARENA_GRAD, row->offset + tensor_bytes(&shape));
         w.dw = graph_persistent(b->g, name, shape, ARENA_GRAD, row->offset);
@@ -100,6 +100,29 @@ slot_id build_table(struct build *b, const char *name, struct tensor shape,
 slot_id build_state(struct build *b, const char *name, struct tensor shape)
 {
     return graph_persistent(b->g, name, shape, ARENA_STATE, memory_reserve(b->mem, ARENA_STATE, tensor_bytes(&shape)));
+}
+
+slot_id build_metric(struct build *b, const char *tag, int64_t n)
+{
+    struct metric_list *l = b->metrics;
+    if (!training(b) || b->g->err.code != ST_OK ||
+        mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) != ST_OK)
+        return NO_SLOT;
+    struct tensor shape = tensor_1d(NULL, DT_F64, n);
+    char *kept = arena_strdup(&b->params->text, tag);
+    slot_id slot = build_state(b, tag, shape);
+    if (kept == NULL || slot == NO_SLOT)
+        return NO_SLOT;
+    l->m[l->n++] = (struct metric){.tag = kept, .layer = b->layer, .n = n, .offset = b->g->slots[slot].offset};
+    return slot;
+}
+
+void build_update(struct build *b, const struct update_decl *u)
+{
+    struct update_list *l = b->updates;
+    if (training(b) && b->g->err.code == ST_OK &&
+        mem_grow((void **)&l->u, &l->cap, (size_t)l->n + 1, sizeof *l->u, &b->g->err) == ST_OK)
+        l->u[l->n++] = *u;
 }
 
 /* ---- linear ---------------------------------------------------------------------------------------------- */

@@ -37,12 +37,47 @@ struct table_list {
     size_t cap;
 };
 
+/* A number (or n of them) that a layer reports each step: summed over microbatches in a persistent F64 slot,
+ * divided by their count when logged as "tag/layer L" (or "tag/layer L.i"). */
+struct metric {
+    const char *tag;
+    int layer;
+    int64_t n, offset; /* offset in ARENA_STATE */
+};
+struct metric_list {
+    struct metric *m;
+    int n;
+    size_t cap;
+};
+
+/* A step of the update plan that a layer brings along, run after the optimizer (expert bias): uses name
+ * persistent memory by arena and offset. */
+struct update_use {
+    struct tensor shape;
+    enum arena_id arena;
+    int64_t offset;
+    enum use_mode mode;
+};
+struct update_decl {
+    const char *name;
+    step_fn fn;
+    const void *self;
+    int n_uses;
+    struct update_use use[4];
+};
+struct update_list {
+    struct update_decl *u;
+    int n;
+    size_t cap;
+};
+
 /* The inputs of a microbatch and the scalars of a step: slots made by the stack, read by layers. */
 struct batch_slots {
     slot_id token, label, pos, doc_start; /* I32 [rows] */
     slot_id info;  /* I64 [4]: step, first sample; dropout */
     slot_id start; /* I64 [1]: decoding */
     slot_id scale; /* F64 [1]: of the loss gradient */
+    slot_id mb_share; /* F64 [1]: 1 / microbatches of a step; scales losses that are means over one */
     slot_id loss;  /* F64 [2], persistent: sum of nll, number of labels */
 };
 
@@ -55,6 +90,8 @@ struct build {
     struct memory *mem;
     struct param_table *params;
     struct table_list *tables;
+    struct metric_list *metrics;
+    struct update_list *updates;
     int64_t batch, seq, rows; /* rows = batch * seq of this plan */
     int64_t cache_len;        /* decode: positions the caches hold */
     struct batch_slots in;
@@ -85,6 +122,9 @@ slot_id build_work(struct build *b, const char *name, int64_t bytes); /* NO_SLOT
 slot_id build_table(struct build *b, const char *name, struct tensor shape,
                     void (*fill)(struct tensor *, const void *), const void *arg); /* shared by full name */
 slot_id build_state(struct build *b, const char *name, struct tensor shape); /* zeroed, persistent */
+slot_id build_metric(struct build *b, const char *tag, int64_t n); /* NO_SLOT unless training; ADDS() to it */
+/* Training only; the strings and self must live as long as the graph (graph_own). */
+void build_update(struct build *b, const struct update_decl *u);
 static inline bool training(const struct build *b) { return b->mode == BUILD_TRAIN; }
 
 /* ---- linear: y = x W^T + bias, the block most cores are made of ------------------------------------- */

@@ -16,6 +16,8 @@ void model_release(struct model *m)
     memory_release(&m->mem);
     param_table_release(&m->params);
     free(m->tables.t);
+    free(m->metrics.m);
+    free(m->updates.u);
     *m = (struct model){0};
 }
 

@@ -24,6 +24,8 @@ struct model {
     struct pattern pattern;
     struct param_table params;
     struct table_list tables;
+    struct metric_list metrics;
+    struct update_list updates;
     struct memory mem;
 };
 int model_init(struct model *m, const struct config *cfg, struct dev *dev, struct err *e);

@@ -21,7 +21,7 @@ static int copy_in(const struct step_ctx *c, int use, const void *host)
 
 static int batch_fwd(const struct step_ctx *c)
 {
-    enum { TOKEN, LABEL, POS, DOC, INFO, START, SCALE };
+    enum { TOKEN, LABEL, POS, DOC, INFO, START, SCALE, SHARE };
     const struct run_info *r = c->run;
     const int64_t info[4] = {r->step, r->first_sample, 0, 0};
     TRY(copy_in(c, TOKEN, r->tokens));
@@ -30,7 +30,8 @@ static int batch_fwd(const struct step_ctx *c)
     TRY(copy_in(c, DOC, r->doc_start));
     TRY(copy_in(c, INFO, info));
     TRY(copy_in(c, START, &r->start));
-    return copy_in(c, SCALE, &r->scale);
+    TRY(copy_in(c, SCALE, &r->scale));
+    return copy_in(c, SHARE, &r->mb_share);
 }
 
 static void declare_batch(struct build *b)
@@ -46,10 +47,11 @@ static void declare_batch(struct build *b)
     b->in.info = training(b) && b->cfg->model.dropout > 0 ? graph_slot(g, "info", tensor_1d(NULL, DT_I64, 4)) : NO_SLOT;
     b->in.start = decode ? graph_slot(g, "start", tensor_1d(NULL, DT_I64, 1)) : NO_SLOT;
     b->in.scale = training(b) ? graph_slot(g, "scale", tensor_1d(NULL, DT_F64, 1)) : NO_SLOT;
+    b->in.mb_share = training(b) ? graph_slot(g, "mb_share", tensor_1d(NULL, DT_F64, 1)) : NO_SLOT;
     b->in.loss = decode ? NO_SLOT : build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
     int n = graph_node(g, "batch", LANE_COPY, NULL);
     GRAPH_PHASE(g, n, PH_FWD, batch_fwd, WRITES(b->in.token), WRITES(b->in.label), WRITES(b->in.pos), WRITES(b->in.doc_start),
-                WRITES(b->in.info), WRITES(b->in.start), WRITES(b->in.scale));
+                WRITES(b->in.info), WRITES(b->in.start), WRITES(b->in.scale), WRITES(b->in.mb_share));
 }
 
 /* ---- joints and cores ------------------------------------------------------------------------------------ */
@@ -90,7 +92,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     graph_init(&mp->g);
     mp->built = true;
     struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mode = o->mode, .g = &mp->g, .mem = &m->mem,
-                      .params = &m->params, .tables = &m->tables, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
+                      .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
                       .cache_len = o->cache_len, .n_layers = m->pattern.n_layers, .want_logits = o->want_logits,
                       .logits = NO_SLOT, .e = e};
     if (declare_stack(&b, &m->pattern) != ST_OK || mp->g.err.code != ST_OK) {

@@ -58,6 +58,8 @@ static int declare_norms(struct optim *o, struct model *m, const slot_id *grad, 
 {
     struct graph *g = &o->g;
     for (int k = 0; k < m->params.n; k++) {
+        if (m->params.list[k].p.buffer)
+            continue;
         struct tensor shape = param_shape(m, k);
         struct sqnorm_args a = {.x = flat(&shape)};
         struct norm_node *n = graph_own(g, sizeof *n);
@@ -79,6 +81,8 @@ static int declare_updates(struct optim *o, struct model *m, const slot_id *grad
     const struct config_train *t = &m->cfg->train;
     for (int k = 0; k < m->params.n; k++) {
         struct param_entry *row = &m->params.list[k];
+        if (row->p.buffer)
+            continue;
         struct tensor shape = param_shape(m, k);
         struct update_node *n = graph_own(g, sizeof *n);
         if (n == NULL)
@@ -92,6 +96,20 @@ static int declare_updates(struct optim *o, struct model *m, const slot_id *grad
         int node = graph_node(g, "adamw", LANE_COMPUTE, n);
         GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grad[k]), READS(hyper), READS(o->clip), ADDS(p), ADDS(m1), ADDS(m2));
         graph_cost(g, node, PH_FWD, 12 * (double)param_elems(&row->p), 7 * (double)tensor_bytes(&shape));
+    }
+    return g->err.code;
+}
+
+/* What layers bring along, after the optimizer. */
+static int declare_layer_updates(struct optim *o, struct model *m)
+{
+    struct graph *g = &o->g;
+    for (int k = 0; k < m->updates.n; k++) {
+        const struct update_decl *u = &m->updates.u[k];
+        struct use uses[countof(u->use)];
+        for (int i = 0; i < u->n_uses; i++)
+            uses[i] = (struct use){graph_persistent(g, u->name, u->use[i].shape, u->use[i].arena, u->use[i].offset), u->use[i].mode};
+        graph_phase(g, graph_node(g, u->name, LANE_COMPUTE, u->self), PH_FWD, u->fn, uses, u->n_uses);
     }
     return g->err.code;
 }
@@ -116,13 +134,14 @@ static int declare(struct optim *o, struct model *m, const struct model_plan *tr
     slot_id loss = graph_persistent(g, "loss", loss_slot->shape, ARENA_STATE, loss_slot->offset);
     o->clip = state(o, m, "clip", CLIP_COUNT);
     for (int k = 0; k < m->params.n; k++)
-        grad[k] = graph_persistent(g, "grad", param_shape(m, k), ARENA_GRAD, m->params.list[k].offset);
+        grad[k] = m->params.list[k].p.buffer ? NO_SLOT : graph_persistent(g, "grad", param_shape(m, k), ARENA_GRAD, m->params.list[k].offset);
     int node = graph_node(g, "hyper", LANE_COPY, NULL);
     GRAPH_PHASE(g, node, PH_FWD, hyper_step, WRITES(hyper));
     TRY(declare_norms(o, m, grad, sums));
     node = graph_node(g, "clip", LANE_COMPUTE, clip);
     GRAPH_PHASE(g, node, PH_FWD, clip_step, READS(sums), READS(loss), WRITES(o->clip));
-    return declare_updates(o, m, grad, hyper);
+    TRY(declare_updates(o, m, grad, hyper));
+    return declare_layer_updates(o, m);
 }
 
 int optim_build(struct optim *o, struct model *m, const struct model_plan *train, struct err *e)

@@ -102,6 +102,7 @@ struct param {
     enum init_kind init;
     double init_a, init_b;
     bool decay;  /* weight decay applies */
+    bool buffer; /* state that is saved with the model but not trained: no gradient, no moments */
     bool expert; /* belongs to one expert of a mixture (its own data-parallel group) */
     int layer;   /* physical layer, 0-based; -1: embedding, head, final norm */
     struct row_layout rows;

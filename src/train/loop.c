@@ -57,6 +57,25 @@ static int save(struct trainer *t, struct err *e)
     return ST_OK;
 }
 
+/* What layers report, mean over the step's microbatches. */
+static void report_metrics(struct trainer *t)
+{
+    for (int k = 0; k < t->model.metrics.n; k++) {
+        const struct metric *m = &t->model.metrics.m[k];
+        for (int64_t i = 0; i < m->n; i++) {
+            double value = 0;
+            char tag[160];
+            struct err ignored = {0};
+            t->dev.vt->copy_out(&t->dev, &value, t->model.mem.base[ARENA_STATE] + m->offset + i * (int64_t)sizeof value, sizeof value, &ignored);
+            if (m->n > 1)
+                snprintf(tag, sizeof tag, "%s/layer %d.%lld", m->tag, m->layer, (long long)i);
+            else
+                snprintf(tag, sizeof tag, "%s/layer %d", m->tag, m->layer);
+            log_scalar(t->log, tag, value / (double)t->n_micro);
+        }
+    }
+}
+
 static void report_step(struct trainer *t, const struct step_result *r)
 {
     double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq);
@@ -64,6 +83,7 @@ static void report_step(struct trainer *t, const struct step_result *r)
     struct step_record rec = {.step = t->step, .loss = r->loss, .lr = r->lr, .grad_norm = r->grad_norm, .tokens = t->tokens_seen,
                               .tokens_per_s = rate, .mfu = t->peak_flops > 0 ? 100 * rate * flops / t->peak_flops : 0,
                               .elapsed = t->train_seconds, .skipped = r->skipped};
+    report_metrics(t);
     log_step(t->log, &rec);
     if (r->skipped)
         log_event(t->log, LOG_NONFINITE, t->step, "step %lld skipped: loss or gradient is not finite", (long long)t->step);

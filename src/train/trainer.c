@@ -83,7 +83,7 @@ static const char *const moment[2] = {"exp_avg", "exp_avg_sq"};
 static int load_optim(struct trainer *t, const struct ckpt *c, struct err *e)
 {
     for (int k = 0; k < t->model.params.n; k++) {
-        for (int w = 0; w < 2; w++) {
+        for (int w = 0; w < 2 && !t->model.params.list[k].p.buffer; w++) {
             char key[256];
             struct tensor dst = optim_state(&t->model, k, w);
             snprintf(key, sizeof key, "%s.%s", moment[w], t->model.params.list[k].p.key);
@@ -99,21 +99,21 @@ static int load_optim(struct trainer *t, const struct ckpt *c, struct err *e)
 int trainer_save(struct trainer *t, struct err *e)
 {
     struct model *m = &t->model;
-    int n = 3 * m->params.n, st;
+    int n = 0, st;
     struct ckpt_item *items = NULL;
     struct arena keys;
     struct buf config;
     arena_init(&keys);
     buf_init(&config, 0);
-    TRY_OUT(mem_array((void **)&items, (size_t)n, sizeof *items, e));
+    TRY_OUT(mem_array((void **)&items, 3 * (size_t)m->params.n, sizeof *items, e));
     for (int k = 0; k < m->params.n; k++) {
         const struct param *p = &m->params.list[k].p;
-        items[3 * k] = (struct ckpt_item){.key = p->key, .host = model_param(m, k), .param = p, .section = CKPT_MODEL};
-        for (int w = 0; w < 2; w++) {
+        items[n++] = (struct ckpt_item){.key = p->key, .host = model_param(m, k), .param = p, .section = CKPT_MODEL};
+        for (int w = 0; w < 2 && !p->buffer; w++) {
             char *key = arena_printf(&keys, "%s.%s", moment[w], p->key);
             if (key == NULL)
                 TRY_OUT(err_set(e, ST_NOMEM, "out of memory saving a checkpoint"));
-            items[3 * k + 1 + w] = (struct ckpt_item){.key = key, .host = optim_state(m, k, w), .param = p, .section = CKPT_OPTIM};
+            items[n++] = (struct ckpt_item){.key = key, .host = optim_state(m, k, w), .param = p, .section = CKPT_OPTIM};
         }
     }
     config_write(t->cfg, &config, false);
@@ -209,7 +209,8 @@ static int run_micros(struct trainer *t, double scale, struct err *e)
 {
     for (int64_t k = 0; k < t->n_micro; k++) {
         const struct batch *b = t->micro[k];
-        struct run_info run = {.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .scale = scale, .tokens = b->tokens,
+        struct run_info run = {.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .scale = scale,
+                               .mb_share = 1.0 / (double)t->n_micro, .tokens = b->tokens,
                                .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
         TRY(exec_run(&t->exec, &t->train.p, &run, e));
     }

@@ -3,6 +3,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -28,8 +29,7 @@ int main(int argc, char **argv)
             free(data);
             return 1;
         }
-        for (size_t k = 0; k < n; k++)
-            exact[k] = data[k];
+        memcpy(exact, data, n);
         LLVMFuzzerTestOneInput(exact, n);
         free(exact);
     }

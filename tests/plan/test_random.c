@@ -37,11 +37,11 @@ static void declare_backward(struct rig *r, const struct random_node *n, bool re
     bool same_size = true;
     for (int i = 0; i < n->n_in; i++) {
         bwd[k++] = (struct use)ADDS(n->din[i]);
-        same_size &= r->g.slots[n->din[i]].shape.dim[0] == r->g.slots[n->dout].shape.dim[0];
+        same_size &= r->g.slots[n->din[i]].shape.dim[0] == r->g.slots[bwd[2].slot].shape.dim[0];
     }
     rig_uses(r, n->id, PH_BWD, bwd, k, n->salt + 0.5);
     if (inplace && same_size)
-        graph_inplace(&r->g, n->id, PH_BWD, 0, first_out);
+        graph_inplace(&r->g, n->id, PH_BWD, 2, first_out); /* legal where that slot dies, which it often does not */
     RIG_USES(r, n->id, PH_DW, n->salt + 0.7, READS(n->dout), READS(n->in[0]), ADDS(n->grad));
 }
 
@@ -144,6 +144,7 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
         }
     }
     /* The graphs must have had something to prove. */
+    print_message("           %d plans: %d replays, %d waits, %d in place\n", plans, replays, waits, merged);
     assert_true(replays > 50 && waits > 500 && merged > 5);
     assert_int_equal(smaller, plans);
 }
