@@ -26,7 +26,8 @@ PKG := pkg-config
 have = $(shell $(PKG) --exists $(1) 2>/dev/null && echo yes || echo no)
 NEEDED := openblas jansson inih libxxhash libpcre2-8 cmocka
 MISSING := $(strip $(foreach p,$(NEEDED),$(if $(filter no,$(call have,$(p))),$(p))))
-CFLAGS += $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(filter-out $(MISSING),$(NEEDED)) 2>/dev/null))
+PKG_CFLAGS := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(filter-out $(MISSING),$(NEEDED)) 2>/dev/null))
+CFLAGS += $(PKG_CFLAGS)
 # Small libraries are linked statically where a .a exists, so that the binary can be carried.
 LIBDIR := $(shell $(PKG) --variable=libdir jansson 2>/dev/null)
 static_begin := -Wl,-Bstatic
@@ -137,7 +138,7 @@ $(foreach f,$(FOLDERS),$(eval $(call test_folder_rules,$(f))))
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 fuzz_folder = $(word 2,$(subst _, ,$(notdir $(1))))
 FUZZ_CFLAGS := -O1 -g -std=c11 -D_GNU_SOURCE -Isrc -fopenmp -MMD -MP -fsanitize=fuzzer-no-link,address,undefined \
-               -fno-sanitize-recover=all $(filter -isystem%,$(CFLAGS))
+               -fno-sanitize-recover=all $(PKG_CFLAGS)
 fuzz_lib = $(B)/fuzz/lib$(1).a
 fuzz_libs = $(foreach f,$(call fuzz_folder,$(1)) $(uses_$(call fuzz_folder,$(1))),$(call fuzz_lib,$(f)))
 $(B)/fuzz/%.o: src/%.c | needs

@@ -410,7 +410,9 @@ def judge(o, found, tokens, labels, device):
 
 HEADING = (
     f"{'':24} {'':4}  {'loss error':>19}  {'worst error':>19}\n"
-    f"{'case':24} {'':4}  {'braid':>9} {'torch':>9}  {'braid':>9} {'torch':>9}  braid's worst tensor"
+    f"{'case':24} {'':4}"
+    + 2 * f"  {'braid':>9} {'torch':>9}"
+    + "  braid's worst tensor"
 )
 
 # ---- cases -------------------------------------------------------------------------------------
@@ -520,13 +522,16 @@ def run_case(args, name, folder):
     extra = []
     try:
         if args.trained:
-            extra = [f"--run.load={train_briefly(args, options, folder)}"]
+            extra = [f"--ckpt={train_briefly(args, options, folder)}"]
         run_braid(
             [args.braid, "grads", args.config, *options, *extra, "--in", source, "--out", target]
         )
         found = load_file(target)
     except (BraidError, OSError) as problem:
         return False, f"FAIL  {problem}"
+    norm = found.get("param.decoder.final_norm.weight")
+    if args.trained and norm is not None and bool((norm == norm[0]).all()):
+        return False, "FAIL  the parameters are fresh ones: the checkpoint was not used"
     return judge(o, found, tokens, labels, args.device)
 
 

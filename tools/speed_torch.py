@@ -9,8 +9,8 @@ The PyTorch side is what a careful user writes: eager mode, fp32, fused QKV and 
 F.scaled_dot_product_attention, nn.RMSNorm, gradient clipping and AdamW, once with its default
 (foreach) and once with its fused update; the faster of the two counts. Both sides do the whole
 step: forward, backward, clipping, update. Turns alternate, so that a busy machine hits both alike;
-still, threads of both spin while they wait for each other, and one more busy process can make
-either ten times slower. Trust medians only when they are near the best turns.
+still, other busy processes can make a step several times slower. Trust medians only when they are
+near the best turns.
 """
 import argparse
 import os
@@ -204,7 +204,8 @@ def main():
     count = sum(p.numel() for p in trainers["torch fused"].model.parameters())
     print(
         f"torch {torch.__version__}, {args.threads} threads, {count / 1e6:.2f} M parameters, "
-        f"{o['train.micro_batch'] * o['train.seq']} tokens and {step_flops(o) / 1e9:.1f} GFLOP a step"
+        f"{o['train.micro_batch'] * o['train.seq']} tokens and "
+        f"{step_flops(o) / 1e9:.1f} GFLOP a step"
     )
     for trainer in trainers.values():
         trainer.times(3)  # warm up

@@ -14,6 +14,7 @@ int cmd_bench(int argc, char **argv);
 int cmd_op(int argc, char **argv);
 int cmd_grads(int argc, char **argv);
 int cmd_ckpt(int argc, char **argv);
+int ckpt_convert(int argc, char **argv, struct err *e); /* words after `braid ckpt convert` */
 int cmd_data(int argc, char **argv);
 int cmd_help(int argc, char **argv);
 
@@ -25,6 +26,8 @@ int cmd_exit(int status, const struct err *e);
 bool cmd_wants_help(int argc, char **argv, const char *usage, bool options);
 /* Defaults, file, overrides. Automatic values and rules are left to cmd_finish. */
 int cmd_config(struct config *c, int argc, char **argv, struct config_args *args, struct err *e);
+/* An error when more than `most` words are left beside the options. */
+int cmd_words(const struct config_args *args, int most, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int cmd_finish(struct config *c, struct err *e);
 /* The checkpoint an eval or generate means: the positional word, run.load or run.dir; takes the model's

@@ -39,9 +39,19 @@ static int bench_ops(const char *only, double seconds, const char *json_path, st
     if (st == ST_OK && json_path != NULL)
         st = file_write_atomic(json_path, json.text, json.len, e);
     buf_release(&json);
-    if (first)
-        return err_set(e, ST_USAGE, "no op's name starts with '%s'", only);
     return st;
+}
+
+/* Before the ceilings are measured, which takes a while. */
+static int check_name(const char *prefix, struct err *e)
+{
+    int n;
+    const struct op_desc *const *all = op_registry(&n);
+    for (int i = 0; i < n; i++)
+        if (str_starts(all[i]->name, prefix) && all[i]->n_bench > 0)
+            return ST_OK;
+    err_set(e, ST_USAGE, "no op's name starts with '%s'", prefix);
+    return err_hint(e, "`braid op list` shows all ops");
 }
 
 static int run_ops(int argc, char **argv, struct err *e)
@@ -52,6 +62,10 @@ static int run_ops(int argc, char **argv, struct err *e)
     double seconds = 0.3;
     struct dev dev = {0};
     int st = cmd_config(&c, argc, argv, &args, e);
+    if (st == ST_OK)
+        st = cmd_words(&args, 1, e);
+    if (st == ST_OK && args.n_positional > 0)
+        st = check_name(args.positional[0], e);
     if (st == ST_OK && extra[0].value != NULL && (!parse_f64(extra[0].value, &seconds) || seconds <= 0))
         st = err_set(e, ST_USAGE, "--seconds=%s is not a positive number", extra[0].value);
     if (st == ST_OK)
@@ -124,6 +138,7 @@ static int run_train(int argc, char **argv, struct err *e)
     double opened = time_now();
     int st;
     TRY_OUT(cmd_config(&c, argc, argv, &args, e));
+    TRY_OUT(cmd_words(&args, 0, e));
     TRY_OUT(cmd_finish(&c, e));
     if (c.data.train[0] == '\0') {
         TRY_OUT(random_data(&c, path, sizeof path, e));

@@ -13,10 +13,20 @@ static const char usage[] =
     "all\n"
     "                                of a run; exit 1 if one is damaged or incomplete\n"
     "       braid ckpt diff A B      compare tensors bit by bit; exit 1 if any differs\n"
+    "       braid ckpt convert SRC DST --layout=flat|logical|stacked|indexed|grouped "
+    "[--pattern=P]\n"
+    "                                the same values under other keys; see below\n"
     "\n"
     "DIR, A and B: a run folder (diff: its newest checkpoint), a checkpoint folder step-..., or "
     "for\n"
-    "ls and diff also a .safetensors file. diff looks at tensors only, not at step or config.\n";
+    "ls and diff also a .safetensors file. diff looks at tensors only, not at step or config.\n"
+    "\n"
+    "convert: SRC is what ls takes. DST, which must not exist, is a new run folder with one\n"
+    "checkpoint, or a .safetensors file of the model alone. Layouts of layers: flat numbers each\n"
+    "layer, logical numbers groups as a Transformer does, stacked has one key for all layers.\n"
+    "Layouts of experts: indexed has one tensor for each, grouped one for all. Where the keys do\n"
+    "not say how layers are grouped, the checkpoint's own pattern does, or --pattern.\n"
+    "Training reads every layout by itself (run.load_weights); this is for other programs.\n";
 
 /* ---- tensors of a checkpoint or of a file, in one form -----------------------------------------
  */
@@ -285,6 +295,12 @@ int cmd_ckpt(int argc, char **argv)
             return 0;
         }
     int which = -1;
+    if (argc > 1 && strcmp(argv[1], "convert") == 0) {
+        if (ckpt_convert(argc - 2, argv + 2, &e) == ST_OK)
+            return fflush(stdout) == 0 ? 0 : 1;
+        err_print(&e, stderr);
+        return 1;
+    }
     for (int i = 0; argc > 1 && i < countof(names); i++)
         which = strcmp(argv[1], names[i]) == 0 ? i : which;
     if (which < 0) {
@@ -292,7 +308,7 @@ int cmd_ckpt(int argc, char **argv)
         err_set(&e, ST_USAGE,
                 argc > 1 ? "ckpt has no subcommand '%s'" : "ckpt needs a subcommand%s",
                 argc > 1 ? argv[1] : "");
-        err_hint(&e, near ? "did you mean '%s'?" : "ls, verify or diff; see braid ckpt --help%s",
+        err_hint(&e, near ? "did you mean '%s'?" : "ls, verify, diff or convert; see braid ckpt --help%s",
                  near ? near : "");
     } else if (argc - 2 != wanted[which]) {
         err_set(&e, ST_USAGE, "ckpt %s takes %d argument%s, and %d were given", names[which],

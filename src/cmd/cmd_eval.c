@@ -12,6 +12,7 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
     struct config_args args = {0};
     double loss, bits;
     TRY(cmd_config(c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 1, e));
     TRY(cmd_open_checkpoint(c, &args, from, e));
     if (c->data.valid[0] == '\0' && c->data.split[0] == '\0') {
         err_set(e, ST_USAGE, "data.valid is not set: there is nothing to evaluate on");

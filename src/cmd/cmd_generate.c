@@ -52,6 +52,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
 {
     struct config_args args = {0};
     TRY(cmd_config(&j->c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 1, e));
     TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
     TRY(cmd_finish(&j->c, e));
     TRY(tokenizer_for(&j->c, &j->tok, e));

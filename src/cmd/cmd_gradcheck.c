@@ -15,21 +15,28 @@ static int check_ops(const char *only, int *failed, struct err *e)
 {
     int n;
     const struct op_desc *const *all = op_registry(&n);
+    int checked = 0;
     for (int i = 0; i < n; i++) {
         double worst = 0;
         int checks = 0;
+        bool bad = false;
         for (int s = 0; all[i]->backward != NULL && (only == NULL || str_starts(all[i]->name, only)) && s < all[i]->n_samples; s++) {
             struct op_check_result r;
             TRY(op_gradcheck(all[i], &all[i]->samples[s], 11, &r, e));
             worst = r.worst > worst ? r.worst : worst;
+            bad |= !(r.worst <= allowed); /* so that NaN is bad, too */
             checks += r.compared;
         }
         if (checks == 0)
             continue;
-        *failed += worst > allowed;
-        printf("op     %-52s %3d checks  worst %.2e  %s\n", all[i]->name, checks, worst, worst > allowed ? "FAILED" : "ok");
+        checked++;
+        *failed += bad;
+        printf("op     %-52s %3d checks  worst %.2e  %s\n", all[i]->name, checks, worst, bad ? "FAILED" : "ok");
     }
-    return ST_OK;
+    if (checked > 0)
+        return ST_OK;
+    err_set(e, ST_USAGE, "--only=%s: no op with a gradient has a name that starts so", only ? only : "ops");
+    return err_hint(e, "ops, model, or the start of a name that `braid op list` shows");
 }
 
 static void show(void *ctx, const struct model_check_row *row)
@@ -44,6 +51,7 @@ static int run(struct config *c, int argc, char **argv, int *failed, struct err 
     struct config_extra extra[] = {{.name = "only"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     TRY(cmd_config(c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 0, e));
     const char *only = extra[0].value;
     bool ops = only == NULL || strcmp(only, "model") != 0, model = only == NULL || strcmp(only, "model") == 0;
     const char *filter = only != NULL && strcmp(only, "ops") != 0 ? only : NULL;

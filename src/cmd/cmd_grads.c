@@ -69,7 +69,11 @@ static int compute(struct job *j, struct err *e)
     exec_init(&j->exec, &j->dev);
     plan_options(&j->exec, &j->c);
     TRY(exec_prepare(&j->exec, &j->plan.p, e));
-    struct run_info run = {.first_mb = true, .mb_share = 1, .scale = 1.0 / (double)max_i64(j->n_labels, 1), .tokens = j->tokens, .labels = j->labels,
+    int64_t counts[1 + MTP_MAX_DEPTHS] = {0}, rows = j->c.train.micro_batch * j->c.train.seq;
+    double scale[1 + MTP_MAX_DEPTHS];
+    count_labels(j->labels, NULL, rows, j->c.train.seq, j->plan.n_mtp, counts);
+    loss_scales(&j->c, counts, j->plan.n_mtp, scale);
+    struct run_info run = {.first_mb = true, .mb_share = 1, .scale = scale[0], .mtp_scale = scale + 1, .tokens = j->tokens, .labels = j->labels,
                            .pos = j->pos, .doc_start = j->doc};
     return exec_run(&j->exec, &j->plan.p, &run, e);
 }
@@ -107,8 +111,11 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     arena_init(&j->names);
     TRY(cmd_config(&j->c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 0, e));
     if (extra[0].value == NULL || extra[1].value == NULL)
         return err_set(e, ST_USAGE, "braid grads needs --in and --out");
+    if (extra[2].value == NULL && j->c.run.load[0] != '\0')
+        extra[2].value = j->c.run.load;
     if (extra[2].value != NULL) {
         args.positional[0] = extra[2].value;
         args.n_positional = 1;

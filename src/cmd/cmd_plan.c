@@ -26,6 +26,7 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     bool steps = false, params = false;
     TRY(cmd_config(c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 0, e));
     if ((extra[0].value && !parse_bool(extra[0].value, &steps)) || (extra[1].value && !parse_bool(extra[1].value, &params)))
         return err_set(e, ST_USAGE, "--steps and --params take on or off");
     TRY(cmd_finish(c, e));

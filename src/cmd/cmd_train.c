@@ -1,6 +1,8 @@
 /* braid train: a new run, or the continuation of one. */
 #include "cmd/cmd.h"
 
+#include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char usage[] =
@@ -13,12 +15,16 @@ static const char usage[] =
 static int find_resume(struct config *c, struct ckpt **out, struct err *e)
 {
     *out = NULL;
-    if (c->run.dir[0] == '\0' || c->run.resume == CFG_RESUME_NEVER)
+    if (c->run.dir[0] == '\0')
         return ST_OK;
     struct ckpt_info *list = NULL;
     int n = 0, complete = 0;
-    if (file_is_dir(c->run.dir))
-        TRY(ckpt_list(c->run.dir, &list, &n, e));
+    char *saved = path_join(c->run.dir, "checkpoints"); /* not there yet if the run stopped before its first one */
+    if (saved == NULL)
+        return err_set(e, ST_NOMEM, "out of memory");
+    int listed = file_is_dir(saved) ? ckpt_list(c->run.dir, &list, &n, e) : ST_OK;
+    free(saved);
+    TRY(listed);
     for (int i = 0; i < n; i++)
         complete += list[i].complete;
     int damaged = n - complete;
@@ -29,6 +35,10 @@ static int find_resume(struct config *c, struct ckpt **out, struct err *e)
     }
     if (complete == 0)
         return ST_OK;
+    if (c->run.resume == CFG_RESUME_NEVER) {
+        err_set(e, ST_USAGE, "run.resume=never, but %s already holds %d checkpoint%s", c->run.dir, complete, complete == 1 ? "" : "s");
+        return err_hint(e, "choose another run.dir, or continue this run with run.resume=auto");
+    }
     TRY(ckpt_open(out, c->run.dir, e));
     struct buf changes;
     buf_init(&changes, 0);
@@ -38,6 +48,17 @@ static int find_resume(struct config *c, struct ckpt **out, struct err *e)
         fprintf(stderr, "continuing %s at step %lld\n%s", c->run.dir, (long long)ckpt_step(*out), changes.text ? changes.text : "");
     buf_release(&changes);
     return st;
+}
+
+/* From before the first thread starts, so that all inherit it: a thread with these signals open would take
+ * one and end the process at once. trainer_run asks for them between steps. */
+static void hold_stop_signals(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
 static void announce(const struct trainer *t)
@@ -55,12 +76,21 @@ static void announce(const struct trainer *t)
     buf_release(&text);
 }
 
+/* The model is as configured; only values come from the file. */
+static int take_weights(struct trainer *t, struct err *e)
+{
+    struct err note = {0};
+    TRY(load_weights(&t->model, t->cfg->run.load_weights, t->cfg->run.load_allow, &note, e));
+    if (note.msg[0] != '\0')
+        fprintf(stderr, "note: %s\n", note.msg);
+    return ST_OK;
+}
+
 static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t, struct err *e)
 {
     struct config_args args = {0};
     TRY(cmd_config(c, argc, argv, &args, e));
-    if (args.n_positional > 0)
-        return err_set(e, ST_USAGE, "unexpected word '%s'", args.positional[0]);
+    TRY(cmd_words(&args, 0, e));
     TRY(find_resume(c, from, e));
     bool warm = *from == NULL && c->run.load[0] != '\0';
     if (warm) {
@@ -71,7 +101,13 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
     TRY(cmd_finish(c, e));
     if (c->run.dir[0] != '\0')
         TRY(file_make_dirs(c->run.dir, e));
-    TRY(trainer_open(t, c, *from, true, e));
+    hold_stop_signals();
+    /* Continuing takes everything from the checkpoint; a warm start takes the weights and begins at step 0. */
+    TRY(trainer_open(t, c, warm ? NULL : *from, true, e));
+    if (warm)
+        TRY(load_params(&t->model, *from, e));
+    if (*from == NULL && c->run.load_weights[0] != '\0')
+        TRY(take_weights(t, e));
     ckpt_close(*from);
     *from = NULL;
     if (!c->run.quiet)

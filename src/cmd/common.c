@@ -43,6 +43,14 @@ int cmd_config(struct config *c, int argc, char **argv, struct config_args *args
     return config_parse_args(c, argc - 1, argv + 1, args, e);
 }
 
+int cmd_words(const struct config_args *args, int most, struct err *e)
+{
+    if (args->n_positional <= most)
+        return ST_OK;
+    err_set(e, ST_USAGE, "unexpected word '%s'", args->positional[most]);
+    return err_hint(e, "options are written --section.key=value; add --help to see what this command takes");
+}
+
 int cmd_finish(struct config *c, struct err *e)
 {
     if (c->model.vocab == 0) {

@@ -1,6 +1,7 @@
 /* The entry of the one binary: which command, and a short help. */
 #include "cmd/cmd.h"
 
+#include <signal.h>
 #include <string.h>
 
 struct command {
@@ -60,6 +61,7 @@ int cmd_help(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    signal(SIGXFSZ, SIG_IGN); /* a file over the limit is then a failed write, reported like a full disk */
     if (argc < 2) {
         usage(stderr);
         return 2;

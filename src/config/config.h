@@ -34,6 +34,13 @@
     X(CFG_ROPE_SCALING_LINEAR, "linear")                                                           \
     X(CFG_ROPE_SCALING_LLAMA3, "llama3")                                                           \
     X(CFG_ROPE_SCALING_YARN, "yarn")
+#define CONFIG_ROUTER(X)                                                                           \
+    X(CFG_ROUTER_SOFTMAX, "softmax")                                                               \
+    X(CFG_ROUTER_SIGMOID, "sigmoid")                                                               \
+    X(CFG_ROUTER_SQRTSOFTPLUS, "sqrtsoftplus")
+#define CONFIG_DROP(X) X(CFG_DROP_PROBS, "probs") X(CFG_DROP_LATE, "position")
+#define CONFIG_MAMBA_NORM(X) X(CFG_MAMBA_NORM_GROUP, "group") X(CFG_MAMBA_NORM_WHOLE, "whole")
+#define CONFIG_MHC(X) X(CFG_MHC_D, "d") X(CFG_MHC_S, "s")
 #define CONFIG_INIT_SCALE(X)                                                                       \
     X(CFG_INIT_SCALE_AUTO, "auto")                                                                 \
     X(CFG_INIT_SCALE_GPT, "gpt")                                                                   \
@@ -55,23 +62,34 @@
 #define CONFIG_RESUME(X)                                                                           \
     X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
 
+#define CONFIG_LOAD_ALLOW(X)                                                                       \
+    X(CFG_LOAD_ALLOW_NONE, "none") X(CFG_LOAD_ALLOW_MISSING, "missing")                            \
+    X(CFG_LOAD_ALLOW_UNEXPECTED, "unexpected") X(CFG_LOAD_ALLOW_BOTH, "both")
+
 #define CONFIG_ENUM_ID(id, text) id,
 enum config_act { CONFIG_ACT(CONFIG_ENUM_ID) };
 enum config_sink { CONFIG_SINK(CONFIG_ENUM_ID) };
 enum config_rope { CONFIG_ROPE(CONFIG_ENUM_ID) };
 enum config_rope_scaling { CONFIG_ROPE_SCALING(CONFIG_ENUM_ID) };
+enum config_router { CONFIG_ROUTER(CONFIG_ENUM_ID) };
+enum config_drop { CONFIG_DROP(CONFIG_ENUM_ID) };
+enum config_mamba_norm { CONFIG_MAMBA_NORM(CONFIG_ENUM_ID) };
+enum config_mhc { CONFIG_MHC(CONFIG_ENUM_ID) };
 enum config_init_scale { CONFIG_INIT_SCALE(CONFIG_ENUM_ID) };
 enum config_schedule { CONFIG_SCHEDULE(CONFIG_ENUM_ID) };
 enum config_wsd_style { CONFIG_WSD_STYLE(CONFIG_ENUM_ID) };
 enum config_nonfinite { CONFIG_NONFINITE(CONFIG_ENUM_ID) };
 enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
 enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
+enum config_load_allow { CONFIG_LOAD_ALLOW(CONFIG_ENUM_ID) };
 
 /* The type of a field decides the type of its option: bool, int64_t, double, const char *, and int
  * for one of the enums above. Strings are never NULL and live as long as the config. Fields marked
  * (auto) accept 0 and hold the derived number after config_finish. */
 struct config_model {
-    const char *pattern;
+    const char *pattern; /* derived when layers and a ratio are given instead */
+    int64_t layers;
+    double attn_ratio, mlp_ratio;
     int64_t hidden, heads, kv_heads, head_dim, ffn; /* kv_heads, head_dim, ffn: (auto) */
     int64_t vocab, vocab_multiple; /* vocab 0: set by config_set_auto once the tokenizer is known */
     int act;                       /* enum config_act */
@@ -93,6 +111,37 @@ struct config_model {
     double init_std, embed_init_std; /* embed_init_std: (auto) */
     int init_scale;                  /* enum config_init_scale */
     double dropout;
+    double mtp_scale;
+    int64_t mla_q_rank, mla_kv_rank, mla_nope, mla_rope, mla_v;
+    double mla_norm_eps, mla_softmax_scale;
+    /* manifold hyper-connections */
+    bool mhc;            /* short for mhc_streams = 4 */
+    int64_t mhc_streams; /* 0: plain residual */
+    int mhc_profile;     /* enum config_mhc */
+    int64_t mhc_iterations;
+    double mhc_gating;
+    bool mhc_bf16_coef;
+    /* gated delta net; heads: (auto) */
+    int64_t gdn_key_heads, gdn_value_heads, gdn_key_dim, gdn_value_dim, gdn_conv, gdn_chunk;
+    /* Mamba-2 */
+    int64_t mamba_heads, mamba_head_dim, mamba_state, mamba_groups, mamba_conv, mamba_chunk; /* heads, groups: (auto) */
+    double mamba_dt_min, mamba_dt_max;
+    int mamba_norm; /* enum config_mamba_norm */
+    /* mixture of experts */
+    int64_t experts, topk, expert_ffn, shared_ffn; /* expert_ffn: (auto) */
+    bool shared_gate, expert_bias;
+    int64_t glu_interleave;
+    int router_score; /* enum config_router */
+    bool router_pre_softmax, router_norm;
+    int64_t router_groups, router_group_topk;
+    double router_scale;
+    bool router_bias;
+    double router_bias_rate;
+    int64_t router_hash_layers;
+    double aux_loss, seq_aux_loss, global_aux_loss, router_z_loss;
+    double router_jitter, router_capacity;
+    int router_drop; /* enum config_drop */
+    bool router_force_balance;
 };
 
 struct config_train {
@@ -123,13 +172,15 @@ struct config_run {
     int64_t seed;
     int resume; /* enum config_resume */
     int64_t save_every, keep;
-    const char *load;
+    const char *load, *load_weights;
+    int load_allow; /* enum config_load_allow */
     double minutes;
     bool tensorboard, report, quiet;
 };
 
 struct config_plan {
     const char *recompute;
+    const char *recompute_block; /* "off", "auto" or a number */
     bool delay_dw, poison;
     int64_t random_lanes;
     bool sync, find_nan;
@@ -220,6 +271,11 @@ enum config_saved_mode {
 };
 int config_load_saved(struct config *c, const char *text, size_t len, const char *label,
                       enum config_saved_mode mode, struct buf *changes, struct err *e);
+
+/* Megatron's old ratio arguments as a pattern: M with this share of '*' and of '-' spread evenly. False
+ * if layers or the ratios are out of range. */
+enum { CONFIG_RATIO_LAYERS = 4096 };
+bool config_ratio_pattern(int64_t layers, double attn, double mlp, char out[CONFIG_RATIO_LAYERS + 1]);
 
 /* Derive the automatic values and check all rules. May be called again after a change. */
 int config_finish(struct config *c, struct err *e);

@@ -9,12 +9,17 @@ static const char *const act_values[] = {CONFIG_ACT(VALUE_TEXT) NULL};
 static const char *const sink_values[] = {CONFIG_SINK(VALUE_TEXT) NULL};
 static const char *const rope_values[] = {CONFIG_ROPE(VALUE_TEXT) NULL};
 static const char *const rope_scaling_values[] = {CONFIG_ROPE_SCALING(VALUE_TEXT) NULL};
+static const char *const router_values[] = {CONFIG_ROUTER(VALUE_TEXT) NULL};
+static const char *const drop_values[] = {CONFIG_DROP(VALUE_TEXT) NULL};
+static const char *const mamba_norm_values[] = {CONFIG_MAMBA_NORM(VALUE_TEXT) NULL};
+static const char *const mhc_values[] = {CONFIG_MHC(VALUE_TEXT) NULL};
 static const char *const init_scale_values[] = {CONFIG_INIT_SCALE(VALUE_TEXT) NULL};
 static const char *const schedule_values[] = {CONFIG_SCHEDULE(VALUE_TEXT) NULL};
 static const char *const wsd_style_values[] = {CONFIG_WSD_STYLE(VALUE_TEXT) NULL};
 static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL};
 static const char *const device_values[] = {CONFIG_DEVICE(VALUE_TEXT) NULL};
 static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
+static const char *const load_allow_values[] = {CONFIG_LOAD_ALLOW(VALUE_TEXT) NULL};
 
 /* The field's C type is the option's type, so a row cannot disagree with the struct. */
 #define TYPE_OF(field)                                                                             \
@@ -41,10 +46,19 @@ static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
 /* clang-format off */
 const struct option config_options[] = {
     /* ---- [model] -------------------------------------------------------------------------- */
-    ROW(model.pattern, "*-*-", OPT_MODEL, ALIAS("hybrid-layer-pattern"), HELP(
+    ROW(model.pattern, "*-*-", OPT_MODEL,
+        .alias = {{"hybrid-layer-pattern", NULL}, {"hybrid-override-pattern", NULL}}, HELP(
         "Layers, one symbol each: M Mamba-2, G gated delta net, * attention, + latent attention, "
         "D sparse attention, - MLP, E mixture of experts. [ ] group layers, | cuts pipeline "
         "stages, / starts a multi-token-prediction part.")),
+    ROW(model.layers, "0", OPT_MODEL, RANGE(0, CONFIG_RATIO_LAYERS), ALIAS("num-layers"), HELP(
+        "Number of layers when the pattern is made from attn_ratio and mlp_ratio; a pattern that is "
+        "given has its own number, whatever this says.")),
+    ROW(model.attn_ratio, "0", OPT_MODEL, RANGE(0, 1), ALIAS("hybrid-attention-ratio"), HELP(
+        "In place of a pattern: this share of the layers is attention, spread evenly, the rest "
+        "Mamba-2.")),
+    ROW(model.mlp_ratio, "0", OPT_MODEL, RANGE(0, 1), ALIAS("hybrid-mlp-ratio"), HELP(
+        "In place of a pattern: this share of the layers is MLP, spread evenly.")),
     ROW(model.hidden, "320", OPT_MODEL, RANGE(1, 65536), ALIAS("hidden-size"), HELP(
         "Width of the residual stream.")),
     ROW(model.heads, "5", OPT_MODEL, RANGE(1, 4096), ALIAS("num-attention-heads"), HELP(
@@ -140,6 +154,139 @@ const struct option config_options[] = {
         "init_std by sqrt(L), gpt by sqrt(2 L), none not at all. auto is hybrid.")),
     ROW(model.dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("hidden-dropout"),
         HELP("Share of each layer's output dropped while training; never while evaluating.")),
+    ROW(model.mtp_scale, "0.1", OPT_RUN | OPT_INHERIT, RANGE(0, 100), ALIAS("mtp-loss-scaling-factor"),
+        HELP("Weight of the multi-token prediction losses together; each depth gets an equal share.")),
+    ROW(model.mla_q_rank, "0", OPT_MODEL, RANGE(0, 65536), ALIAS("q-lora-rank"),
+        HELP("Multi-latent attention (+): rank of the query latent; 0 projects queries directly.")),
+    ROW(model.mla_kv_rank, "512", OPT_MODEL, RANGE(1, 65536), ALIAS("kv-lora-rank"),
+        HELP("Multi-latent attention: rank of the latent that keys and values share.")),
+    ROW(model.mla_nope, "128", OPT_MODEL, RANGE(1, 4096), ALIAS("qk-head-dim"),
+        HELP("Multi-latent attention: channels of a query or key head without position.")),
+    ROW(model.mla_rope, "64", OPT_MODEL, RANGE(2, 4096), ALIAS("qk-pos-emb-head-dim"),
+        HELP("Multi-latent attention: rotary channels of a head; even. All heads share one rotary key.")),
+    ROW(model.mla_v, "128", OPT_MODEL, RANGE(1, 4096), ALIAS("v-head-dim"),
+        HELP("Multi-latent attention: channels of a value head.")),
+    ROW(model.mla_norm_eps, "0", OPT_MODEL, RANGE(0, 1),
+        HELP("Epsilon of the two latent norms; 0 is model.norm_eps. DeepSeek-V3 in Hugging Face uses 1e-6.")),
+    ROW(model.mla_softmax_scale, "0", OPT_MODEL, RANGE(0, 1000),
+        HELP("Scale of the scores; 0 is (nope + rope)^-0.5, with YaRN's mscale_all_dim factor squared.")),
+    ROW(model.mhc, "off", OPT_MODEL,
+        .alias = {{"enable-hyper-connections", "on"}, {"enable-mhc-connections", "on"}}, HELP(
+        "Manifold hyper-connections with 4 residual streams, unless mhc_streams says another number.")),
+    ROW(model.mhc_streams, "0", OPT_MODEL, RANGE(0, 16), AUTO("4 if mhc is on, else a plain residual"),
+        .alias = {{"num-residual-streams", NULL}, {"mhc-num-residual-streams", NULL}}, HELP(
+        "Parallel residual streams, 2 or more, mixed before and after each layer by learned doubly "
+        "stochastic matrices. The memory of the stream and what pipeline stages send grow as many times; "
+        "plan.recompute_block gives back all but one stream tensor per block.")),
+    ROW(model.mhc_profile, "d", OPT_MODEL, ONE_OF(mhc_values), HELP(
+        "Details of the mix: d as DeepSeek-V4 (softmax first, mix transposed, learned contraction), s as "
+        "the first Megatron version (mean contraction). Weights of one mean nothing to the other.")),
+    ROW(model.mhc_iterations, "20", OPT_MODEL, RANGE(1, 128), ALIAS("mhc-sinkhorn-iterations"), HELP(
+        "Rounds of row and column normalisation that make the mixing matrix doubly stochastic.")),
+    ROW(model.mhc_gating, "0.01", OPT_MODEL, RANGE(0, 100), ALIAS("mhc-init-gating-factor"), HELP(
+        "Initial factor on what the mixing coefficients take from the streams; 0 starts them constant.")),
+    ROW(model.mhc_bf16_coef, "off", OPT_MODEL, HELP(
+        "Round mixing coefficients to bf16, as Megatron does; only to compare with it.")),
+    ROW(model.gdn_value_heads, "0", OPT_MODEL, RANGE(0, 65536), AUTO("2 hidden / gdn_value_dim"),
+        ALIAS("linear-num-value-heads"), HELP(
+        "Value heads of a gated delta net (G); with gdn_value_dim they set its inner width.")),
+    ROW(model.gdn_key_heads, "0", OPT_MODEL, RANGE(0, 65536), AUTO("half of gdn_value_heads if even, else all"),
+        ALIAS("linear-num-key-heads"), HELP(
+        "Query and key heads of a gated delta net, each shared by equally many value heads.")),
+    ROW(model.gdn_key_dim, "128", OPT_MODEL, RANGE(1, 4096), ALIAS("linear-key-head-dim"), HELP(
+        "Channels of a query or key head of a gated delta net.")),
+    ROW(model.gdn_value_dim, "128", OPT_MODEL, RANGE(1, 4096), ALIAS("linear-value-head-dim"), HELP(
+        "Channels of a value head of a gated delta net.")),
+    ROW(model.gdn_conv, "4", OPT_MODEL, RANGE(1, 16), ALIAS("linear-conv-kernel-dim"), HELP(
+        "Tokens that the convolution in front of a gated delta net sees, the present one included.")),
+    ROW(model.gdn_chunk, "64", OPT_RUN | OPT_INHERIT, RANGE(1, 65536), HELP(
+        "Tokens that a gated delta net works on at once. Changes speed, memory and rounding, not the model.")),
+    ROW(model.mamba_heads, "0", OPT_MODEL, RANGE(0, 65536), AUTO("2 hidden / mamba_head_dim"),
+        ALIAS("mamba-num-heads"), HELP("Heads of a Mamba-2 layer; with mamba_head_dim they set its inner width.")),
+    ROW(model.mamba_head_dim, "64", OPT_MODEL, RANGE(1, 4096), ALIAS("mamba-head-dim"), HELP(
+        "Channels of one Mamba-2 head.")),
+    ROW(model.mamba_state, "128", OPT_MODEL, RANGE(1, 4096), ALIAS("mamba-state-dim"), HELP(
+        "State of each Mamba-2 channel: how much a layer can remember.")),
+    ROW(model.mamba_groups, "0", OPT_MODEL, RANGE(0, 4096),
+        AUTO("8, or the largest power of two below that divides mamba_heads"),
+        ALIAS("mamba-num-groups"), HELP(
+        "Groups of Mamba-2 heads that share what is written to and read from the state. Must divide "
+        "mamba_heads.")),
+    ROW(model.mamba_conv, "4", OPT_MODEL, RANGE(1, 16), HELP(
+        "Tokens that the convolution in front of the Mamba-2 state sees, the present one included.")),
+    ROW(model.mamba_chunk, "128", OPT_RUN | OPT_INHERIT, RANGE(1, 65536), HELP(
+        "Tokens that a Mamba-2 layer works on at once. Changes speed, memory and rounding, not the model.")),
+    ROW(model.mamba_dt_min, "0", OPT_MODEL, RANGE(0, 1e6), HELP(
+        "Smallest time step of a Mamba-2 head; 0.001 in Hugging Face Nemotron-H.")),
+    ROW(model.mamba_dt_max, "0", OPT_MODEL, RANGE(0, 1e6), HELP(
+        "Largest time step of a Mamba-2 head; 0 = no bound.")),
+    ROW(model.mamba_norm, "group", OPT_MODEL, ONE_OF(mamba_norm_values), HELP(
+        "What the norm behind the Mamba-2 gate averages over: each group, as Megatron and Nemotron-H do, or "
+        "the whole inner width, as Hugging Face Mamba2 and Bamba do.")),
+    ROW(model.experts, "8", OPT_MODEL, RANGE(1, 1024), ALIAS("num-experts"), HELP(
+        "Experts of a mixture-of-experts layer.")),
+    ROW(model.topk, "2", OPT_MODEL, RANGE(1, 64), ALIAS("moe-router-topk"), HELP(
+        "Experts that each token goes to.")),
+    ROW(model.expert_ffn, "0", OPT_MODEL, RANGE(0, 1 << 20), AUTO("ffn"),
+        ALIAS("moe-ffn-hidden-size"), HELP("Inner width of one expert.")),
+    ROW(model.shared_ffn, "0", OPT_MODEL, RANGE(0, 1 << 20),
+        ALIAS("moe-shared-expert-intermediate-size"), HELP(
+        "Inner width of a shared expert that sees every token; 0 = none.")),
+    ROW(model.shared_gate, "off", OPT_MODEL, FLAG("moe-shared-expert-gate", "on"), HELP(
+        "Multiply the shared expert's output by a learned sigmoid gate, as Qwen2-MoE does.")),
+    ROW(model.expert_bias, "off", OPT_MODEL, HELP(
+        "Biases on both linear layers of every expert, as in gpt-oss. The second is scaled by the "
+        "routing probability.")),
+    ROW(model.glu_interleave, "0", OPT_MODEL, RANGE(0, 1 << 20),
+        ALIAS("moe-mlp-glu-interleave-size"), HELP(
+        "Gate and up rows of an expert's first matrix alternate in blocks of this many instead of "
+        "being two halves; 0 = halves. It changes what stored weights mean.")),
+    ROW(model.router_score, "softmax", OPT_MODEL, ONE_OF(router_values),
+        ALIAS("moe-router-score-function"), HELP(
+        "How router logits become scores. sigmoid is DeepSeek-V3's, sqrtsoftplus DeepSeek-V4's.")),
+    ROW(model.router_pre_softmax, "off", OPT_MODEL, FLAG("moe-router-pre-softmax", "on"), HELP(
+        "Softmax over all experts before the best are chosen, instead of over the chosen ones.")),
+    ROW(model.router_norm, "on", OPT_MODEL, HELP(
+        "Divide the chosen sigmoid or sqrtsoftplus scores by their sum. With softmax "
+        "router_pre_softmax decides.")),
+    ROW(model.router_groups, "0", OPT_MODEL, RANGE(0, 1024), ALIAS("moe-router-num-groups"), HELP(
+        "Cut the experts into this many equal groups; a token then uses only router_group_topk of "
+        "them. 0 = no groups.")),
+    ROW(model.router_group_topk, "0", OPT_MODEL, RANGE(0, 64), ALIAS("moe-router-group-topk"), HELP(
+        "Groups whose experts a token may use; 0 = all.")),
+    ROW(model.router_scale, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e4),
+        ALIAS("moe-router-topk-scaling-factor"), HELP("Factor on the routing probabilities.")),
+    ROW(model.router_bias, "off", OPT_MODEL, FLAG("moe-router-enable-expert-bias", "on"), HELP(
+        "Balance without a loss: a bias per expert that only takes part in the choice and is moved "
+        "after each step. Needs sigmoid or sqrtsoftplus.")),
+    ROW(model.router_bias_rate, "1e-3", OPT_RUN | OPT_INHERIT, RANGE(0, 1),
+        ALIAS("moe-router-bias-update-rate"), HELP("How far router_bias moves each step.")),
+    ROW(model.router_hash_layers, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("moe-n-hash-layers"), HELP(
+        "Mixture-of-experts layers up to this number, counted over all layers from 1, choose "
+        "experts by a table of token ids; the router only weighs them. 0 = none.")),
+    ROW(model.aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), ALIAS("moe-aux-loss-coeff"),
+        HELP("Weight of the loss that spreads the tokens of a microbatch over the experts.")),
+    ROW(model.seq_aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), HELP(
+        "Weight of the loss that spreads the tokens of each sequence over the experts.")),
+    ROW(model.global_aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), HELP(
+        "Weight of the loss that spreads the tokens of a whole step over the experts.")),
+    ROW(model.router_z_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), ALIAS("moe-z-loss-coeff"),
+        HELP("Weight of the mean squared log-sum-exp of the router logits, which keeps them small.")),
+    ROW(model.router_jitter, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1),
+        ALIAS("moe-input-jitter-eps"), HELP(
+        "Multiply the router's input by noise from 1 - this to 1 + this while training.")),
+    ROW(model.router_capacity, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e6),
+        ALIAS("moe-expert-capacity-factor"), HELP(
+        "An expert takes at most this many times its fair share of tokens; the rest is dropped. "
+        "0 = nothing is dropped. Never while generating.")),
+    ROW(model.router_drop, "probs", OPT_RUN | OPT_INHERIT, ONE_OF(drop_values),
+        ALIAS("moe-token-drop-policy"), HELP(
+        "Which tokens an expert keeps under router_capacity: those of largest probability, or the "
+        "earliest.")),
+    ROW(model.router_force_balance, "off", OPT_RUN | OPT_LOCAL,
+        FLAG("moe-router-force-load-balancing", "on"), HELP(
+        "Benchmarks only: random router logits while training, so that every expert gets its "
+        "share.")),
 
     /* ---- [train] -------------------------------------------------------------------------- */
     ROW(train.steps, "1000", OPT_RUN, RANGE(1, 1e12), ALIAS("train-iters"), HELP(
@@ -234,6 +381,13 @@ const struct option config_options[] = {
         "Newest checkpoints kept in run.dir; 0 = all.")),
     ROW(run.load, "", OPT_RUN | OPT_LOCAL, ALIAS("load"), HELP(
         "Checkpoint folder to take the weights from when there is nothing to resume.")),
+    ROW(run.load_weights, "", OPT_RUN | OPT_LOCAL, HELP(
+        "Weights alone, from a checkpoint folder, a run folder or a .safetensors file, when there is nothing to "
+        "resume. The model is the configured one; the file's keys may have any layout: a Transformer's, a flat "
+        "or a grouped hybrid's, stacked layers, experts in one tensor or in many.")),
+    ROW(run.load_allow, "none", OPT_RUN | OPT_LOCAL, ONE_OF(load_allow_values), HELP(
+        "What run.load_weights forgives: parameters missing from the file, which keep their fresh values, "
+        "tensors of the file that the model does not expect, or both.")),
     ROW(run.minutes, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1e7), ALIAS("exit-duration-in-mins"), HELP(
         "Save and stop after this many minutes; 0 = no limit.")),
     ROW(run.tensorboard, "on", OPT_RUN, HELP(
@@ -247,6 +401,10 @@ const struct option config_options[] = {
     ROW(plan.recompute, "", OPT_RUN, HELP(
         "Activations to compute again in the backward pass instead of keeping them: a comma list "
         "of slot names or globs such as joint.*, or full. Results stay bit for bit the same.")),
+    ROW(plan.recompute_block, "off", OPT_RUN, ALIAS("mhc-recompute-layer-num"), HELP(
+        "With mhc_streams: keep the streams only in front of every so many layers and make those between "
+        "again, a block at a time, in the backward pass. off, a number of layers, or auto for the number "
+        "that needs least memory. Results stay bit for bit the same.")),
     ROW(plan.delay_dw, "off", OPT_RUN, HELP(
         "Compute weight gradients in separate, later steps, so that they can overlap other work.")),
     ROW(plan.poison, "off", OPT_RUN, HELP(

@@ -50,8 +50,24 @@ static void derive(struct config *c)
                m->hidden % m->heads == 0 ? m->hidden / m->heads : 0);
     derive_i64(c, "model.ffn", &m->ffn,
                gated(c) ? round_up(ceil_div(8 * m->hidden, 3), 32) : 4 * m->hidden);
+    derive_i64(c, "model.expert_ffn", &m->expert_ffn, m->ffn);
+    /* 0 is left for the rule to report when the width does not divide. */
+    derive_i64(c, "model.gdn_value_heads", &m->gdn_value_heads,
+               2 * m->hidden % m->gdn_value_dim == 0 ? 2 * m->hidden / m->gdn_value_dim : 0);
+    derive_i64(c, "model.gdn_key_heads", &m->gdn_key_heads,
+               m->gdn_value_heads % 2 == 0 ? m->gdn_value_heads / 2 : m->gdn_value_heads);
+    derive_i64(c, "model.mamba_heads", &m->mamba_heads,
+               2 * m->hidden % m->mamba_head_dim == 0 ? 2 * m->hidden / m->mamba_head_dim : 0);
+    int64_t groups = 8;
+    while (m->mamba_heads % groups != 0)
+        groups /= 2;
+    derive_i64(c, "model.mamba_groups", &m->mamba_groups, groups);
     if (m->head_dim > 0)
         derive_f64(c, "model.softmax_scale", &m->softmax_scale, 1.0 / sqrt((double)m->head_dim));
+    if (m->mhc)
+        derive_i64(c, "model.mhc_streams", &m->mhc_streams, 4);
+    else if (was_derived(c, "model.mhc_streams"))
+        m->mhc_streams = 0;
     derive_f64(c, "model.embed_init_std", &m->embed_init_std, m->init_std);
     derive_i64(c, "train.global_batch", &t->global_batch, t->micro_batch);
     derive_i64(c, "train.decay_steps", &t->decay_steps, t->steps);
@@ -62,12 +78,62 @@ static void derive(struct config *c)
     derive_i64(c, "run.threads", &c->run.threads, cpu_count());
 }
 
+static bool has_ratios(const struct config *c)
+{
+    return c->model.attn_ratio > 0 || c->model.mlp_ratio > 0;
+}
+
+static bool pattern_given(const struct config *c)
+{
+    enum config_source s = config_source_of(c, "model.pattern").source;
+    return s != CFG_FROM_DEFAULT && s != CFG_FROM_AUTO;
+}
+
+/* The pattern that the ratios mean, unless one is given. Impossible ratios are left to the rules. */
+static int derive_pattern(struct config *c, struct err *e)
+{
+    char made[CONFIG_RATIO_LAYERS + 1];
+    const struct config_model *m = &c->model;
+    const char *pattern = option_find("model.pattern")->def;
+    if (pattern_given(c))
+        return ST_OK;
+    if (has_ratios(c)) {
+        if (!config_ratio_pattern(m->layers, m->attn_ratio, m->mlp_ratio, made))
+            return ST_OK;
+        pattern = made;
+    } else if (!was_derived(c, "model.pattern")) {
+        return ST_OK;
+    }
+    TRY(option_set(c, option_find("model.pattern"), pattern, config_source_of(c, "model.pattern"), e));
+    derived(c, "model.pattern");
+    return ST_OK;
+}
+
 /* ---- rules ---------------------------------------------------------------------------------- */
 
-static bool pattern_has_stranger(const struct config *c)
+static bool ratios_above_one(const struct config *c)
 {
-    const char *p = c->model.pattern;
-    return p[strspn(p, "MG*+D-E[]|/")] != '\0' || strpbrk(p, "MG*+D-E") == NULL;
+    return c->model.attn_ratio + c->model.mlp_ratio > 1;
+}
+
+static bool ratios_without_layers(const struct config *c)
+{
+    return has_ratios(c) && c->model.layers == 0;
+}
+
+static bool layers_alone(const struct config *c)
+{
+    return c->model.layers != 0 && !has_ratios(c) && !pattern_given(c);
+}
+
+/* The pattern of a saved config may be the one that its ratios made. */
+static bool pattern_and_ratios(const struct config *c)
+{
+    char made[CONFIG_RATIO_LAYERS + 1];
+    const struct config_model *m = &c->model;
+    return has_ratios(c) && pattern_given(c) &&
+           !(config_ratio_pattern(m->layers, m->attn_ratio, m->mlp_ratio, made) &&
+             strcmp(made, m->pattern) == 0);
 }
 
 static bool heads_do_not_divide_hidden(const struct config *c) { return c->model.head_dim == 0; }
@@ -142,6 +208,78 @@ static bool alpha_without_quick(const struct config *c)
            c->model.act != CFG_ACT_QUICK_GEGLU;
 }
 
+static bool has_gdn(const struct config *c) { return strchr(c->model.pattern, 'G') != NULL; }
+
+static bool gdn_heads_missing(const struct config *c)
+{
+    return has_gdn(c) && c->model.gdn_value_heads == 0;
+}
+
+static bool gdn_key_heads_do_not_divide(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return has_gdn(c) && m->gdn_value_heads > 0 && m->gdn_value_heads % m->gdn_key_heads != 0;
+}
+
+static bool has_mamba(const struct config *c) { return strchr(c->model.pattern, 'M') != NULL; }
+
+static bool mamba_heads_missing(const struct config *c)
+{
+    return has_mamba(c) && c->model.mamba_heads == 0;
+}
+
+static bool mamba_groups_do_not_divide(const struct config *c)
+{
+    return has_mamba(c) && c->model.mamba_heads % c->model.mamba_groups != 0;
+}
+
+static bool mamba_steps_crossed(const struct config *c)
+{
+    return c->model.mamba_dt_max > 0 && c->model.mamba_dt_min > c->model.mamba_dt_max;
+}
+
+static bool topk_above_experts(const struct config *c)
+{
+    return c->model.topk > c->model.experts;
+}
+
+/* The softmax over one chosen expert is 1, whatever the router says: it would never learn. */
+static bool softmax_of_one(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return m->topk == 1 && m->experts > 1 && m->router_score == CFG_ROUTER_SOFTMAX && !m->router_pre_softmax;
+}
+
+static bool pre_softmax_without_softmax(const struct config *c)
+{
+    return c->model.router_pre_softmax && c->model.router_score != CFG_ROUTER_SOFTMAX;
+}
+
+static bool router_bias_with_softmax(const struct config *c)
+{
+    return c->model.router_bias && c->model.router_score == CFG_ROUTER_SOFTMAX;
+}
+
+static bool groups_do_not_fit(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    if (m->router_groups == 0)
+        return m->router_group_topk != 0;
+    return m->experts % m->router_groups != 0 || m->router_group_topk > m->router_groups ||
+           (m->router_group_topk > 0 && m->router_group_topk * (m->experts / m->router_groups) < m->topk);
+}
+
+static bool interleave_does_not_fit(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return m->glu_interleave != 0 && (!gated(c) || m->expert_ffn % m->glu_interleave != 0);
+}
+
+static bool shared_gate_alone(const struct config *c)
+{
+    return c->model.shared_gate && c->model.shared_ffn == 0;
+}
+
 static bool batch_not_multiple(const struct config *c)
 {
     return c->train.global_batch % c->train.micro_batch != 0;
@@ -157,7 +295,7 @@ static bool min_lr_above_lr(const struct config *c) { return c->train.min_lr > c
 static bool warmup_past_end(const struct config *c)
 {
     return c->train.warmup > c->train.steps ||
-           (c->train.schedule != CFG_SCHEDULE_CONSTANT && c->train.warmup > c->train.decay_steps);
+           (c->train.schedule != CFG_SCHEDULE_CONSTANT && c->train.warmup >= c->train.decay_steps);
 }
 
 static bool wsd_options_without_wsd(const struct config *c)
@@ -214,11 +352,52 @@ static bool saving_nowhere(const struct config *c)
     return c->run.dir[0] == '\0' && (c->run.save_every != 0 || c->run.resume == CFG_RESUME_MUST);
 }
 
+static bool two_loads(const struct config *c)
+{
+    return c->run.load[0] != '\0' && c->run.load_weights[0] != '\0';
+}
+
+static bool allow_without_weights(const struct config *c)
+{
+    return c->run.load_allow != CFG_LOAD_ALLOW_NONE && c->run.load_weights[0] == '\0';
+}
+
+static bool one_stream(const struct config *c) { return c->model.mhc_streams == 1; }
+
+static bool mhc_options_without_mhc(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return m->mhc_streams == 0 && (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 ||
+                                   m->mhc_bf16_coef);
+}
+
+/* "off", "auto" or a whole number from 1. */
+static bool block_malformed(const struct config *c)
+{
+    int64_t n;
+    const char *s = c->plan.recompute_block;
+    return strcmp(s, "off") != 0 && strcmp(s, "auto") != 0 && !(parse_i64(s, &n) && n >= 1 && n <= 4096);
+}
+
+static bool block_without_streams(const struct config *c)
+{
+    return strcmp(c->plan.recompute_block, "off") != 0 && c->model.mhc_streams == 0;
+}
+
 /* clang-format off */
 const struct rule config_rules[] = {
-    {"pattern-symbols", pattern_has_stranger,
-     "the pattern must be layer symbols M G * + D - E, with [ ] | / between them",
-     {"model.pattern"}},
+    {"ratios-within-one", ratios_above_one,
+     "model.attn_ratio and model.mlp_ratio together must not be above 1",
+     {"model.attn_ratio", "model.mlp_ratio"}},
+    {"pattern-or-ratios", pattern_and_ratios,
+     "give model.pattern, or model.layers and ratios to make one, not both",
+     {"model.pattern", "model.attn_ratio", "model.mlp_ratio", "model.layers"}},
+    {"ratios-need-layers", ratios_without_layers,
+     "model.attn_ratio and model.mlp_ratio need model.layers",
+     {"model.attn_ratio", "model.mlp_ratio", "model.layers"}},
+    {"layers-need-ratios", layers_alone,
+     "model.layers does not say which layers: give model.pattern, or a ratio above 0",
+     {"model.layers", "model.pattern", "model.attn_ratio", "model.mlp_ratio"}},
     {"heads-divide-hidden", heads_do_not_divide_hidden,
      "model.hidden must be a multiple of model.heads unless model.head_dim is set",
      {"model.hidden", "model.heads", "model.head_dim"}},
@@ -258,6 +437,54 @@ const struct rule config_rules[] = {
     {"alpha-needs-quick", alpha_without_quick,
      "model.act_alpha only matters to quick_gelu and quick_geglu",
      {"model.act", "model.act_alpha"}},
+    {"gdn-heads-fit", gdn_heads_missing,
+     "2 * model.hidden must be a multiple of model.gdn_value_dim unless model.gdn_value_heads is set",
+     {"model.hidden", "model.gdn_value_dim", "model.gdn_value_heads"}},
+    {"gdn-key-heads-divide", gdn_key_heads_do_not_divide,
+     "model.gdn_value_heads must be a multiple of model.gdn_key_heads",
+     {"model.gdn_value_heads", "model.gdn_key_heads", "model.hidden", "model.gdn_value_dim"}},
+    {"mamba-heads-fit", mamba_heads_missing,
+     "2 * model.hidden must be a multiple of model.mamba_head_dim unless model.mamba_heads is set",
+     {"model.hidden", "model.mamba_head_dim", "model.mamba_heads"}},
+    {"mamba-groups-divide-heads", mamba_groups_do_not_divide,
+     "model.mamba_heads must be a multiple of model.mamba_groups",
+     {"model.mamba_heads", "model.mamba_groups", "model.hidden", "model.mamba_head_dim"}},
+    {"mamba-steps-ordered", mamba_steps_crossed,
+     "model.mamba_dt_min must not be above model.mamba_dt_max",
+     {"model.mamba_dt_min", "model.mamba_dt_max"}},
+    {"topk-within-experts", topk_above_experts,
+     "model.topk must not be above model.experts",
+     {"model.topk", "model.experts"}},
+    {"one-expert-needs-pre-softmax", softmax_of_one,
+     "with model.topk = 1 a softmax over the chosen expert is always 1: set model.router_pre_softmax",
+     {"model.topk", "model.router_score", "model.router_pre_softmax"}},
+    {"pre-softmax-needs-softmax", pre_softmax_without_softmax,
+     "model.router_pre_softmax needs model.router_score = softmax",
+     {"model.router_pre_softmax", "model.router_score"}},
+    {"router-bias-needs-sigmoid", router_bias_with_softmax,
+     "model.router_bias needs model.router_score = sigmoid or sqrtsoftplus",
+     {"model.router_bias", "model.router_score"}},
+    {"router-groups-fit", groups_do_not_fit,
+     "router groups must divide the experts, and those a token may use must hold topk experts",
+     {"model.router_groups", "model.router_group_topk", "model.experts", "model.topk"}},
+    {"interleave-fits", interleave_does_not_fit,
+     "model.glu_interleave needs a gated activation and must divide model.expert_ffn",
+     {"model.glu_interleave", "model.act", "model.expert_ffn"}},
+    {"shared-gate-needs-shared", shared_gate_alone,
+     "model.shared_gate needs model.shared_ffn",
+     {"model.shared_gate", "model.shared_ffn"}},
+    {"mhc-two-streams", one_stream,
+     "model.mhc_streams must be 0 (plain residual) or at least 2: one stream has nothing to mix",
+     {"model.mhc_streams"}},
+    {"mhc-options-need-streams", mhc_options_without_mhc,
+     "options of hyper-connections need model.mhc_streams",
+     {"model.mhc_streams", "model.mhc_profile", "model.mhc_iterations", "model.mhc_gating"}},
+    {"recompute-block-format", block_malformed,
+     "plan.recompute_block must be off, auto or a number of layers from 1 to 4096",
+     {"plan.recompute_block"}},
+    {"recompute-block-needs-streams", block_without_streams,
+     "plan.recompute_block needs model.mhc_streams: a plain residual stream is not recomputed",
+     {"plan.recompute_block", "model.mhc_streams"}},
     {"global-batch-multiple", batch_not_multiple,
      "train.global_batch must be a multiple of train.micro_batch",
      {"train.global_batch", "train.micro_batch"}},
@@ -294,6 +521,12 @@ const struct rule config_rules[] = {
     {"saving-needs-dir", saving_nowhere,
      "saving and resuming need run.dir",
      {"run.dir", "run.save_every", "run.resume"}},
+    {"one-load", two_loads,
+     "run.load takes the model and its weights, run.load_weights the weights alone: give one of them",
+     {"run.load", "run.load_weights"}},
+    {"allow-needs-weights", allow_without_weights,
+     "run.load_allow needs run.load_weights",
+     {"run.load_allow", "run.load_weights"}},
 };
 /* clang-format on */
 const int config_n_rules = countof(config_rules);
@@ -321,6 +554,7 @@ static int broken_rule(const struct config *c, const struct rule *r, struct err 
 
 int config_finish(struct config *c, struct err *e)
 {
+    TRY(derive_pattern(c, e));
     derive(c);
     for (int i = 0; i < config_n_rules; i++)
         if (config_rules[i].broken(c))

@@ -5,12 +5,17 @@
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static int host_alloc(struct dev *d, int64_t bytes, void **out, struct err *e)
 {
     (void)d;
-    /* Page-aligned, so that a transparent huge page can back the large arenas. */
-    return mem_aligned(out, (size_t)bytes, bytes >= 1 << 21 ? 1 << 21 : 4096, e);
+    /* Huge pages for the large arenas: first touch of a gigabyte is then 512 times fewer faults. */
+    size_t huge = 1 << 21, align = (size_t)bytes >= huge ? huge : 4096;
+    TRY(mem_aligned(out, (size_t)bytes, align, e));
+    if (align == huge)
+        madvise(*out, (size_t)bytes, MADV_HUGEPAGE); /* a wish: refusal costs only time */
+    return ST_OK;
 }
 
 static void host_free(struct dev *d, void *p)
@@ -32,8 +37,10 @@ static int host_fill(struct dev *d, void *dst, int byte, int64_t bytes, struct e
 {
     (void)d;
     (void)e;
-    if (bytes > 0)
-        memset(dst, byte, (size_t)bytes);
+    enum { PART = 1 << 21 };
+#pragma omp parallel for schedule(static) if (bytes > PART)
+    for (int64_t at = 0; at < bytes; at += PART)
+        memset((char *)dst + at, byte, (size_t)min_i64(PART, bytes - at));
     return ST_OK;
 }
 

@@ -174,7 +174,7 @@ static int core_bwd(const struct step_ctx *c)
 static void sizes(const struct build *b, struct attention *m)
 {
     const struct config_model *c = &b->cfg->model;
-    int64_t number = b->layer + 1; /* 1-based physical layer */
+    int64_t number = b->number;
     *m = (struct attention){.batch = b->batch, .seq = b->seq, .heads = c->heads, .kv_heads = c->kv_heads, .dim = c->head_dim,
                             .scale = c->softmax_scale, .eps = c->norm_eps, .qk_norm = c->qk_norm,
                             .zero_centered = c->norm_zero_centered, .sink_zero = c->attn_sink == CFG_SINK_OFF_BY_ONE,
@@ -218,10 +218,7 @@ static int declare_tables(struct build *b, struct attention_slots *s)
     struct rope_config *r = graph_own(b->g, sizeof *r);
     if (r == NULL)
         return ST_NOMEM;
-    *r = (struct rope_config){.dim = dim, .base = c->rope_base, .scaling = (enum rope_scaling)c->rope_scaling,
-                              .factor = c->rope_factor, .original = c->rope_original, .low = c->rope_low, .high = c->rope_high,
-                              .beta_fast = c->rope_beta_fast, .beta_slow = c->rope_beta_slow, .mscale = c->rope_mscale,
-                              .mscale_all_dim = c->rope_mscale_all_dim};
+    *r = rope_from_config(b->cfg, dim);
     TRY(rope_config_check(r, b->e));
     int64_t positions = max_i64(b->cfg->train.seq, b->cache_len);
     struct tensor shape = tensor_2d(NULL, b->dev->real, positions, dim / 2);
@@ -309,22 +306,9 @@ static void declare_qkv(struct build *b, const struct attention *m, const struct
     struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = d, .out = m->width};
     const struct use uses[] = {READS(io->h), READS(w.w), READS(bias.w), READS(s->q_norm.w), READS(s->k_norm.w), READS(s->cos),
                                READS(s->sin), READS(b->in.pos), WRITES(s->qkv), WRITES(s->qk), WRITES(s->rstd_q), WRITES(s->rstd_k)};
-    int n = linear_declare(b, "qkv", &l);
-    if (g->err.code != ST_OK)
-        return;
-    /* A linear layer whose forward also rotates: same backward, own forward. */
-    struct node *node = &g->nodes[n];
-    double flops = node->phase[PH_FWD].flops, bytes = node->phase[PH_FWD].bytes;
-    node->phase[PH_FWD] = node->phase[PH_REPLAY] = (struct phase){0};
-    node->self = m;
-    graph_phase(g, n, PH_FWD, qkv_fwd, uses, countof(uses));
-    graph_cost(g, n, PH_FWD, flops, bytes);
-    if (!training(b))
-        return;
-    graph_phase(g, n, PH_REPLAY, qkv_fwd, uses, countof(uses));
-    graph_cost(g, n, PH_REPLAY, flops, bytes);
-    graph_replay(g, s->qkv, n);
-    graph_replay(g, s->qk, n);
+    int n = linear_declare_with(b, "qkv", &l, qkv_fwd, m, uses, countof(uses));
+    if (training(b))
+        graph_replay(g, s->qk, n);
 }
 
 static void declare_core(struct build *b, const struct attention *m, const struct attention_slots *s)

@@ -154,16 +154,22 @@ static int linear_dw(const struct step_ctx *c)
 
 int linear_declare(struct build *b, const char *name, const struct linear *l)
 {
+    const struct use uses[] = {READS(l->x), READS(l->w.w), READS(l->bias.w), WRITES(l->y)};
+    return linear_declare_with(b, name, l, linear_fwd, NULL, uses, countof(uses));
+}
+
+int linear_declare_with(struct build *b, const char *name, const struct linear *l, step_fn fn, const void *self, const struct use *uses, int n_uses)
+{
     struct graph *g = b->g;
     double size = (double)dtype_bytes(b->dev->real), rows = (double)b->rows, in = (double)l->in, out = (double)l->out;
     double flops = 2 * rows * in * out, bytes = size * (rows * in + rows * out + in * out);
-    int n = graph_node(g, name, LANE_COMPUTE, NULL);
-    GRAPH_PHASE(g, n, PH_FWD, linear_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w), WRITES(l->y));
+    int n = graph_node(g, name, LANE_COMPUTE, self);
+    graph_phase(g, n, PH_FWD, fn, uses, n_uses);
     graph_cost(g, n, PH_FWD, flops, bytes);
     if (!training(b))
         return n;
     if (!l->no_replay) {
-        GRAPH_PHASE(g, n, PH_REPLAY, linear_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w), WRITES(l->y));
+        graph_phase(g, n, PH_REPLAY, fn, uses, n_uses);
         graph_cost(g, n, PH_REPLAY, flops, bytes);
         graph_replay(g, l->y, n);
     }
@@ -179,4 +185,13 @@ int linear_declare(struct build *b, const char *name, const struct linear *l)
     GRAPH_PHASE(g, n, PH_DW, linear_dw, READS(l->dy), READS(l->x), ADDS(l->w.dw), ADDS(l->bias.dw), WRITES(work));
     graph_cost(g, n, PH_DW, flops, bytes);
     return n;
+}
+
+struct rope_config rope_from_config(const struct config *cfg, int64_t dim)
+{
+    const struct config_model *c = &cfg->model;
+    return (struct rope_config){.dim = dim, .base = c->rope_base, .scaling = (enum rope_scaling)c->rope_scaling,
+                                .factor = c->rope_factor, .original = c->rope_original, .low = c->rope_low, .high = c->rope_high,
+                                .beta_fast = c->rope_beta_fast, .beta_slow = c->rope_beta_slow, .mscale = c->rope_mscale,
+                                .mscale_all_dim = c->rope_mscale_all_dim};
 }

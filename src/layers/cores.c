@@ -3,22 +3,19 @@
 #include "layers/layer.h"
 
 extern const struct core_kind core_attention, core_mlp;
+extern const struct core_kind core_moe;
+extern const struct core_kind core_mamba2;
+extern const struct core_kind core_gdn;
+extern const struct core_kind core_mla;
 
 const struct core_kind *core_find(char symbol)
 {
-    static const struct core_kind named[] = {
-        {.symbol = 'M', .name = "Mamba-2"},
-        {.symbol = 'G', .name = "gated delta net"},
-        {.symbol = '+', .name = "multi-latent attention"},
-        {.symbol = 'D', .name = "sparse attention"},
-        {.symbol = 'E', .name = "mixture of experts"},
+    static const struct core_kind no_dsa = {.symbol = 'D', .name = "sparse attention"};
+    static const struct core_kind *const all[] = {
+        &core_attention, &core_mlp, &core_moe, &core_mamba2, &core_mla, &core_gdn, &no_dsa,
     };
-    if (symbol == core_attention.symbol)
-        return &core_attention;
-    if (symbol == core_mlp.symbol)
-        return &core_mlp;
-    for (int i = 0; i < countof(named); i++)
-        if (named[i].symbol == symbol)
-            return &named[i];
+    for (int i = 0; i < countof(all); i++)
+        if (all[i]->symbol == symbol)
+            return all[i];
     return NULL;
 }

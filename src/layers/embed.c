@@ -37,7 +37,7 @@ static int embed_dw(const struct step_ctx *c)
 
 static int64_t padded_vocab(const struct config_model *c) { return round_up(c->vocab, c->vocab_multiple); }
 
-int embed_declare(struct build *b, slot_id *x, slot_id *dx)
+int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x, slot_id *dx)
 {
     const struct config_model *c = &b->cfg->model;
     struct graph *g = b->g;
@@ -45,16 +45,19 @@ int embed_declare(struct build *b, slot_id *x, slot_id *dx)
     if (m == NULL)
         return ST_NOMEM;
     bool drops = training(b) && c->dropout > 0;
-    *m = (struct embed){.dropout = drops ? c->dropout : 0, .key = rng_key((uint64_t)b->cfg->run.seed, "dropout.embedding"), .seq = b->seq};
-    graph_scope(g, -1, "embed");
+    char site[64];
+    snprintf(site, sizeof site, "dropout.%s", scope);
+    *m = (struct embed){.dropout = drops ? c->dropout : 0, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq};
+    graph_scope(g, -1, scope);
+    b->prefix[0] = '\0';
     struct param p = param_matrix("embedding.word_embeddings.weight", padded_vocab(c), c->hidden, c->embed_init_std);
     struct weight w = build_weight(b, &p);
     slot_id info = drops ? b->in.info : NO_SLOT;
-    *x = build_real(b, "x", b->rows, c->hidden);
-    *dx = build_grad(b, "dx", b->rows, c->hidden);
+    *x = build_real(b, "e", b->rows, c->hidden);
+    *dx = build_grad(b, "de", b->rows, c->hidden);
     double bytes = (double)(b->rows * c->hidden) * (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "embed", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, embed_fwd, READS(b->in.token), READS(w.w), READS(info), WRITES(*x));
+    GRAPH_PHASE(g, n, PH_FWD, embed_fwd, READS(token), READS(w.w), READS(info), WRITES(*x));
     graph_cost(g, n, PH_FWD, 0, 2 * bytes);
     if (!training(b))
         return g->err.code;
@@ -62,7 +65,7 @@ int embed_declare(struct build *b, slot_id *x, slot_id *dx)
                                .dw = tensor_2d(NULL, b->dev->real, padded_vocab(c), c->hidden)};
     slot_id work = b->ops->embed_bwd_work ? build_work(b, "bwd_work", b->ops->embed_bwd_work(&a)) : NO_SLOT;
     slot_id masked = drops ? build_real(b, "masked", b->rows, c->hidden) : NO_SLOT;
-    GRAPH_PHASE(g, n, PH_DW, embed_dw, READS(b->in.token), READS(*dx), READS(info), ADDS(w.dw), WRITES(masked), WRITES(work));
+    GRAPH_PHASE(g, n, PH_DW, embed_dw, READS(token), READS(*dx), READS(info), ADDS(w.dw), WRITES(masked), WRITES(work));
     graph_cost(g, n, PH_DW, (double)(b->rows * c->hidden), 2 * bytes);
     return g->err.code;
 }

@@ -8,7 +8,7 @@
  *
  * Add a core: one file with, in this order, maths and a shape legend, sizes, params, nodes and slots,
  * step functions, cost, the const struct core_kind; then a line in cores.c and a tiny pattern in
- * tests/model/test_model.c. Gradcheck, recompute, schedule, checkpoint and plan tests then find it. */
+ * tests/tiny.h. Gradcheck, recompute, schedule, checkpoint and plan tests then find it. */
 #ifndef BRAID_LAYERS_H
 #define BRAID_LAYERS_H
 
@@ -43,6 +43,7 @@ struct metric {
     const char *tag;
     int layer;
     int64_t n, offset; /* offset in ARENA_STATE */
+    bool objective;    /* added to the loss that is minimised: gradcheck counts it in */
 };
 struct metric_list {
     struct metric *m;
@@ -74,9 +75,9 @@ struct update_list {
 /* The inputs of a microbatch and the scalars of a step: slots made by the stack, read by layers. */
 struct batch_slots {
     slot_id token, label, pos, doc_start; /* I32 [rows] */
-    slot_id info;  /* I64 [4]: step, first sample; dropout */
+    slot_id info;  /* I64 [4]: step, first sample; where something is drawn: dropout, router noise */
     slot_id start; /* I64 [1]: decoding */
-    slot_id scale; /* F64 [1]: of the loss gradient */
+    slot_id scale; /* F64 [1 + MTP depths]: of the loss gradients */
     slot_id mb_share; /* F64 [1]: 1 / microbatches of a step; scales losses that are means over one */
     slot_id loss;  /* F64 [2], persistent: sum of nll, number of labels */
 };
@@ -95,7 +96,8 @@ struct build {
     int64_t batch, seq, rows; /* rows = batch * seq of this plan */
     int64_t cache_len;        /* decode: positions the caches hold */
     struct batch_slots in;
-    int layer;      /* physical layer, 0-based */
+    int layer;      /* physical layer, 0-based; MTP layers go on counting: names are unique */
+    int number;     /* 1-based among the layers with this symbol: "every k-th attention layer" */
     int n_layers;   /* symbols in the pattern */
     char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */
     bool want_logits;
@@ -137,6 +139,10 @@ struct linear {
     bool no_replay; /* y must not be recomputed */
 };
 int linear_declare(struct build *b, const char *name, const struct linear *l); /* node */
+/* The same backward, but a forward (and replay) of its own that does more than the product. */
+int linear_declare_with(struct build *b, const char *name, const struct linear *l, step_fn fn, const void *self, const struct use *uses, int n);
+/* RoPE settings of the model for `dim` rotated channels. */
+struct rope_config rope_from_config(const struct config *cfg, int64_t dim);
 
 /* ---- cores -------------------------------------------------------------------------------------------- */
 
@@ -167,13 +173,30 @@ struct joint_kind {
      * the gain. last: next is the head, and no stream goes on. */
     int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last);
 };
-extern const struct joint_kind joint_residual;
+extern const struct joint_kind joint_residual, joint_mhc;
+/* Layers per block for which recomputing streams block by block needs least memory: those of a kept stream per
+ * block, n C a token, and (n + 2) C a layer for the block being replayed (paper, eq. 20). */
+int64_t mhc_block_layers(int64_t streams, int64_t layers);
 
 /* ---- ends ----------------------------------------------------------------------------------------------- */
 
-/* Token embedding (with dropout); creates x, dx. */
-int embed_declare(struct build *b, slot_id *x, slot_id *dx);
-/* Head and loss; reads h, writes dh while still in the forward half. */
-int head_declare(struct build *b, slot_id h, slot_id dh);
+/* Token embedding (with dropout) of these tokens; creates x, dx. All embeddings share one weight. */
+int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x, slot_id *dx);
+/* Head and loss; reads h, adds to dh while still in the forward half. All heads share one weight. */
+struct head_io {
+    const char *scope;
+    slot_id h, dh, label;
+    slot_id loss;       /* F64 [2], persistent */
+    int64_t scale_index; /* which of the batch's loss scales */
+};
+int head_declare(struct build *b, const struct head_io *io);
+/* One depth of multi-token prediction: from the hidden state, tokens and labels of the depth before it
+ * (updated to this depth's) to the input of its own stack. */
+struct mtp_io {
+    slot_id h, dh;        /* of the depth before */
+    slot_id token, label; /* in: of the depth before; out: shifted */
+    slot_id x, dx;        /* out: input of the depth's stack */
+};
+int mtp_declare(struct build *b, int depth, struct mtp_io *io);
 
 #endif

@@ -8,7 +8,9 @@ int model_init(struct model *m, const struct config *cfg, struct dev *dev, struc
 {
     *m = (struct model){.cfg = cfg, .dev = dev, .ops = ops_for(dev)};
     param_table_init(&m->params);
-    return pattern_parse(&m->pattern, cfg->model.pattern, e);
+    TRY(pattern_parse(&m->pattern, cfg->model.pattern, e));
+    TRY(pattern_check_cores(&m->pattern, e));
+    return pattern_check_keys(&m->pattern, cfg->model.mhc_streams > 0, e);
 }
 
 void model_release(struct model *m)
@@ -113,15 +115,46 @@ struct tensor model_slot(const struct model *m, const struct model_plan *mp, slo
     return t;
 }
 
-double model_flops_per_token(const struct config *cfg, const struct pattern *p, int64_t seq)
+double model_layer_flops(const struct config *cfg, char symbol, int64_t seq)
 {
     const struct config_model *c = &cfg->model;
-    double d = (double)c->hidden, q = (double)(c->heads * c->head_dim), kv = (double)(c->kv_heads * c->head_dim), sum = 0;
-    for (int i = 0; i < p->n_layers; i++) {
-        if (p->symbols[i] == '*') /* projections, then the causal half of scores and values */
-            sum += 2 * d * (2 * q + 2 * kv + (c->attn_gate ? q : 0)) + 2 * (double)seq * q;
-        else if (p->symbols[i] == '-')
-            sum += 4 * d * (double)c->ffn * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
+    double d = (double)c->hidden, q = (double)(c->heads * c->head_dim), kv = (double)(c->kv_heads * c->head_dim);
+    double inner = (double)(c->mamba_heads * c->mamba_head_dim), bc = (double)(c->mamba_groups * c->mamba_state);
+    switch (symbol) {
+    case '*': /* projections, then the causal half of scores and values */
+        return 2 * d * (2 * q + 2 * kv + (c->attn_gate ? q : 0)) + 2 * (double)seq * q;
+    case '-': return 4 * d * (double)c->ffn * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
+    case 'M': /* in, scan, out. Megatron's formula, which fixes inner at 2 d even when heads are set: here it is the layer's
+               * own. The truthful count of the scan is chunk (groups state + inner) + 4 inner state, plus the convolution. */
+        return 2 * d * (2 * inner + 2 * bc + (double)c->mamba_heads) + 7 * inner * (double)c->mamba_state + 2 * inner * d;
+    case 'G': { /* in, convolution, the rule, out: Megatron's formula */
+        double qk = (double)(c->gdn_key_heads * c->gdn_key_dim), v = (double)(c->gdn_value_heads * c->gdn_value_dim);
+        double width = 2 * qk + 2 * v + 2 * (double)c->gdn_value_heads;
+        return 2 * (d * width + (double)c->gdn_conv * (2 * qk + v) + 4 * v * (double)c->gdn_value_dim + d * v);
     }
-    return sum + 2 * d * (double)round_up(c->vocab, c->vocab_multiple);
+    case 'E':
+        return 4 * d * (double)(c->expert_ffn * c->topk + c->shared_ffn) * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
+    default: return 0;
+    }
+}
+
+double model_head_flops(const struct config *cfg)
+{
+    return 2 * (double)cfg->model.hidden * (double)round_up(cfg->model.vocab, cfg->model.vocab_multiple);
+}
+
+/* A depth projects twice the width to once, and has a head. */
+double model_mtp_flops(const struct config *cfg)
+{
+    return 4 * (double)cfg->model.hidden * (double)cfg->model.hidden + model_head_flops(cfg);
+}
+
+double model_flops_per_token(const struct config *cfg, const struct pattern *p, int64_t seq)
+{
+    double sum = model_head_flops(cfg), depth = model_mtp_flops(cfg);
+    for (int i = 0; i < p->n_layers; i++)
+        sum += model_layer_flops(cfg, p->symbols[i], seq);
+    for (int i = 0; i < p->n_mtp_layers; i++)
+        depth += model_layer_flops(cfg, p->mtp_symbols[i], seq);
+    return sum + p->n_mtp_depths * depth;
 }

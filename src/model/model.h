@@ -4,16 +4,9 @@
 #define BRAID_MODEL_H
 
 #include "layers/layer.h"
+#include "model/pattern.h"
 
-/* ---- pattern ------------------------------------------------------------------------------------------- */
-
-enum { PATTERN_MAX = 4096 };
-struct pattern {
-    char symbols[PATTERN_MAX + 1]; /* physical layers in order, groups flattened */
-    int n_layers;
-};
-/* Refuses with the position marked under the string. */
-int pattern_parse(struct pattern *p, const char *text, struct err *e);
+enum { MTP_MAX_DEPTHS = 8 };
 
 /* ---- model ----------------------------------------------------------------------------------------------- */
 
@@ -39,6 +32,8 @@ struct model_plan {
     int64_t batch, seq;
     int64_t cache_len;
     slot_id loss, logits;
+    slot_id mtp_loss[MTP_MAX_DEPTHS]; /* training: F64 [2] of each depth */
+    int n_mtp;
     bool built;
 };
 struct model_plan_opts {
@@ -66,6 +61,10 @@ struct tensor model_slot(const struct model *m, const struct model_plan *mp, slo
 /* Forward FLOPs of one token at length seq by the Megatron convention (training.md 9.4), times 3 for
  * training: what MFU is computed from. */
 double model_flops_per_token(const struct config *cfg, const struct pattern *p, int64_t seq);
+/* Its parts: one layer, the head, an MTP depth less its layers. */
+double model_layer_flops(const struct config *cfg, char symbol, int64_t seq);
+double model_head_flops(const struct config *cfg);
+double model_mtp_flops(const struct config *cfg);
 /* The stack for people: layer, kind, keys, parameters, FLOPs. */
 void model_print_stack(const struct model *m, struct buf *out);
 void model_print_params(const struct model *m, struct buf *out);

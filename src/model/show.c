@@ -3,25 +3,135 @@
 
 #include <string.h>
 
+/* ---- the stack ------------------------------------------------------------------------------------------ */
+
+static const char *plural(int n) { return n == 1 ? "" : "s"; }
+
+static bool is_mtp(const struct param *p) { return str_starts(p->key, "mtp."); }
+
+/* Parameters of a layer of the main part. */
+static int64_t layer_elems(const struct model *m, int layer)
+{
+    int64_t sum = 0;
+    for (int k = 0; k < m->params.n; k++) {
+        const struct param *p = &m->params.list[k].p;
+        sum += p->layer == layer && !is_mtp(p) ? param_elems(p) : 0;
+    }
+    return sum;
+}
+
+static int64_t prefix_elems(const struct model *m, const char *prefix)
+{
+    int64_t sum = 0;
+    for (int k = 0; k < m->params.n; k++)
+        sum += str_starts(m->params.list[k].p.key, prefix) ? param_elems(&m->params.list[k].p) : 0;
+    return sum;
+}
+
+struct row {
+    char layer[12], item[12], symbol[8];
+    const char *core;
+    char keys[64];
+    int64_t elems;
+    double flops; /* forward, per token */
+};
+
+static void print_row(const struct row *r, struct buf *out)
+{
+    char flops[32];
+    buf_addf(out, "%5s %4s %-3s %-22s %-42s %12lld %11s\n", r->layer, r->item, r->symbol, r->core, r->keys,
+             (long long)r->elems, r->flops > 0 ? human_count(r->flops, flops, sizeof flops) : "-");
+}
+
+static void print_layer(const struct model *m, int layer, struct buf *out)
+{
+    const struct pattern *p = &m->pattern;
+    const struct pattern_item *it = &p->items[p->item_of[layer]];
+    char symbol = p->symbols[layer];
+    struct row r = {.core = core_find(symbol)->name, .elems = layer_elems(m, layer),
+                    .flops = model_layer_flops(m->cfg, symbol, m->cfg->train.seq)};
+    snprintf(r.layer, sizeof r.layer, "%d", layer);
+    snprintf(r.item, sizeof r.item, "%d", p->item_of[layer]);
+    snprintf(r.symbol, sizeof r.symbol, "%c%c%c", it->grouped && layer == it->first ? '[' : ' ', symbol,
+             it->grouped && layer == it->first + it->n - 1 ? ']' : ' ');
+    snprintf(r.keys, sizeof r.keys, "decoder.layers.%d.*", pattern_layer_key_index(p, layer));
+    print_row(&r, out);
+}
+
+static void print_segment(const struct model *m, int index, struct buf *out)
+{
+    const struct pattern_segment *s = &m->pattern.segments[index];
+    if (m->pattern.n_segments > 1)
+        buf_addf(out, "%5s      |  segment %d: %d layer%s, from layer %d, item %d\n", "", index, s->n_layers,
+                 plural(s->n_layers), s->first_layer, s->first_item);
+    for (int l = s->first_layer; l < s->first_layer + s->n_layers; l++)
+        print_layer(m, l, out);
+}
+
+static void print_mtp_layer(const struct model *m, int depth, int i, struct buf *out)
+{
+    char symbol = m->pattern.mtp_symbols[i];
+    struct row r = {.layer = "-", .core = core_find(symbol)->name,
+                    .flops = model_layer_flops(m->cfg, symbol, m->cfg->train.seq)};
+    snprintf(r.symbol, sizeof r.symbol, " %c ", symbol);
+    snprintf(r.keys, sizeof r.keys, "mtp.layers.%d.mtp_model_layer.layers.%d.", depth, i);
+    r.elems = prefix_elems(m, r.keys);
+    strcat(r.keys, "*");
+    print_row(&r, out);
+}
+
+/* One MTP depth: what it has beside its layers, then those. */
+static void print_depth(const struct model *m, int depth, struct buf *out)
+{
+    char name[32], all[32], layers[64];
+    snprintf(name, sizeof name, "MTP depth %d", depth);
+    snprintf(all, sizeof all, "mtp.layers.%d.", depth);
+    snprintf(layers, sizeof layers, "mtp.layers.%d.mtp_model_layer.", depth);
+    struct row entry = {.layer = "-", .symbol = " / ", .core = name, .flops = model_mtp_flops(m->cfg)};
+    snprintf(entry.keys, sizeof entry.keys, "%senorm, hnorm, eh_proj, ...", all);
+    entry.elems = prefix_elems(m, all) - prefix_elems(m, layers);
+    print_row(&entry, out);
+    for (int i = 0; i < m->pattern.n_mtp_layers; i++)
+        print_mtp_layer(m, depth, i, out);
+}
+
+static void print_summary(const struct model *m, struct buf *out)
+{
+    const struct pattern *p = &m->pattern;
+    buf_addf(out, "pattern %s: %d layer%s", p->text, p->n_layers, plural(p->n_layers));
+    if (p->grouped)
+        buf_addf(out, " in %d item%s", p->n_items, plural(p->n_items));
+    if (p->n_segments > 1)
+        buf_addf(out, ", %d pipeline segments", p->n_segments);
+    if (p->n_mtp_depths > 0)
+        buf_addf(out, ", %d MTP depth%s of %d layer%s", p->n_mtp_depths, plural(p->n_mtp_depths), p->n_mtp_layers,
+                 plural(p->n_mtp_layers));
+    buf_add(out, "\n");
+    if (m->cfg->model.layers != 0 && m->cfg->model.layers != p->n_layers)
+        buf_addf(out, "  model.layers = %lld is not used: the pattern has %d layer%s\n", (long long)m->cfg->model.layers,
+                 p->n_layers, plural(p->n_layers));
+}
+
 void model_print_stack(const struct model *m, struct buf *out)
 {
+    const struct config_model *c = &m->cfg->model;
+    const struct pattern *p = &m->pattern;
     char text[32];
-    buf_addf(out, "%5s %-3s %-12s %-26s %12s\n", "layer", "", "core", "keys", "parameters");
-    for (int l = 0; l < m->pattern.n_layers; l++) {
-        int64_t sum = 0;
-        for (int k = 0; k < m->params.n; k++)
-            sum += m->params.list[k].p.layer == l ? param_elems(&m->params.list[k].p) : 0;
-        const struct core_kind *core = core_find(m->pattern.symbols[l]);
-        char keys[48];
-        snprintf(keys, sizeof keys, "decoder.layers.%d.*", l);
-        buf_addf(out, "%5d %-3c %-12s %-26s %12lld\n", l, m->pattern.symbols[l], core->name, keys, (long long)sum);
-    }
-    int64_t rest = 0;
-    for (int k = 0; k < m->params.n; k++)
-        rest += m->params.list[k].p.layer < 0 ? param_elems(&m->params.list[k].p) : 0;
-    buf_addf(out, "%5s %-3s %-12s %-26s %12lld\n", "-", "", "ends", m->cfg->model.tied ? "embedding (tied), final_norm" : "embedding, final_norm, output", (long long)rest);
-    buf_addf(out, "parameters: %lld (%s)\n", (long long)param_table_elems(&m->params),
-             human_count((double)param_table_elems(&m->params), text, sizeof text));
+    int64_t total = param_table_elems(&m->params), rest = total;
+    print_summary(m, out);
+    buf_addf(out, "%5s %4s %-3s %-22s %-42s %12s %11s\n", "layer", "item", "", "core", "keys", "parameters", "FLOP/token");
+    for (int s = 0; s < p->n_segments; s++)
+        print_segment(m, s, out);
+    for (int l = 0; l < p->n_layers; l++)
+        rest -= layer_elems(m, l);
+    struct row ends = {.layer = "-", .core = "ends", .flops = model_head_flops(m->cfg)};
+    const char *norm = p->grouped ? "final_layernorm" : "final_norm";
+    snprintf(ends.keys, sizeof ends.keys, "embedding%s, %s%s", c->tied ? " (tied)" : "", norm, c->tied ? "" : ", output");
+    ends.elems = rest - prefix_elems(m, "mtp.");
+    print_row(&ends, out);
+    for (int k = 0; k < p->n_mtp_depths; k++)
+        print_depth(m, k, out);
+    buf_addf(out, "parameters: %lld (%s)\n", (long long)total, human_count((double)total, text, sizeof text));
 }
 
 void model_print_params(const struct model *m, struct buf *out)

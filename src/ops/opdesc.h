@@ -11,7 +11,7 @@
 
 #include "ops/ops.h"
 
-enum { OP_MAX_ARGS = 20, OP_MAX_ATTRS = 12, OP_MAX_DIMS = 8 };
+enum { OP_MAX_ARGS = 32, OP_MAX_ATTRS = 20, OP_MAX_DIMS = 8 };
 
 enum arg_role {
     ARG_IN,   /* read */

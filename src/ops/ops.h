@@ -29,13 +29,24 @@
 #include "ops/attention/attention.h"
 #include "ops/cache/cache.h"
 #include "ops/colsum/colsum.h"
+#include "ops/conv1d/conv1d.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embed/embed.h"
 #include "ops/gate/gate.h"
+#include "ops/gatednorm/gatednorm.h"
+#include "ops/gdn/gdn.h"
 #include "ops/gemm/gemm.h"
+#include "ops/gmm/gmm.h"
 #include "ops/gradnorm/gradnorm.h"
+#include "ops/mhc/mhc.h"
+#include "ops/moeplan/moeplan.h"
+#include "ops/permute/permute.h"
+#include "ops/mlakeys/mlakeys.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
+#include "ops/shift/shift.h"
+#include "ops/ssd/ssd.h"
+#include "ops/router/router.h"
 #include "ops/xent/xent.h"
 
 /* NULL means unsupported on this device; the stack builder reports every gap before it allocates.
@@ -82,6 +93,66 @@ struct ops {
     int64_t (*colsum_work)(const struct colsum_args *);
 
     int (*cache_store)(struct lane *, const struct cache_store_args *);
+    int (*shift)(struct lane *, const struct shift_args *);
+
+    int (*mlakeys_fwd)(struct lane *, const struct mlakeys_fwd_args *);
+    int (*mlakeys_bwd)(struct lane *, const struct mlakeys_bwd_args *);
+
+    int (*conv1d_fwd)(struct lane *, const struct conv1d_fwd_args *);
+    int64_t (*conv1d_fwd_work)(const struct conv1d_fwd_args *);
+    int (*conv1d_bwd)(struct lane *, const struct conv1d_bwd_args *);
+    int64_t (*conv1d_bwd_work)(const struct conv1d_bwd_args *);
+
+    int (*ssd_fwd)(struct lane *, const struct ssd_fwd_args *);
+    int64_t (*ssd_fwd_work)(const struct ssd_fwd_args *);
+    int (*ssd_bwd)(struct lane *, const struct ssd_bwd_args *);
+    int64_t (*ssd_bwd_work)(const struct ssd_bwd_args *);
+
+    int (*gdn_fwd)(struct lane *, const struct gdn_fwd_args *);
+    int64_t (*gdn_fwd_work)(const struct gdn_fwd_args *);
+    int (*gdn_bwd)(struct lane *, const struct gdn_bwd_args *);
+    int64_t (*gdn_bwd_work)(const struct gdn_bwd_args *);
+
+    int (*gatednorm_fwd)(struct lane *, const struct gatednorm_fwd_args *);
+    int (*gatednorm_bwd)(struct lane *, const struct gatednorm_bwd_args *);
+    int64_t (*gatednorm_bwd_work)(const struct gatednorm_bwd_args *);
+
+    int (*router_fwd)(struct lane *, const struct router_fwd_args *);
+    int64_t (*router_fwd_work)(const struct router_fwd_args *);
+    int (*router_bwd)(struct lane *, const struct router_bwd_args *);
+    int (*router_noise)(struct lane *, const struct router_noise_args *);
+    int (*router_jitter)(struct lane *, const struct router_jitter_args *);
+    int (*router_bias)(struct lane *, const struct router_bias_args *);
+    int (*moeplan)(struct lane *, const struct moeplan_args *);
+    int (*permute)(struct lane *, const struct permute_args *);
+    int (*unpermute)(struct lane *, const struct unpermute_args *);
+    int (*gmm_fwd)(struct lane *, const struct gmm_fwd_args *);
+    int (*gmm_bwd)(struct lane *, const struct gmm_bwd_args *);
+
+    int (*mhc_project_fwd)(struct lane *, const struct mhc_project_fwd_args *);
+    int (*mhc_project_bwd)(struct lane *, const struct mhc_project_bwd_args *);
+    int64_t (*mhc_project_bwd_work)(const struct mhc_project_bwd_args *);
+    int (*mhc_gates_fwd)(struct lane *, const struct mhc_gates_fwd_args *);
+    int (*mhc_gates_bwd)(struct lane *, const struct mhc_gates_bwd_args *);
+    int (*mhc_sinkhorn_fwd)(struct lane *, const struct mhc_sinkhorn_fwd_args *);
+    int (*mhc_sinkhorn_bwd)(struct lane *, const struct mhc_sinkhorn_bwd_args *);
+    int (*mhc_aggregate_fwd)(struct lane *, const struct mhc_aggregate_fwd_args *);
+    int (*mhc_aggregate_bwd)(struct lane *, const struct mhc_aggregate_bwd_args *);
+    int (*mhc_combine_fwd)(struct lane *, const struct mhc_combine_fwd_args *);
+    int (*mhc_combine_bwd)(struct lane *, const struct mhc_combine_bwd_args *);
+    int64_t (*mhc_combine_bwd_work)(const struct mhc_combine_bwd_args *);
+    int (*mhc_expand_fwd)(struct lane *, const struct mhc_expand_fwd_args *);
+    int (*mhc_expand_bwd)(struct lane *, const struct mhc_expand_bwd_args *);
+    int (*mhc_contract_fwd)(struct lane *, const struct mhc_contract_fwd_args *);
+    int (*mhc_contract_bwd)(struct lane *, const struct mhc_contract_bwd_args *);
+    int64_t (*mhc_contract_bwd_work)(const struct mhc_contract_bwd_args *);
+    int (*mhc_boundary_fwd)(struct lane *, const struct mhc_boundary_fwd_args *);
+    int64_t (*mhc_boundary_fwd_work)(const struct mhc_boundary_fwd_args *);
+    int (*mhc_boundary_bwd)(struct lane *, const struct mhc_boundary_bwd_args *);
+    int64_t (*mhc_boundary_bwd_work)(const struct mhc_boundary_bwd_args *);
+    int (*mhc_boundary_dw)(struct lane *, const struct mhc_boundary_dw_args *);
+    int64_t (*mhc_boundary_dw_work)(const struct mhc_boundary_dw_args *);
+    int (*mhc_health)(struct lane *, const struct mhc_health_args *);
 
     int (*adamw)(struct lane *, const struct adamw_args *);
     int (*sqnorm)(struct lane *, const struct sqnorm_args *);

@@ -42,7 +42,9 @@ int memory_commit(struct memory *m, struct dev *dev, struct err *e)
         }
         m->base[a] = base;
         m->allocated[a] = m->planned[a];
-        TRY(dev->vt->fill(dev, base, 0, m->planned[a], e));
+        /* Frames and workspace are written before they are read; nothing may depend on their start. */
+        if (a != ARENA_FRAME && a != ARENA_WORK)
+            TRY(dev->vt->fill(dev, base, 0, m->planned[a], e));
     }
     return ST_OK;
 }

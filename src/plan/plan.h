@@ -81,6 +81,7 @@ struct run_info {
     bool first_mb;       /* first microbatch of the step: gradients are overwritten, not added to */
     int64_t start;       /* decoding: absolute position of the first token */
     double scale;        /* of the loss gradient: 1 / labels in the global batch */
+    const double *mtp_scale; /* the same for each multi-token-prediction depth, if there are any */
     double mb_share;     /* 1 / microbatches of the step */
     const int32_t *tokens, *labels, *pos, *doc_start; /* host, one microbatch */
     const double *hyper; /* 8 values for the update: see ops/adamw */

@@ -11,7 +11,8 @@ struct checker {
     struct model_plan train;
     struct exec exec;
     int32_t *tokens, *labels, *pos, *doc;
-    int64_t rows;
+    int64_t rows, counts[1 + MTP_MAX_DEPTHS];
+    double scale[1 + MTP_MAX_DEPTHS];
 };
 
 static int fill_batch(struct checker *c, const struct config *cfg, uint64_t seed, struct err *e)
@@ -33,11 +34,20 @@ static int fill_batch(struct checker *c, const struct config *cfg, uint64_t seed
 
 static int loss_of(struct checker *c, double *loss, struct err *e)
 {
-    struct run_info run = {.step = 3, .first_sample = 11, .first_mb = true, .scale = 1.0 / (double)c->rows, .mb_share = 1, .tokens = c->tokens,
+    struct run_info run = {.step = 3, .first_sample = 11, .first_mb = true, .scale = c->scale[0], .mtp_scale = c->scale + 1, .mb_share = 1, .tokens = c->tokens,
                            .labels = c->labels, .pos = c->pos, .doc_start = c->doc};
     TRY(exec_run(&c->exec, &c->train.p, &run, e));
     struct tensor slot = model_slot(&c->model, &c->train, c->train.loss);
-    *loss = ((const double *)slot.data)[0] * run.scale;
+    *loss = ((const double *)slot.data)[0] * c->scale[0];
+    for (int k = 0; k < c->train.n_mtp; k++) {
+        slot = model_slot(&c->model, &c->train, c->train.mtp_loss[k]);
+        *loss += ((const double *)slot.data)[0] * c->scale[k + 1];
+    }
+    for (int k = 0; k < c->model.metrics.n; k++) {
+        const struct metric *m = &c->model.metrics.m[k];
+        if (m->objective)
+            *loss += *(const double *)(const void *)(c->model.mem.base[ARENA_STATE] + m->offset) * run.mb_share;
+    }
     return ST_OK;
 }
 
@@ -84,6 +94,8 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
     plan_options(&c->exec, cfg);
     TRY(exec_prepare(&c->exec, &c->train.p, e));
     TRY(fill_batch(c, cfg, seed, e));
+    count_labels(c->labels, cfg->data.eod_mask ? c->doc : NULL, c->rows, cfg->train.seq, c->train.n_mtp, c->counts);
+    loss_scales(cfg, c->counts, c->train.n_mtp, c->scale);
     /* Away from the symmetric start: gains of 1 and biases of 0 would hide errors. */
     for (int k = 0; k < c->model.params.n; k++) {
         struct tensor p = model_param(&c->model, k);

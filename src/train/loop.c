@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* Signals stay blocked from the start of a run and are asked for between steps: no handler, no global,
- * and no half-done step. */
+/* Signals are blocked here and, by the command, in every thread before it starts; they are asked for
+ * between steps: no handler, no global, and no half-done step. */
 static void stop_signals(sigset_t *set)
 {
     sigemptyset(set);
@@ -60,6 +60,15 @@ static int save(struct trainer *t, struct err *e)
 /* What layers report, mean over the step's microbatches. */
 static void report_metrics(struct trainer *t)
 {
+    for (int k = 0; k < t->train.n_mtp; k++) {
+        double loss[2] = {0};
+        char tag[32];
+        struct err ignored = {0};
+        struct tensor slot = model_slot(&t->model, &t->train, t->train.mtp_loss[k]);
+        t->dev.vt->copy_out(&t->dev, loss, slot.data, sizeof loss, &ignored);
+        snprintf(tag, sizeof tag, "mtp loss/depth %d", k + 1);
+        log_scalar(t->log, tag, loss[0] / (double)max_i64(t->labels[k + 1], 1));
+    }
     for (int k = 0; k < t->model.metrics.n; k++) {
         const struct metric *m = &t->model.metrics.m[k];
         for (int64_t i = 0; i < m->n; i++) {

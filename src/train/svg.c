@@ -30,7 +30,7 @@ static void tidy_exponent(char *s)
     char *mark = strchr(s, 'e');
     if (mark == NULL)
         return;
-    int power = atoi(mark + 1);
+    int power = (int)strtol(mark + 1, NULL, 10);
     if (memchr(s, '.', (size_t)(mark - s)) != NULL)
         while (mark[-1] == '0')
             mark--;

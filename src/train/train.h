@@ -29,6 +29,8 @@ struct trainer {
     double peak_flops;
     int64_t skipped;
     bool has_eval;
+    double scale[1 + MTP_MAX_DEPTHS]; /* of the losses in the current step */
+    int64_t labels[1 + MTP_MAX_DEPTHS];
 };
 
 /* What the step said. */
@@ -53,9 +55,19 @@ int trainer_save(struct trainer *t, struct err *e);
 /* The whole run; stops early (checkpoint first) on SIGINT, SIGTERM or run.minutes. */
 int trainer_run(struct trainer *t, struct err *e);
 
+/* Labels that count at each MTP depth (0: the main loss) are added to counts. */
+void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts);
+/* Scale of each loss's gradient from those counts. */
+void loss_scales(const struct config *cfg, const int64_t *counts, int depths, double *scale);
+
 /* Parts that eval, generate, grads and gradcheck share. */
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e);
+/* Keys of any layout (ckpt/keymap.h); on an error nothing has been changed. */
 int load_params(struct model *m, const struct ckpt *c, struct err *e);
+int load_moments(struct model *m, const struct ckpt *c, struct err *e);
+/* Parameters alone, from a checkpoint, a run or a .safetensors file. allow: enum config_load_allow; note
+ * gets a message about keys that were forgiven, or none. */
+int load_weights(struct model *m, const char *path, int allow, struct err *note, struct err *e);
 enum dev_kind device_of(const struct config *cfg);
 void plan_options(struct exec *x, const struct config *cfg); /* poison, random lanes, sync, find_nan */
 

@@ -63,33 +63,11 @@ static int open_data(struct trainer *t, struct err *e)
 
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
 
-int load_params(struct model *m, const struct ckpt *c, struct err *e)
-{
-    const char **keys = NULL;
-    TRY(mem_array((void **)&keys, (size_t)m->params.n, sizeof(char *), e));
-    for (int k = 0; k < m->params.n; k++)
-        keys[k] = m->params.list[k].p.key;
-    int st = ckpt_check_keys(c, CKPT_MODEL, keys, m->params.n, 0, e);
-    free(keys);
-    for (int k = 0; st == ST_OK && k < m->params.n; k++) {
-        struct tensor t = model_param(m, k);
-        st = ckpt_load(c, m->params.list[k].p.key, CKPT_MODEL, &t, &m->params.list[k].p, e);
-    }
-    return st;
-}
-
 static const char *const moment[2] = {"exp_avg", "exp_avg_sq"};
 
 static int load_optim(struct trainer *t, const struct ckpt *c, struct err *e)
 {
-    for (int k = 0; k < t->model.params.n; k++) {
-        for (int w = 0; w < 2 && !t->model.params.list[k].p.buffer; w++) {
-            char key[256];
-            struct tensor dst = optim_state(&t->model, k, w);
-            snprintf(key, sizeof key, "%s.%s", moment[w], t->model.params.list[k].p.key);
-            TRY(ckpt_load(c, key, CKPT_OPTIM, &dst, &t->model.params.list[k].p, e));
-        }
-    }
+    TRY(load_moments(&t->model, c, e));
     t->step = ckpt_step(c);
     t->tokens_seen = ckpt_counters(c)->tokens;
     t->train_seconds = ckpt_counters(c)->wall_seconds;
@@ -205,13 +183,26 @@ void trainer_close(struct trainer *t)
 
 /* ---- a step ------------------------------------------------------------------------------------------------------- */
 
-static int run_micros(struct trainer *t, double scale, struct err *e)
+void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts)
+{
+    for (int k = 0; k <= depths; k++)
+        for (int64_t i = 0; i < rows; i++)
+            counts[k] += i % seq + k < seq && labels[i + k] >= 0 && (doc_start == NULL || doc_start[i + k] == doc_start[i]);
+}
+
+void loss_scales(const struct config *cfg, const int64_t *counts, int depths, double *scale)
+{
+    for (int k = 0; k <= depths; k++)
+        scale[k] = (k == 0 ? 1 : cfg->model.mtp_scale / depths) / (double)max_i64(counts[k], 1);
+}
+
+static int run_micros(struct trainer *t, struct err *e)
 {
     for (int64_t k = 0; k < t->n_micro; k++) {
         const struct batch *b = t->micro[k];
-        struct run_info run = {.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .scale = scale,
-                               .mb_share = 1.0 / (double)t->n_micro, .tokens = b->tokens,
-                               .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
+        struct run_info run = {.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .scale = t->scale[0], .mtp_scale = t->scale + 1,
+                               .mb_share = 1.0 / (double)t->n_micro, .tokens = b->tokens, .labels = b->labels, .pos = b->pos,
+                               .doc_start = b->doc_start};
         TRY(exec_run(&t->exec, &t->train.p, &run, e));
     }
     return ST_OK;
@@ -219,11 +210,11 @@ static int run_micros(struct trainer *t, double scale, struct err *e)
 
 /* The update refused. Parameters are as before the step, so running it again with the search on finds
  * the same first bad value. */
-static int name_culprit(struct trainer *t, double scale, struct err *e)
+static int name_culprit(struct trainer *t, struct err *e)
 {
     bool searching = t->exec.find_nan;
     t->exec.find_nan = true;
-    int st = run_micros(t, scale, e);
+    int st = run_micros(t, e);
     t->exec.find_nan = searching;
     if (st == ST_OK)
         st = err_set(e, ST_NONFINITE, "the gradient norm is not finite at step %lld, though every value is: it overflowed",
@@ -232,17 +223,26 @@ static int name_culprit(struct trainer *t, double scale, struct err *e)
     return st;
 }
 
-int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
+/* The microbatches of the step, and what their losses weigh. */
+static int take_batches(struct trainer *t, struct err *e)
 {
-    double begin = time_now();
-    int64_t labels = 0, rows = t->cfg->train.micro_batch * t->cfg->train.seq;
+    int64_t rows = t->cfg->train.micro_batch * t->cfg->train.seq;
+    for (int i = 0; i < countof(t->labels); i++)
+        t->labels[i] = 0;
     for (int64_t k = 0; k < t->n_micro; k++) {
         TRY(batcher_next(t->batcher, &t->micro[k], e));
-        for (int64_t i = 0; i < rows; i++)
-            labels += t->micro[k]->labels[i] >= 0;
+        count_labels(t->micro[k]->labels, t->cfg->data.eod_mask ? t->micro[k]->doc_start : NULL, rows, t->cfg->train.seq, t->train.n_mtp,
+                     t->labels);
     }
-    double scale = 1.0 / (double)max_i64(labels, 1), hyper[HYPER_COUNT];
-    TRY(run_micros(t, scale, e));
+    loss_scales(t->cfg, t->labels, t->train.n_mtp, t->scale);
+    return ST_OK;
+}
+
+int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
+{
+    double begin = time_now(), hyper[HYPER_COUNT];
+    TRY(take_batches(t, e));
+    TRY(run_micros(t, e));
     optim_hyper(&t->optim, t->step, hyper);
     struct run_info run = {.step = t->step, .first_mb = true, .hyper = hyper};
     TRY(exec_run(&t->exec, &t->optim.p, &run, e));
@@ -252,10 +252,10 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
     struct tensor loss_slot = model_slot(&t->model, &t->train, t->train.loss);
     TRY(t->dev.vt->copy_out(&t->dev, loss, loss_slot.data, sizeof loss, e));
     TRY(t->dev.vt->copy_out(&t->dev, clip, t->model.mem.base[ARENA_STATE] + clip_slot->offset, sizeof clip, e));
-    *r = (struct step_result){.loss = loss[0] / (double)max_i64(labels, 1), .grad_norm = clip[CLIP_NORM], .lr = hyper[HYPER_LR],
-                              .tokens = rows * t->n_micro, .skipped = clip[CLIP_SKIP] != 0};
+    *r = (struct step_result){.loss = loss[0] / (double)max_i64(t->labels[0], 1), .grad_norm = clip[CLIP_NORM], .lr = hyper[HYPER_LR],
+                              .tokens = t->cfg->train.global_batch * t->cfg->train.seq, .skipped = clip[CLIP_SKIP] != 0};
     if (r->skipped && t->cfg->train.nonfinite == CFG_NONFINITE_STOP)
-        return name_culprit(t, scale, e);
+        return name_culprit(t, e);
     t->step++;
     t->skipped += r->skipped;
     t->tokens_seen += r->tokens;

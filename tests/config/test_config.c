@@ -169,9 +169,13 @@ struct rule_case {
     const char *settings[8]; /* name, value, ... */
 };
 static const struct rule_case rule_cases[] = {
-    {"pattern-symbols", {"model.pattern", "*-X"}},
-    {"pattern-symbols", {"model.pattern", ""}},
-    {"pattern-symbols", {"model.pattern", "|/"}},
+    {"ratios-within-one",
+     {"model.attn_ratio", "0.6", "model.mlp_ratio", "0.5", "model.layers", "8"}},
+    {"pattern-or-ratios",
+     {"model.pattern", "M*", "model.attn_ratio", "0.5", "model.layers", "4"}},
+    {"pattern-or-ratios", {"model.pattern", "M*", "model.mlp_ratio", "0.5"}},
+    {"ratios-need-layers", {"model.attn_ratio", "0.5"}},
+    {"layers-need-ratios", {"model.layers", "12"}},
     {"heads-divide-hidden", {"model.heads", "3"}},
     {"kv-heads-divide-heads", {"model.kv_heads", "2"}},
     {"kv-heads-divide-heads", {"model.kv_heads", "10"}},
@@ -190,6 +194,14 @@ static const struct rule_case rule_cases[] = {
     {"clamp-and-offset-need-gate", {"model.act", "gelu", "model.act_clamp", "7"}},
     {"clamp-and-offset-need-gate", {"model.act", "silu", "model.act_offset", "1"}},
     {"alpha-needs-quick", {"model.act_alpha", "1.5"}},
+    {"gdn-heads-fit", {"model.gdn_value_dim", "48", "model.pattern", "G"}},
+    {"gdn-key-heads-divide",
+     {"model.gdn_value_heads", "6", "model.gdn_key_heads", "4", "model.pattern", "*G"}},
+    {"mamba-heads-fit", {"model.mamba_head_dim", "48", "model.pattern", "M"}},
+    {"mamba-groups-divide-heads", {"model.mamba_groups", "4", "model.pattern", "*M"}},
+    {"mamba-groups-divide-heads",
+     {"model.mamba_heads", "6", "model.mamba_groups", "4", "model.pattern", "M"}},
+    {"mamba-steps-ordered", {"model.mamba_dt_min", "2", "model.mamba_dt_max", "1"}},
     {"global-batch-multiple", {"train.global_batch", "24"}},
     {"global-batch-multiple", {"train.global_batch", "8"}},
     {"microbatch-tokens", {"train.micro_batch", "65536", "train.seq", "32768"}},
@@ -211,6 +223,8 @@ static const struct rule_case rule_cases[] = {
     {"eod-mask-needs-eod", {"data.eod_mask", "on"}},
     {"saving-needs-dir", {"run.save_every", "10"}},
     {"saving-needs-dir", {"run.resume", "must"}},
+    {"one-load", {"run.load", "a", "run.load_weights", "b"}},
+    {"allow-needs-weights", {"run.load_allow", "both"}},
 };
 
 static void each_rule_is_enforced_and_named(void **state)
@@ -243,6 +257,9 @@ static void legal_neighbours_of_the_rules_pass(void **state)
     (void)state;
     static const char *const settings[][8] = {
         {"model.pattern", "M[*-]|GE/*-"},
+        {"model.pattern", "M**M", "model.attn_ratio", "0.5", "model.layers", "4"},
+        {"model.pattern", "*-", "model.layers", "12"},
+        {"model.layers", "7", "model.mlp_ratio", "1"},
         {"model.heads", "3", "model.head_dim", "64"},
         {"model.rope", "none", "model.head_dim", "33"},
         {"model.rope_scaling", "yarn", "model.rope_factor", "40", "model.rope_mscale", "1"},
@@ -253,6 +270,10 @@ static void legal_neighbours_of_the_rules_pass(void **state)
         {"data.split", "0.9,0.1,0", "train.eval_every", "5"},
         {"data.eod", "on", "data.eod_mask", "on"},
         {"model.attn_window", "128", "model.attn_window_skip", "2"},
+        {"model.gdn_value_heads", "6", "model.gdn_key_heads", "4"},
+        {"model.gdn_value_heads", "7", "model.pattern", "G"},
+        {"model.mamba_head_dim", "48", "model.mamba_groups", "4"},
+        {"model.mamba_dt_min", "1", "model.mamba_dt_max", "1", "model.pattern", "M"},
     };
     for (int i = 0; i < countof(settings); i++) {
         struct config c = fresh();

@@ -584,7 +584,7 @@ static void bad_arguments_are_refused(void **state)
     open_bed(&b);
     for (int t = 0; t < 2; t++) {
         struct attention_fwd_args good =
-                                      make_forward((struct sizes){1, 6, 9, 4, 2, 8, 8}, types[t]),
+                                      make_forward((struct sizes){1, 7, 9, 4, 2, 8, 8}, types[t]),
                                   a = good;
         a.k.dim[2] = a.v.dim[2] = 3;
         assert_fails(forward(&b, &a), ST_INVALID, &b.e, "4 query heads cannot share 3 kv heads");
@@ -607,7 +607,7 @@ static void bad_arguments_are_refused(void **state)
         a = good;
         int64_t start = 4;
         a.start = tensor_1d(&start, DT_I64, 1);
-        assert_fails(forward(&b, &a), ST_INVALID, &b.e, "start 4 + 6 queries is beyond the 9 keys");
+        assert_fails(forward(&b, &a), ST_INVALID, &b.e, "start 4 + 7 queries is beyond the 9 keys");
         start = INT64_MAX;
         assert_fails(forward(&b, &a), ST_INVALID, &b.e, "beyond the 9 keys");
         a = good;

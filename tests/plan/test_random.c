@@ -1,14 +1,15 @@
-/* plan/: large random graphs on random lanes. Whatever the lanes, the dropped slots and the order in which
- * lanes happen to run, the result must equal plain execution to the last bit. And the method must have
- * teeth: a plan without one of its waits, or placed by list order, has to be caught. */
+/* plan/: large random graphs on random lanes. Whatever the lanes, the dropped slots and the order
+ * in which lanes happen to run, the result must equal plain execution to the last bit. And the
+ * method must have teeth: a plan without one of its waits, or placed by list order, has to be
+ * caught. */
 #include "toy.h"
 
 enum { NODES = 14, MAX_IN = 3, ORDERS = 200 };
 
 struct random_opts {
     uint64_t seed;
-    bool lanes;    /* random lanes; otherwise all on one */
-    bool drops;    /* random slots are recomputed */
+    bool lanes; /* random lanes; otherwise all on one */
+    bool drops; /* random slots are recomputed */
     bool inplace;
     bool delay_dw;
 };
@@ -16,7 +17,10 @@ struct random_opts {
 struct draws {
     uint64_t key, n;
 };
-static int draw(struct draws *d, int below) { return (int)rng_below(d->key, d->n++, (uint64_t)below); }
+static int draw(struct draws *d, int below)
+{
+    return (int)rng_below(d->key, d->n++, (uint64_t)below);
+}
 
 /* What one node is made of, so that the declarations below read in order. */
 struct random_node {
@@ -25,7 +29,8 @@ struct random_node {
     double salt;
 };
 
-static void declare_backward(struct rig *r, const struct random_node *n, bool reads_output, bool inplace)
+static void declare_backward(struct rig *r, const struct random_node *n, bool reads_output,
+                             bool inplace)
 {
     struct use bwd[2 + 2 * MAX_IN];
     int k = 0;
@@ -41,20 +46,24 @@ static void declare_backward(struct rig *r, const struct random_node *n, bool re
     }
     rig_uses(r, n->id, PH_BWD, bwd, k, n->salt + 0.5);
     if (inplace && same_size)
-        graph_inplace(&r->g, n->id, PH_BWD, 2, first_out); /* legal where that slot dies, which it often does not */
+        graph_inplace(&r->g, n->id, PH_BWD, 2,
+                      first_out); /* legal where that slot dies, which it often does not */
     RIG_USES(r, n->id, PH_DW, n->salt + 0.7, READS(n->dout), READS(n->in[0]), ADDS(n->grad));
 }
 
-/* A random graph of NODES nodes. Its shape depends on the seed alone; lanes, drops and in-place on opts. */
+/* A random graph of NODES nodes. Its shape depends on the seed alone; lanes, drops and in-place on
+ * opts. */
 static void random_graph(struct rig *r, const struct random_opts *o)
 {
-    struct draws shape = {.key = rng_key(o->seed, "shape")}, policy = {.key = rng_key(o->seed, "policy")};
+    struct draws shape = {.key = rng_key(o->seed, "shape")},
+                 policy = {.key = rng_key(o->seed, "policy")};
     slot_id value[NODES + 1], grad_of[NODES + 1], grads[4];
     bool used[NODES + 1] = {false};
     rig_init(r);
     slot_id w = rig_keep(r, "w", ARENA_PARAM, 24);
     for (int k = 0; k < countof(grads); k++)
-        grads[k] = rig_keep(r, "grad", ARENA_GRAD, 24); /* shared by several nodes, as tied weights are */
+        grads[k] =
+            rig_keep(r, "grad", ARENA_GRAD, 24); /* shared by several nodes, as tied weights are */
     for (int k = 0; k <= NODES; k++) {
         int64_t n = draw(&shape, 2) ? 24 : 8 + 8 * draw(&shape, 5);
         value[k] = rig_slot(r, "v", n);
@@ -65,7 +74,10 @@ static void random_graph(struct rig *r, const struct random_opts *o)
     RIG_USES(r, source, PH_FWD, 0.9, WRITES(value[0]));
     RIG_USES(r, source, PH_DW, 0.4, READS(grad_of[0]), ADDS(grads[0]));
     for (int k = 1; k <= NODES; k++) {
-        struct random_node n = {.out = value[k], .dout = grad_of[k], .weight = w, .grad = grads[draw(&shape, countof(grads))],
+        struct random_node n = {.out = value[k],
+                                .dout = grad_of[k],
+                                .weight = w,
+                                .grad = grads[draw(&shape, countof(grads))],
                                 .salt = 0.01 * k};
         int wanted = k == NODES ? 1 : 1 + draw(&shape, MAX_IN);
         for (int tries = 0; tries < 2 * MAX_IN && n.n_in < wanted; tries++) {
@@ -98,7 +110,8 @@ static void random_graph(struct rig *r, const struct random_opts *o)
     assert_ok(schedule_plain(&r->g, o->delay_dw, &r->o, &r->e), &r->e);
 }
 
-/* One lane, nothing dropped, list order. delay_dw changes the order of additions, so it is an argument. */
+/* One lane, nothing dropped, list order. delay_dw changes the order of additions, so it is an
+ * argument. */
 static uint64_t plain_result(uint64_t seed, bool delay_dw)
 {
     struct rig r;
@@ -118,9 +131,13 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
 {
     (void)state;
     int replays = 0, waits = 0, merged = 0, smaller = 0, plans = 0;
-    for (uint64_t seed = 1; seed <= 12; seed++) {
+    for (uint64_t seed = 1; seed <= 60; seed++) {
         for (int variant = 0; variant < 4; variant++) {
-            struct random_opts o = {.seed = seed, .lanes = true, .drops = variant & 1, .inplace = variant & 2, .delay_dw = seed & 1};
+            struct random_opts o = {.seed = seed,
+                                    .lanes = true,
+                                    .drops = variant & 1,
+                                    .inplace = variant & 2,
+                                    .delay_dw = seed & 1};
             uint64_t want = plain_result(seed, o.delay_dw);
             struct rig r;
             random_graph(&r, &o);
@@ -132,11 +149,13 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
                 r.x.random_lanes = seed * 1000 + (uint64_t)order;
                 rig_run(&r, true);
                 if (rig_result(&r) != want)
-                    fail_msg("seed %d, variant %d, order %d differs from plain execution", (int)seed, variant, order);
+                    fail_msg("seed %d, variant %d, order %d differs from plain execution",
+                             (int)seed, variant, order);
             }
             plans++;
             replays += r.p.n_replays;
             waits += r.p.n_waits;
+            assert_true(r.p.work_bytes <= r.p.work_unshared_bytes);
             smaller += r.p.work_bytes < r.p.work_unshared_bytes;
             for (int i = 0; i < r.p.n_inst; i++)
                 merged += r.p.inst[i].merged >= 0;
@@ -144,9 +163,11 @@ static void every_schedule_equals_the_plain_one_bit_for_bit(void **state)
         }
     }
     /* The graphs must have had something to prove. */
-    print_message("           %d plans: %d replays, %d waits, %d in place\n", plans, replays, waits, merged);
-    assert_true(replays > 50 && waits > 500 && merged > 5);
-    assert_int_equal(smaller, plans);
+    print_message("           %d plans: %d replays, %d waits, %d in place\n", plans, replays, waits,
+                  merged);
+    assert_true(replays > 500 && waits > 5000 && merged > 20);
+    assert_true(4 * smaller >
+                3 * plans); /* where lanes may overtake each other freely, nothing can be shared */
 }
 
 static bool orders_find_a_difference(struct rig *r, uint64_t want)
@@ -189,7 +210,8 @@ static void a_missing_wait_is_caught(void **state)
     assert_true(caught * 10 >= removed * 9);
 }
 
-/* ---- a planner that frees by list order: right on one queue, wrong on several ------------------------------- */
+/* ---- a planner that frees by list order: right on one queue, wrong on several
+ * ------------------------------- */
 
 static bool overlap_in_list(const struct instance *a, const struct instance *b)
 {
@@ -210,8 +232,8 @@ static void place_by_list_order(struct rig *r)
             moved = false;
             for (int k = 0; k < i; k++) {
                 const struct instance *y = &p->inst[k];
-                if (y->arena == ARENA_WORK && overlap_in_list(x, y) && x->offset < y->offset + y->bytes &&
-                    y->offset < x->offset + x->bytes) {
+                if (y->arena == ARENA_WORK && overlap_in_list(x, y) &&
+                    x->offset < y->offset + y->bytes && y->offset < x->offset + x->bytes) {
                     x->offset = y->offset + y->bytes;
                     moved = true;
                 }
@@ -243,7 +265,8 @@ static void placement_by_list_order_is_caught(void **state)
     assert_int_equal(caught, graphs);
 }
 
-/* ---- two living slots in one place --------------------------------------------------------------------------- */
+/* ---- two living slots in one place
+ * --------------------------------------------------------------------------- */
 
 static void overlapping_slots_are_caught(void **state)
 {
@@ -257,7 +280,8 @@ static void overlapping_slots_are_caught(void **state)
         for (int k = 0; k < r.p.n_inst; k++) {
             struct instance *x = &r.p.inst[i], *y = &r.p.inst[k];
             /* y is written while x still waits for its last reader */
-            if (x->arena != ARENA_WORK || y->arena != ARENA_WORK || !(x->first_step < y->first_step && y->first_step < x->last_step) ||
+            if (x->arena != ARENA_WORK || y->arena != ARENA_WORK ||
+                !(x->first_step < y->first_step && y->first_step < x->last_step) ||
                 y->offset + y->bytes > r.p.work_bytes || x->offset + y->bytes > r.p.work_bytes)
                 continue;
             int64_t before = y->offset;

@@ -1,8 +1,8 @@
 /* gemm, fast CPU version: OpenBLAS; see gemm.h. With a bias, C is first set to beta * C + bias and
  * the product added to it: that replaces the pass in which OpenBLAS itself scales C by beta. */
+#include "ops/cpu_gemm.h"
 #include "ops/ops_cpu_int.h"
 
-#include <cblas.h>
 #include <limits.h>
 #include <string.h>
 
@@ -61,10 +61,9 @@ int CPU_NAME(gemm_cpu)(struct lane *l, const struct gemm_args *a)
     if (prepared)
         scale_and_bias(a);
     if (!empty)
-        cblas_sgemm(CblasRowMajor, a->trans_a ? CblasTrans : CblasNoTrans,
-                    a->trans_b ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n, (blasint)k,
-                    (float)a->alpha, a->a.data, (blasint)leading(&a->a), a->b.data,
-                    (blasint)leading(&a->b), prepared ? 1.0f : (float)a->beta, a->c.data,
-                    (blasint)leading(&a->c));
+        sgemm(&(struct sgemm){.trans_a = a->trans_a, .trans_b = a->trans_b, .m = m, .n = n, .k = k,
+                              .alpha = (float)a->alpha, .a = a->a.data, .lda = leading(&a->a),
+                              .b = a->b.data, .ldb = leading(&a->b), .c = a->c.data,
+                              .ldc = leading(&a->c), .beta = prepared ? 1.0f : (float)a->beta});
     return ST_OK;
 }

@@ -3,11 +3,11 @@
  *
  * The chunk sets how dw and dbias are grouped into partial sums (and which kernel OpenBLAS takes),
  * so it changes results by fp32 rounding only; loss is summed in double over all rows in order. */
+#include "ops/cpu_gemm.h"
 #include "ops/cpu_math.h"
 #include "ops/ops_cpu_int.h"
 #include "ops/xent/xent_int.h"
 
-#include <cblas.h>
 #include <limits.h>
 #include <math.h>
 #include <string.h>
@@ -45,9 +45,9 @@ static void matmul(bool trans_a, bool trans_b, int64_t m, int64_t n, int64_t k, 
         memset(c.data + i * c.ld, 0, (size_t)n * sizeof(float));
     if (m == 0 || n == 0 || k == 0)
         return;
-    cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans,
-                trans_b ? CblasTrans : CblasNoTrans, (blasint)m, (blasint)n, (blasint)k, 1.0f,
-                a.data, (blasint)a.ld, b.data, (blasint)b.ld, beta, c.data, (blasint)c.ld);
+    sgemm(&(struct sgemm){.trans_a = trans_a, .trans_b = trans_b, .m = m, .n = n, .k = k, .alpha = 1,
+                          .a = a.data, .lda = a.ld, .b = b.data, .ldb = b.ld, .beta = beta,
+                          .c = c.data, .ldc = c.ld});
 }
 
 /* BLAS counts in int and wants rows that do not overlap. */

@@ -1,0 +1,437 @@
+/* Writing the tensors of a file in another layout. Everything is first taken apart into one tensor
+ * per layer, then numbered anew, and what belongs together is put together. */
+#include "ckpt/keymap_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const layout_names[KEYS_LAYOUTS] = {"flat", "logical", "stacked", "indexed", "grouped"};
+
+const char *key_layout_name(enum key_layout l) { return layout_names[l]; }
+
+bool key_layout_from_name(const char *name, enum key_layout *out)
+{
+    for (int i = 0; i < KEYS_LAYOUTS; i++)
+        if (strcmp(name, layout_names[i]) == 0) {
+            *out = (enum key_layout)i;
+            return true;
+        }
+    return false;
+}
+
+struct atom { /* one layer's tensor, or one expert's */
+    struct key_name name;
+    struct tensor view;
+    const char *stored;
+};
+struct work {
+    const struct key_file *file;
+    enum key_layout to;
+    const struct key_layers *layers;
+    struct key_stack stack; /* what the file has at each number */
+    struct atom *atoms;
+    size_t n, cap;
+    struct key_output *out;
+    bool transformer_norm;
+};
+
+static int by_name(const void *a, const void *b)
+{
+    const struct atom *x = a, *y = b;
+    int order = key_order(&x->name, &y->name);
+    return order ? order : strcmp(x->stored, y->stored);
+}
+
+static int add_atom(struct work *w, const struct atom *atom, struct err *e)
+{
+    TRY(mem_grow((void **)&w->atoms, &w->cap, w->n + 1, sizeof *w->atoms, e));
+    w->atoms[w->n++] = *atom;
+    return ST_OK;
+}
+
+static int no_memory(struct err *e) { return err_set(e, ST_NOMEM, "out of memory converting keys"); }
+
+/* Two tensors under one name: in the file as it is, or after numbering. */
+static int sort_atoms(struct work *w, struct err *e)
+{
+    char a[NAME_TEXT], b[NAME_TEXT];
+    if (w->n > 0)
+        qsort(w->atoms, w->n, sizeof *w->atoms, by_name);
+    for (size_t i = 1; i < w->n; i++)
+        if (key_order(&w->atoms[i - 1].name, &w->atoms[i].name) == 0)
+            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor", w->file->label,
+                           shown(w->atoms[i - 1].stored, a, sizeof a), shown(w->atoms[i].stored, b, sizeof b));
+    return ST_OK;
+}
+
+/* ---- taking apart ------------------------------------------------------------------------------- */
+
+static int read_atoms(struct work *w, enum key_space space, struct err *e)
+{
+    const struct key_file *f = w->file;
+    struct key_source *list = NULL;
+    int n = 0, st = ST_OK;
+    TRY(mem_array((void **)&list, (size_t)f->n, sizeof *list, e));
+    for (int i = 0; st == ST_OK && i < f->n; i++) {
+        if (f->list[i].space != space || key_ignored(f->list[i].key))
+            continue;
+        list[n].tensor = &f->list[i];
+        w->transformer_norm |= strstr(f->list[i].key, "decoder.final_layernorm.") != NULL;
+        st = key_parse(&w->out->memory, f->list[i].key, &list[n++].name, e);
+    }
+    if (st == ST_OK)
+        st = key_stack_of(&w->stack, list, n, f->label, e);
+    for (int i = 0; st == ST_OK && i < n; i++) {
+        struct atom atom = {list[i].name, list[i].tensor->view, list[i].tensor->stored};
+        bool stacked = atom.name.scope == SCOPE_LAYER && atom.name.layer == NOT_NUMBERED;
+        for (int64_t row = 0; stacked && st == ST_OK && row < list[i].tensor->view.dim[0]; row++) {
+            atom.name.layer = (int)row;
+            atom.view = layer_slice(&list[i].tensor->view, row);
+            st = add_atom(w, &atom, e);
+        }
+        if (!stacked)
+            st = add_atom(w, &atom, e);
+    }
+    free(list);
+    return st == ST_OK ? sort_atoms(w, e) : st;
+}
+
+/* ---- numbering ------------------------------------------------------------------------------------ */
+
+static bool one_bit(unsigned set) { return set != 0 && (set & (set - 1)) == 0; }
+
+/* Which of the kinds in `set` a leaf belongs to. */
+static int family_in(const struct work *w, const struct atom *atom, unsigned set, unsigned *family,
+                     struct err *e)
+{
+    char key[NAME_TEXT], holds[128];
+    unsigned of_leaf = key_family(atom->name.leaf);
+    *family = of_leaf ? of_leaf & set : set;
+    if (one_bit(*family))
+        return ST_OK;
+    return err_set(e, ST_CONFLICT, "%s: '%s' may belong to any of %s", w->file->label,
+                   shown(atom->stored, key, sizeof key), families_text(set, holds, sizeof holds));
+}
+
+static unsigned symbol_family(char symbol)
+{
+    static const char symbols[] = "*D+GM-E";
+    static const unsigned families[] = {FAM_ATTN, FAM_ATTN, FAM_ATTN, FAM_GDN, FAM_MAMBA, FAM_DENSE, FAM_MOE};
+    const char *at = strchr(symbols, symbol);
+    return symbol != '\0' && at != NULL ? families[at - symbols] : FAM_OTHER;
+}
+
+static bool has_groups(const struct key_stack *s)
+{
+    for (int i = 0; i < s->n; i++)
+        if (s->families[i] != 0 && !one_bit(s->families[i]))
+            return true;
+    return false;
+}
+
+static int order_unknown(const struct work *w, int number, struct err *e)
+{
+    char holds[128];
+    err_set(e, ST_CONFLICT, "%s: number %d holds %s: the keys do not say how to number them as '%s'", w->file->label,
+            number, families_text(w->stack.families[number], holds, sizeof holds), layout_names[w->to]);
+    return err_hint(e, "give the model's groups: --pattern='[*-][*-]'");
+}
+
+static bool pattern_has_groups(const struct key_layers *l)
+{
+    for (int i = 1; l != NULL && i < l->n; i++)
+        if (l->item[i] == l->item[i - 1])
+            return true;
+    return false;
+}
+
+static int pattern_differs(const struct work *w, int layer, struct err *e)
+{
+    err_set(e, ST_CONFLICT, "%s: the given pattern differs from the file's layers at layer %d", w->file->label, layer);
+    return err_hint(e, "the pattern must be the one the file's model has");
+}
+
+/* First number of each kind in the physical order: base[number * FAM_COUNT + kind]. */
+static int number_flat(const struct work *w, int *base, struct err *e)
+{
+    static const unsigned usual[] = {FAM_MIXERS, FAM_MLPS, FAM_OTHER}; /* a mixer, then what follows it */
+    int next = 0;
+    bool given = pattern_has_groups(w->layers);
+    for (int i = 0; i < w->stack.n; i++) {
+        unsigned left = w->stack.families[i];
+        while (given && next < w->layers->n && w->layers->item[next] == i) {
+            unsigned family = symbol_family(w->layers->symbols[next]);
+            if (!(left & family))
+                return pattern_differs(w, next, e);
+            left &= ~family;
+            base[i * FAM_COUNT + __builtin_ctz(family)] = next++;
+        }
+        if (given && left != 0)
+            return pattern_differs(w, next, e);
+        for (int k = 0; left != 0 && k < countof(usual); k++) {
+            unsigned family = left & usual[k];
+            if (family != 0 && !one_bit(family))
+                return order_unknown(w, i, e);
+            if (family != 0)
+                base[i * FAM_COUNT + __builtin_ctz(family)] = next++;
+        }
+        if (!given && w->stack.families[i] == 0)
+            next++; /* a number without keys stays a layer without keys */
+    }
+    return ST_OK;
+}
+
+static int number_logical(const struct work *w, int *base, struct err *e)
+{
+    bool given = pattern_has_groups(w->layers);
+    if (given && w->layers->n != w->stack.n)
+        return pattern_differs(w, w->stack.n < w->layers->n ? w->stack.n : w->layers->n, e);
+    for (int i = 0; i < w->stack.n; i++) {
+        unsigned family = w->stack.families[i];
+        if (given && symbol_family(w->layers->symbols[i]) != family)
+            return pattern_differs(w, i, e);
+        if (!given && !(family & (i % 2 ? FAM_MLPS : FAM_MIXERS)))
+            return order_unknown(w, i, e);
+        base[i * FAM_COUNT + __builtin_ctz(family)] = given ? w->layers->item[i] : i / 2;
+    }
+    return ST_OK;
+}
+
+static int renumber(struct work *w, struct err *e)
+{
+    bool flat = w->to == KEYS_FLAT;
+    if (w->to == KEYS_INDEXED || w->to == KEYS_GROUPED || has_groups(&w->stack) != flat)
+        return ST_OK; /* numbered so already */
+    int *base = NULL;
+    TRY(mem_array((void **)&base, (size_t)w->stack.n * FAM_COUNT, sizeof *base, e));
+    int st = flat ? number_flat(w, base, e) : number_logical(w, base, e);
+    for (size_t i = 0; st == ST_OK && i < w->n; i++) {
+        struct atom *atom = &w->atoms[i];
+        unsigned family = 0;
+        if (atom->name.scope != SCOPE_LAYER)
+            continue;
+        st = family_in(w, atom, w->stack.families[atom->name.layer], &family, e);
+        if (st == ST_OK)
+            atom->name.layer = base[atom->name.layer * FAM_COUNT + __builtin_ctz(family)];
+    }
+    free(base);
+    return st;
+}
+
+/* Prediction depths: layers by number, or a Transformer's one layer that holds a mixer and an MLP. */
+static int renumber_depths(struct work *w, struct err *e)
+{
+    bool join = w->to == KEYS_STACKED;
+    if (w->to == KEYS_INDEXED || w->to == KEYS_GROUPED)
+        return ST_OK;
+    for (size_t i = 0; i < w->n; i++) {
+        struct key_name *name = &w->atoms[i].name;
+        if (name->scope != SCOPE_MTP || (join ? name->layer < 0 : name->layer != NOT_NUMBERED))
+            continue;
+        unsigned family = key_family(name->leaf);
+        if (join ? name->layer > 1 : family == 0 || ((family & FAM_MIXERS) && (family & FAM_MLPS)))
+            return err_set(e, ST_CONFLICT, "%s: '%s' is in no layer of a mixer and an MLP", w->file->label,
+                           key_text(&w->out->memory, name, false));
+        name->layer = join ? NOT_NUMBERED : (family & FAM_MLPS) != 0;
+    }
+    return ST_OK;
+}
+
+/* ---- experts ---------------------------------------------------------------------------------------- */
+
+/* The router knows how many there are; without it a leading axis does. */
+static int64_t experts_of(const struct work *w, const struct atom *atom)
+{
+    struct atom router = {.name = atom->name, .stored = ""};
+    router.name.leaf = "mlp.router.weight";
+    for (size_t i = 0; i < w->n; i++)
+        if (key_order(&w->atoms[i].name, &router.name) == 0 && w->atoms[i].view.rank == 2)
+            return w->atoms[i].view.dim[0];
+    int own = str_ends(atom->name.leaf, "bias") ? 1 : 2; /* axes of one expert */
+    return atom->view.rank == own + 1 ? atom->view.dim[0] : 0;
+}
+
+static int split_experts(struct work *w, struct err *e)
+{
+    char key[NAME_TEXT], text[128];
+    size_t n = w->n; /* new ones go behind */
+    for (size_t i = 0; i < n; i++) {
+        struct atom atom = w->atoms[i];
+        if (!str_starts(atom.name.leaf, "mlp.experts.") || atom.name.expert != WHOLE ||
+            !(str_ends(atom.name.leaf, ".weight") || str_ends(atom.name.leaf, ".bias")))
+            continue;
+        int64_t experts = experts_of(w, &atom);
+        struct tensor all = atom.view;
+        if (experts <= 0 || experts >= KEY_MAX_LAYER || all.rank == 0 || all.dim[0] % experts != 0)
+            return err_set(e, ST_CONFLICT, "%s: Cannot split checkpoint tensor '%s', %s, among %lld experts",
+                           w->file->label, shown(atom.stored, key, sizeof key), tensor_text(&all, text, sizeof text),
+                           (long long)experts);
+        struct tensor one = layer_slice(&all, 0);
+        if (all.dim[0] != experts) { /* packed rows */
+            one = all;
+            one.dim[0] = all.dim[0] / experts;
+        }
+        for (int k = 0; k < (int)experts; k++) {
+            atom.name.expert = k;
+            atom.view = one;
+            atom.view.data = (char *)all.data + k * tensor_bytes(&one);
+            if (k == 0)
+                w->atoms[i] = atom;
+            else
+                TRY(add_atom(w, &atom, e));
+        }
+    }
+    return sort_atoms(w, e);
+}
+
+/* ---- putting together --------------------------------------------------------------------------------- */
+
+static int unlike(const struct work *w, const struct atom *a, const struct atom *b, struct err *e)
+{
+    char x[NAME_TEXT], y[NAME_TEXT], ta[128], tb[128];
+    err_set(e, ST_CONFLICT, "%s: '%s' is %s but '%s' is %s: only equals can be stacked", w->file->label,
+            shown(a->stored, x, sizeof x), tensor_text(&a->view, ta, sizeof ta), shown(b->stored, y, sizeof y),
+            tensor_text(&b->view, tb, sizeof tb));
+    return ST_CONFLICT;
+}
+
+/* Atoms first .. first + n - 1 become one tensor with a leading axis, in the place of the first. */
+static int stack_atoms(struct work *w, size_t first, int n, struct err *e)
+{
+    struct atom *at = &w->atoms[first];
+    int64_t dim[TENSOR_MAX_RANK] = {n}, bytes = tensor_bytes(&at->view), all;
+    if (at->view.rank >= TENSOR_MAX_RANK || !i64_mul(bytes, n, &all))
+        return err_set(e, ST_UNSUPPORTED, "%s: '%s' has too many axes to be stacked", w->file->label, at->stored);
+    for (int k = 1; k < n; k++)
+        if (at[k].view.dtype != at->view.dtype || !tensor_same_shape(&at[k].view, &at->view))
+            return unlike(w, at, &at[k], e);
+    memcpy(dim + 1, at->view.dim, (size_t)at->view.rank * sizeof *dim);
+    char *data = arena_alloc(&w->out->memory, (size_t)all + 1);
+    if (data == NULL)
+        return no_memory(e);
+    for (int k = 0; k < n && bytes > 0; k++)
+        memcpy(data + k * bytes, at[k].view.data, (size_t)bytes);
+    at->view = tensor_shape(at->view.dtype, at->view.rank + 1, dim);
+    at->view.data = data;
+    return ST_OK;
+}
+
+static int group_experts(struct work *w, struct err *e)
+{
+    size_t kept = 0;
+    char key[NAME_TEXT];
+    for (size_t i = 0, n; i < w->n; i += n) {
+        for (n = 1; w->atoms[i].name.expert != WHOLE && i + n < w->n; n++)
+            if (key_order_place(&w->atoms[i].name, &w->atoms[i + n].name) != 0)
+                break;
+        if (w->atoms[i].name.expert != WHOLE) {
+            if (w->atoms[i + n - 1].name.expert != (int)n - 1)
+                return err_set(e, ST_CONFLICT, "%s: not all experts beside '%s' are there: %zu, the last with number %d",
+                               w->file->label, shown(w->atoms[i].stored, key, sizeof key), n,
+                               w->atoms[i + n - 1].name.expert);
+            TRY(stack_atoms(w, i, (int)n, e));
+            w->atoms[i].name.expert = WHOLE;
+        }
+        w->atoms[kept++] = w->atoms[i];
+    }
+    w->n = kept;
+    return sort_atoms(w, e);
+}
+
+/* The layer last: what is to be stacked lies together. */
+static int by_leaf(const void *a, const void *b)
+{
+    struct atom x = *(const struct atom *)a, y = *(const struct atom *)b;
+    int lx = x.name.layer, ly = y.name.layer;
+    if (x.name.scope == SCOPE_LAYER && y.name.scope == SCOPE_LAYER)
+        x.name.layer = y.name.layer = 0;
+    int order = key_order(&x.name, &y.name);
+    return order ? order : lx < ly ? -1 : lx > ly;
+}
+
+static int stack_layers(struct work *w, struct err *e)
+{
+    size_t kept = 0;
+    int layers = 0;
+    char key[NAME_TEXT];
+    for (size_t i = 0; i < w->n; i++)
+        if (w->atoms[i].name.scope == SCOPE_LAYER && w->atoms[i].name.layer >= layers)
+            layers = w->atoms[i].name.layer + 1;
+    if (w->n > 0)
+        qsort(w->atoms, w->n, sizeof *w->atoms, by_leaf);
+    for (size_t i = 0, n; i < w->n; i += n) {
+        struct key_name *name = &w->atoms[i].name;
+        n = 1;
+        if (name->scope == SCOPE_LAYER) {
+            for (int k = 0; k < layers; k++) {
+                struct key_name want = *name;
+                want.layer = k;
+                if (i + (size_t)k >= w->n || key_order(&w->atoms[i + (size_t)k].name, &want) != 0) {
+                    err_set(e, ST_CONFLICT, "%s: layer %d has no '%s' like that of layer %d", w->file->label, k,
+                            shown(name->leaf, key, sizeof key), name->layer);
+                    return err_hint(e, "layers can be stacked only when all %d are alike", layers);
+                }
+            }
+            n = (size_t)layers;
+            TRY(stack_atoms(w, i, layers, e));
+            name->layer = NOT_NUMBERED;
+        }
+        w->atoms[kept++] = w->atoms[i];
+    }
+    w->n = kept;
+    return ST_OK;
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------------ */
+
+static int emit(struct work *w, struct err *e)
+{
+    struct key_output *o = w->out;
+    bool transformer = w->to == KEYS_LOGICAL || w->to == KEYS_STACKED ||
+                       (w->to != KEYS_FLAT && w->transformer_norm);
+    o->items = arena_alloc(&o->memory, (w->n + 1) * sizeof *o->items);
+    if (o->items == NULL)
+        return no_memory(e);
+    for (size_t i = 0; i < w->n; i++) {
+        char *key = key_text(&o->memory, &w->atoms[i].name, transformer);
+        if (key == NULL)
+            return no_memory(e);
+        o->items[o->n++] = (struct st_item){.name = key, .host = w->atoms[i].view};
+    }
+    return ST_OK;
+}
+
+static int convert(struct work *w, enum key_space space, struct err *e)
+{
+    TRY(read_atoms(w, space, e));
+    TRY(renumber(w, e));
+    TRY(renumber_depths(w, e));
+    TRY(sort_atoms(w, e));
+    if (w->to == KEYS_INDEXED)
+        TRY(split_experts(w, e));
+    if (w->to == KEYS_GROUPED)
+        TRY(group_experts(w, e));
+    if (w->to == KEYS_STACKED)
+        TRY(stack_layers(w, e));
+    return emit(w, e);
+}
+
+int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,
+                enum key_layout to, const struct key_layers *layers, struct err *e)
+{
+    *out = (struct key_output){0};
+    arena_init(&out->memory);
+    struct work w = {.file = f, .to = to, .layers = layers, .out = out};
+    int st = convert(&w, space, e);
+    key_stack_release(&w.stack);
+    free(w.atoms);
+    if (st != ST_OK)
+        key_output_release(out);
+    return st;
+}
+
+void key_output_release(struct key_output *o)
+{
+    arena_release(&o->memory);
+    *o = (struct key_output){0};
+}

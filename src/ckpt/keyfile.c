@@ -1,0 +1,79 @@
+/* The tensors of a checkpoint or of a single safetensors file as one list, each in its space: model,
+ * or one of the optimizer's states under the same keys. */
+#include "ckpt/keymap_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const space_names[KEYS_SPACES] = {"model", "exp_avg", "exp_avg_sq", "fp32_param"};
+
+const char *key_space_name(enum key_space s) { return space_names[s]; }
+
+/* exp_avg.<key>, as braid writes it, or Megatron's optimizer.state.exp_avg.<key>. */
+static enum key_space space_of(const char *stored, const char **key)
+{
+    const char *rest = stored;
+    *key = stored;
+    if (str_starts(rest, "optimizer.state."))
+        rest += strlen("optimizer.state.");
+    for (int s = KEYS_EXP_AVG; s < KEYS_SPACES; s++) {
+        size_t n = strlen(space_names[s]);
+        if (strncmp(rest, space_names[s], n) == 0 && rest[n] == '.') {
+            *key = rest + n + 1;
+            return (enum key_space)s;
+        }
+    }
+    return KEYS_MODEL;
+}
+
+static void add(struct key_file *f, const char *stored, const struct tensor *view)
+{
+    const char *key;
+    enum key_space space = space_of(stored, &key);
+    f->list[f->n++] = (struct key_tensor){.key = key, .stored = stored, .view = *view, .space = space};
+}
+
+int key_file_from(struct key_file *f, const struct ckpt *c, struct err *e)
+{
+    *f = (struct key_file){.label = ckpt_path(c)};
+    TRY(mem_array((void **)&f->list, (size_t)ckpt_count(c), sizeof *f->list, e));
+    for (int i = 0; i < ckpt_count(c); i++) {
+        struct ckpt_tensor t = ckpt_at(c, i);
+        add(f, t.key, &t.view);
+    }
+    return ST_OK;
+}
+
+int key_file_open(struct key_file *f, const char *path, struct err *e)
+{
+    struct ckpt *c;
+    *f = (struct key_file){0};
+    if (!file_exists(path) || file_is_dir(path)) {
+        TRY(ckpt_open(&c, path, e));
+        int st = key_file_from(f, c, e);
+        f->ckpt = c;
+        if (st != ST_OK)
+            key_file_close(f);
+        return st;
+    }
+    TRY(st_open(&f->file, path, e));
+    arena_init(&f->memory);
+    f->label = arena_strdup(&f->memory, path);
+    int st = f->label ? ST_OK : err_set(e, ST_NOMEM, "out of memory opening %s", path);
+    if (st == ST_OK)
+        st = mem_array((void **)&f->list, (size_t)st_count(f->file), sizeof *f->list, e);
+    for (int i = 0; st == ST_OK && i < st_count(f->file); i++)
+        add(f, st_entry(f->file, i)->name, &st_entry(f->file, i)->view);
+    if (st != ST_OK)
+        key_file_close(f);
+    return st;
+}
+
+void key_file_close(struct key_file *f)
+{
+    free(f->list);
+    ckpt_close(f->ckpt);
+    st_close(f->file);
+    arena_release(&f->memory);
+    *f = (struct key_file){0};
+}

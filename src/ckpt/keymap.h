@@ -1,0 +1,85 @@
+/* Key maps: where the data of a model's parameters are in a file that may name them another way.
+ *
+ * Files of one model differ in how layers are numbered (each layer, or each group of layers as
+ * a Transformer does), whether layers of one kind are stacked under a key without a number, what the
+ * final norm and the layers of multi-token prediction are called, and whether experts share one
+ * tensor or have one each. A map reads all of these and finds out by the structure of the keys, not
+ * by what the file says about itself. Values never change: every map is bit-exact. */
+#ifndef BRAID_KEYMAP_H
+#define BRAID_KEYMAP_H
+
+#include "ckpt/ckpt.h"
+
+/* ---- what a file holds ---------------------------------------------------------------------- */
+
+enum key_space { KEYS_MODEL, KEYS_EXP_AVG, KEYS_EXP_AVG_SQ, KEYS_FP32_PARAM, KEYS_SPACES };
+const char *key_space_name(enum key_space s); /* "model", "exp_avg", ... */
+
+struct key_tensor {
+    const char *key;    /* a model key: what marks the space is cut off */
+    const char *stored; /* as in the file */
+    struct tensor view; /* on the read-only map; may be unaligned for its dtype */
+    enum key_space space;
+};
+struct key_file {
+    const char *label; /* for messages */
+    struct key_tensor *list;
+    int n;
+    /* private */
+    struct ckpt *ckpt;
+    struct st_file *file;
+    struct arena memory;
+};
+/* path: a checkpoint folder, a run folder (its newest checkpoint) or a .safetensors file. */
+int key_file_open(struct key_file *f, const char *path, struct err *e);
+/* The same on an open checkpoint, which must outlive it. */
+int key_file_from(struct key_file *f, const struct ckpt *c, struct err *e);
+void key_file_close(struct key_file *f);
+
+/* ---- loading -------------------------------------------------------------------------------- */
+
+struct keymap;
+/* Where each of the n parameters is. A parameter of the decoder names its physical layer in `layer`.
+ * Everything is checked here: ambiguity, structure, shapes and dtypes, so that loading does not fail
+ * halfway. `to` is the dtype that will be loaded into. A key that is not there is no error yet. */
+int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
+                const struct param *const *params, int n, enum dtype to, struct err *e);
+void keymap_close(struct keymap *m); /* NULL is allowed */
+bool keymap_has(const struct keymap *m, int i);
+/* One error names what is missing and what is left over; allow: CKPT_ALLOW_*. */
+int keymap_check(const struct keymap *m, unsigned allow, struct err *e);
+int keymap_missing(const struct keymap *m);
+int keymap_unexpected(const struct keymap *m);
+/* Fill dst, a dense host tensor of the parameter's shape, in the order of memory. */
+int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct err *e);
+
+/* ---- writing another layout ----------------------------------------------------------------- */
+
+enum key_layout {
+    KEYS_FLAT,    /* layers numbered one by one; decoder.final_norm */
+    KEYS_LOGICAL, /* layers numbered by group, as a Transformer's; decoder.final_layernorm */
+    KEYS_STACKED, /* as KEYS_LOGICAL, but one key for all layers, with a leading layer axis */
+    KEYS_INDEXED, /* experts: weight0, weight1, ... */
+    KEYS_GROUPED, /* experts: one weight with a leading expert axis */
+    KEYS_LAYOUTS,
+};
+const char *key_layout_name(enum key_layout l);
+bool key_layout_from_name(const char *name, enum key_layout *out);
+
+/* The layers of the model, where the file's keys alone do not say: symbol and group of each. */
+struct key_layers {
+    int n;
+    const char *symbols; /* as in a pattern: M G * D + - E */
+    const uint16_t *item;
+};
+struct key_output {
+    struct st_item *items; /* model keys of one space; data on the file's map or in memory */
+    int n;
+    struct arena memory;
+};
+/* layers may be NULL. The file must outlive the output. */
+int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,
+                enum key_layout to, const struct key_layers *layers, struct err *e);
+void key_output_release(struct key_output *o);
+
+#endif

@@ -1,0 +1,68 @@
+/* Private to ckpt/: a key taken apart, and which layers of a file are which of the model. */
+#ifndef BRAID_KEYMAP_INT_H
+#define BRAID_KEYMAP_INT_H
+
+#include "ckpt/ckpt_int.h"
+#include "ckpt/keymap.h"
+
+/* ---- keyname.c ------------------------------------------------------------------------------ */
+
+enum key_scope { SCOPE_PLAIN, SCOPE_LAYER, SCOPE_MTP };
+enum {
+    NOT_NUMBERED = -1, /* layer: all layers stacked; in MTP the one transformer_layer */
+    NO_LAYER = -2,     /* MTP: what belongs to the depth itself */
+    WHOLE = -1,        /* expert, part: not split */
+    KEY_MAX_LAYER = 1 << 16,
+};
+struct key_name {
+    enum key_scope scope;
+    int depth, layer, expert, part;
+    const char *leaf; /* what is left, in one spelling */
+};
+/* Any text is a name; what is not understood is a plain one. */
+int key_parse(struct arena *a, const char *key, struct key_name *out, struct err *e);
+/* The name as text, in braid's spelling; the final norm by a Transformer's name if wanted. NULL: no
+ * memory. */
+char *key_text(struct arena *a, const struct key_name *name, bool transformer);
+/* Scope, depth, layer, leaf; then part and expert. */
+int key_order_place(const struct key_name *a, const struct key_name *b);
+int key_order(const struct key_name *a, const struct key_name *b);
+int key_parts(const char *leaf, int part); /* how many parts the split has that `part` belongs to */
+bool key_ignored(const char *key);         /* _extra_state: metadata of the writer's runtime */
+
+/* Kinds of layers that can share a number because their keys differ. */
+enum { FAM_ATTN = 1, FAM_GDN = 2, FAM_MAMBA = 4, FAM_DENSE = 8, FAM_MOE = 16, FAM_OTHER = 32, FAM_COUNT = 6 };
+enum { FAM_MIXERS = FAM_ATTN | FAM_GDN | FAM_MAMBA, FAM_MLPS = FAM_DENSE | FAM_MOE };
+/* The family a leaf belongs to; FAM_MIXERS, FAM_MLPS or 0 when the leaf alone cannot tell. */
+unsigned key_family(const char *leaf);
+const char *family_name(unsigned family);
+const char *families_text(unsigned set, char *out, size_t size); /* "attention and MLP" */
+
+/* ---- keylayers.c ---------------------------------------------------------------------------- */
+
+struct key_source {
+    struct key_name name;
+    const struct key_tensor *tensor;
+    bool used;
+};
+struct key_stack { /* the families at each number, of a file or of wanted keys */
+    unsigned *families;
+    int n;
+};
+/* Stacked keys count at every number; their layer axes must agree. */
+int key_stack_of(struct key_stack *s, const struct key_source *list, int n, const char *label,
+                 struct err *e);
+void key_stack_release(struct key_stack *s);
+
+struct key_wanted {
+    struct key_name name;
+    const struct param *param;
+};
+/* file_of[l]: the number in the file of the model's physical layer l, -1 for none. *n_layers is one
+ * past the highest physical layer. malloc'd. */
+int key_match_layers(int **file_of, int *n_layers, const struct key_stack *file,
+                     const struct key_wanted *wants, int n, const char *label, struct err *e);
+/* The slice of a stacked tensor at one number. */
+struct tensor layer_slice(const struct tensor *t, int64_t row);
+
+#endif

@@ -1,0 +1,501 @@
+/* The n-stream joint: manifold hyper-connections (ops/mhc). Shapes: T rows, n streams of C channels, K = n C,
+ * N = n^2 + 2n.
+ *
+ *   stream  [T, K]    all streams; the first joint expands the embedding into them, the last contracts them
+ *   coef    [T, N]    pre | post | res of the sublayer this joint opens; closed with them one joint later
+ *   stat    [T, N+2]  projections, root mean square, the norm's rstd
+ *   norm    [T, C]    normed input of the next core
+ * One fused node per joint: combine of the sublayer before, then projection, gates, Sinkhorn, aggregate and
+ * norm of the one after. Backward in the opposite direction: dstream is the mix part of a stream's gradient,
+ * written by the joint after it; the joint's own backward adds the rest, in one pass.
+ *
+ * Streams and norms can be made again from what is kept: coefficients and core outputs never are dropped by
+ * this file, so that a replay is one cheap pass without projections. */
+#include "layers/layer.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { AUX_COEF, AUX_DCOEF, AUX_PRODUCT, AUX_INDEX }; /* in sublayer.aux; the last is a number: layer within its part */
+
+struct joint {
+    struct mhc_rule rule;
+    double eps;
+    bool zero_centered;
+    double dropout;
+    uint64_t key;
+    int64_t seq;
+};
+
+/* Parameters of one mapping, in the order in which phases list them. */
+struct mapping {
+    struct weight w, a_pre, a_post, a_res, beta;
+};
+
+struct parts {
+    struct joint *j;
+    struct mapping map;
+    struct weight gain;
+    slot_id stream, coef, stat, norm, info;
+};
+
+static struct dropout_rule drop_rule(const struct joint *j, const struct tensor *info)
+{
+    return (struct dropout_rule){.p = info->data ? j->dropout : 0, .key = j->key, .seq = j->seq, .info = *info};
+}
+
+static struct tensor columns(const struct tensor *t, int64_t first, int64_t n)
+{
+    return t->data ? tensor_cols(t, first, n) : (struct tensor){0};
+}
+static struct tensor post_of(const struct joint *j, const struct tensor *coef) { return columns(coef, j->rule.streams, j->rule.streams); }
+static struct tensor res_of(const struct joint *j, const struct tensor *coef)
+{
+    return columns(coef, 2 * j->rule.streams, j->rule.streams * j->rule.streams);
+}
+
+/* ---- the boundary ------------------------------------------------------------------------------------------ */
+
+static int boundary_fwd(const struct step_ctx *c)
+{
+    enum { X, F, COEF_IN, INFO, W, A_PRE, A_POST, A_RES, BETA, GAIN, STREAM, STAT, COEF, H, WORK };
+    const struct joint *j = c->self;
+    struct mhc_boundary_fwd_args a = {
+        .x = c->t[X], .f = c->t[F], .coef_in = c->t[COEF_IN], .w = c->t[W], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST],
+        .a_res = c->t[A_RES], .beta = c->t[BETA], .gain = c->t[GAIN], .y = c->t[STREAM], .stat = c->t[STAT], .coef = c->t[COEF],
+        .h = c->t[H], .work = c->t[WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO]), .eps = j->eps, .zero_centered = j->zero_centered};
+    return c->ops->mhc_boundary_fwd(c->lane, &a);
+}
+
+/* The norm again, from stream and coefficients; stat's rstd is written again with the same bits. */
+static int norm_replay(const struct step_ctx *c)
+{
+    enum { STREAM, COEF, GAIN, H, SCRATCH, WORK };
+    const struct joint *j = c->self;
+    struct mhc_boundary_fwd_args a = {.x = c->t[STREAM], .gain = c->t[GAIN], .stat = c->t[SCRATCH], .coef = c->t[COEF], .h = c->t[H],
+                                      .work = c->t[WORK], .rule = j->rule, .eps = j->eps, .zero_centered = j->zero_centered, .reuse = true};
+    return c->ops->mhc_boundary_fwd(c->lane, &a);
+}
+
+/* A stream again, from the one before it. */
+static int combine_fwd(const struct step_ctx *c)
+{
+    enum { X, F, COEF_IN, INFO, STREAM };
+    const struct joint *j = c->self;
+    struct mhc_combine_fwd_args a = {.x = c->t[X], .f = c->t[F], .post = post_of(j, &c->t[COEF_IN]), .res = res_of(j, &c->t[COEF_IN]),
+                                     .y = c->t[STREAM], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO])};
+    return c->ops->mhc_combine_fwd(c->lane, &a);
+}
+
+static int boundary_bwd(const struct step_ctx *c)
+{
+    enum { DH, DSTREAM, DCOEF, STREAM, STAT, COEF, GAIN, W, A_PRE, A_POST, A_RES, BETA, X, F, COEF_IN, INFO, DX, DF, DCOEF_IN, DZ, DGAIN, WORK };
+    const struct joint *j = c->self;
+    struct mhc_boundary_bwd_args a = {
+        .dh = c->t[DH], .dy = c->t[DSTREAM], .dcoef = c->t[DCOEF], .y = c->t[STREAM], .stat = c->t[STAT], .coef = c->t[COEF],
+        .gain = c->t[GAIN], .w = c->t[W], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST], .a_res = c->t[A_RES], .beta = c->t[BETA],
+        .x = c->t[X], .f = c->t[F], .coef_in = c->t[COEF_IN], .dx = c->t[DX], .df = c->t[DF], .dcoef_in = c->t[DCOEF_IN], .dz = c->t[DZ],
+        .dgain = c->t[DGAIN], .work = c->t[WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO]), .zero_centered = j->zero_centered,
+        .acc_dgain = c->add[DGAIN]};
+    return c->ops->mhc_boundary_bwd(c->lane, &a);
+}
+
+static int boundary_dw(const struct step_ctx *c)
+{
+    enum { DZ, STAT, STREAM, A_PRE, A_POST, A_RES, DW, DA_PRE, DA_POST, DA_RES, DBETA, WORK };
+    const struct joint *j = c->self;
+    struct mhc_boundary_dw_args a = {.dz = c->t[DZ], .stat = c->t[STAT], .y = c->t[STREAM], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST],
+                                     .a_res = c->t[A_RES], .dw = c->t[DW], .da_pre = c->t[DA_PRE], .da_post = c->t[DA_POST],
+                                     .da_res = c->t[DA_RES], .dbeta = c->t[DBETA], .work = c->t[WORK], .rule = j->rule,
+                                     .acc_dw = c->add[DW], .acc_params = c->add[DBETA]};
+    return c->ops->mhc_boundary_dw(c->lane, &a);
+}
+
+static int health_fwd(const struct step_ctx *c)
+{
+    enum { COEF, STREAM, PRODUCT_IN, PRODUCT, OUT /* and what follows */ };
+    const struct joint *j = c->self;
+    struct mhc_health_args a = {.coef = c->t[COEF], .y = c->t[STREAM], .comp_in = c->t[PRODUCT_IN], .comp = c->t[PRODUCT],
+                                .rule = j->rule, .acc_out = c->add[OUT]};
+    memcpy(a.out, &c->t[OUT], sizeof a.out);
+    return c->ops->mhc_health(c->lane, &a);
+}
+
+/* ---- the ends ------------------------------------------------------------------------------------------------ */
+
+static int expand_fwd(const struct step_ctx *c)
+{
+    struct mhc_expand_fwd_args a = {.x = c->t[0], .y = c->t[1]};
+    return c->ops->mhc_expand_fwd(c->lane, &a);
+}
+
+static int expand_bwd(const struct step_ctx *c)
+{
+    struct mhc_expand_bwd_args a = {.dy = c->t[0], .dx = c->t[1]};
+    return c->ops->mhc_expand_bwd(c->lane, &a);
+}
+
+static int combine_bwd(const struct step_ctx *c)
+{
+    enum { G, X, F, COEF_IN, INFO, DX, DF, DCOEF_IN, WORK };
+    const struct joint *j = c->self;
+    struct dev *d = c->lane->dev;
+    struct mhc_combine_bwd_args a = {
+        .dy = c->t[G], .x = c->t[X], .f = c->t[F], .post = post_of(j, &c->t[COEF_IN]), .res = res_of(j, &c->t[COEF_IN]), .dx = c->t[DX],
+        .df = c->t[DF], .dpost = post_of(j, &c->t[DCOEF_IN]), .dres = res_of(j, &c->t[DCOEF_IN]), .work = c->t[WORK], .rule = j->rule,
+        .drop = drop_rule(j, &c->t[INFO])};
+    /* Nothing but the aggregate, which is not this joint's, depends on pre. */
+    TRY(d->vt->fill(d, c->t[DCOEF_IN].data, 0, tensor_bytes(&c->t[DCOEF_IN]), c->lane->err));
+    return c->ops->mhc_combine_bwd(c->lane, &a);
+}
+
+static int contract_fwd(const struct step_ctx *c)
+{
+    enum { STREAM, FN, BASE, SCALE, GAIN, ONE, M, M_RSTD, H, RSTD };
+    const struct joint *j = c->self;
+    struct mhc_contract_fwd_args a = {.x = c->t[STREAM], .w = c->t[FN], .base = c->t[BASE], .scale = c->t[SCALE], .y = c->t[ONE],
+                                      .m = c->t[M], .rstd = c->t[M_RSTD], .eps = j->eps};
+    struct rmsnorm_fwd_args n = {.x = c->t[ONE], .w = c->t[GAIN], .y = c->t[H], .rstd = c->t[RSTD], .eps = j->eps,
+                                 .zero_centered = j->zero_centered};
+    TRY(c->ops->mhc_contract_fwd(c->lane, &a));
+    return c->ops->rmsnorm_fwd(c->lane, &n);
+}
+
+static int contract_bwd(const struct step_ctx *c)
+{
+    enum { DH, STREAM, FN, BASE, SCALE, GAIN, ONE, M, M_RSTD, RSTD, DONE, G, DFN, DBASE, DSCALE, DGAIN, WORK, NORM_WORK };
+    const struct joint *j = c->self;
+    struct rmsnorm_bwd_args n = {.dy = c->t[DH], .x = c->t[ONE], .w = c->t[GAIN], .rstd = c->t[RSTD], .dx = c->t[DONE], .dw = c->t[DGAIN],
+                                 .work = c->t[NORM_WORK], .zero_centered = j->zero_centered, .acc_dw = c->add[DGAIN]};
+    struct mhc_contract_bwd_args a = {.dy = c->t[DONE], .x = c->t[STREAM], .w = c->t[FN], .base = c->t[BASE], .scale = c->t[SCALE],
+                                      .m = c->t[M], .rstd = c->t[M_RSTD], .dx = c->t[G], .dw = c->t[DFN], .dbase = c->t[DBASE],
+                                      .dscale = c->t[DSCALE], .work = c->t[WORK], .eps = j->eps, .acc_params = c->add[DFN]};
+    TRY(c->ops->rmsnorm_bwd(c->lane, &n));
+    return c->ops->mhc_contract_bwd(c->lane, &a);
+}
+
+/* ---- recompute by blocks ------------------------------------------------------------------------------------------ */
+
+int64_t mhc_block_layers(int64_t streams, int64_t layers)
+{
+    int64_t best = 1, least = INT64_MAX;
+    for (int64_t r = 1; r <= layers; r++) {
+        int64_t cost = streams * ceil_div(layers, r) + (streams + 2) * r;
+        best = cost < least ? r : best;
+        least = cost < least ? cost : least;
+    }
+    return best;
+}
+
+/* The stream in front of every r-th layer of a part is kept, and so is the last combine; those between are
+ * replayed, which the planner does for a whole block at once because each needs the one before it. */
+static void drop_stream(struct build *b, slot_id stream, int index, bool last)
+{
+    const char *text = b->cfg->plan.recompute_block;
+    int64_t r = 0;
+    if (strcmp(text, "auto") == 0)
+        r = mhc_block_layers(b->cfg->model.mhc_streams, b->n_layers);
+    else if (!parse_i64(text, &r))
+        r = 0;
+    if (training(b) && b->g->err.code == ST_OK && r > 0 && !last && index % r != 0)
+        b->g->slots[stream].dropped = true;
+}
+
+/* ---- declaration ------------------------------------------------------------------------------------------------ */
+
+static struct joint *sizes(struct build *b)
+{
+    const struct config_model *c = &b->cfg->model;
+    struct joint *j = graph_own(b->g, sizeof *j);
+    if (j == NULL)
+        return NULL;
+    char site[64];
+    snprintf(site, sizeof site, "dropout.joint.%d", b->layer);
+    *j = (struct joint){.rule = {.streams = c->mhc_streams, .profile = c->mhc_profile == CFG_MHC_S ? MHC_S : MHC_D,
+                                 .iterations = c->mhc_iterations, .round_bf16 = c->mhc_bf16_coef},
+                        .eps = c->norm_eps, .zero_centered = c->norm_zero_centered, .seq = b->seq,
+                        .dropout = training(b) ? c->dropout : 0, .key = rng_key((uint64_t)b->cfg->run.seed, site)};
+    return j;
+}
+
+static struct param xavier(const char *key, int64_t out, int64_t in)
+{
+    double bound = sqrt(6.0 / (double)(out + in));
+    return (struct param){.key = key, .rank = 2, .dim = {out, in}, .init = INIT_UNIFORM, .init_a = -bound, .init_b = bound, .decay = true};
+}
+
+static struct weight small(struct build *b, const char *module, const char *name, int64_t n, enum init_kind init, double value)
+{
+    char key[96];
+    snprintf(key, sizeof key, "%s.%s", module, name);
+    struct param p = param_vector(key, n, init);
+    p.init_a = value;
+    return build_weight(b, &p);
+}
+
+/* Attention-like layers and MLP-like ones keep their mapping under different names, as Megatron does. */
+static struct mapping declare_mapping(struct build *b, const char *norm_key)
+{
+    bool mlp = str_starts(norm_key, "mlp.") || str_starts(norm_key, "pre_mlp_layernorm");
+    const char *module = mlp ? "mlp_hyper_connection" : "self_attention_hyper_connection";
+    const struct config_model *c = &b->cfg->model;
+    int64_t n = mhc_logits(c->mhc_streams);
+    char key[96];
+    snprintf(key, sizeof key, "%s.mapping_proj.weight", module);
+    struct param w = xavier(key, n, c->mhc_streams * c->hidden);
+    struct mapping m = {.w = build_weight(b, &w)};
+    m.a_pre = small(b, module, "alpha_pre", 1, INIT_CONST, c->mhc_gating);
+    m.a_post = small(b, module, "alpha_post", 1, INIT_CONST, c->mhc_gating);
+    m.a_res = small(b, module, "alpha_res", 1, INIT_CONST, c->mhc_gating);
+    m.beta = small(b, module, "bias", n, INIT_ZERO, 0);
+    return m;
+}
+
+/* Shapes of a boundary, for the sizes of its scratch. */
+static struct mhc_boundary_bwd_args boundary_shapes(const struct build *b, const struct joint *j, bool closes)
+{
+    enum dtype real = b->dev->real;
+    int64_t d = b->cfg->model.hidden, n = mhc_logits(j->rule.streams), k = d * j->rule.streams;
+    struct tensor wide = tensor_2d(NULL, real, b->rows, k), thin = tensor_2d(NULL, real, b->rows, d), coef = tensor_2d(NULL, real, b->rows, n);
+    struct mhc_boundary_bwd_args a = {.dh = thin, .y = wide, .dx = wide, .coef = coef, .dz = coef, .w = tensor_2d(NULL, real, n, k),
+                                      .dgain = tensor_1d(NULL, real, d), .rule = j->rule};
+    if (closes)
+        a.f = thin;
+    return a;
+}
+
+static slot_id fwd_work(struct build *b, const struct joint *j, const char *name)
+{
+    struct mhc_boundary_bwd_args s = boundary_shapes(b, j, true);
+    struct mhc_boundary_fwd_args a = {.x = s.y, .f = s.f, .y = s.y, .h = s.dh, .rule = j->rule};
+    return b->ops->mhc_boundary_fwd_work ? build_work(b, name, b->ops->mhc_boundary_fwd_work(&a)) : NO_SLOT;
+}
+
+static slot_id bwd_work(struct build *b, const struct joint *j, bool closes)
+{
+    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, closes);
+    return b->ops->mhc_boundary_bwd_work ? build_work(b, "bwd_work", b->ops->mhc_boundary_bwd_work(&a)) : NO_SLOT;
+}
+
+static slot_id dw_work(struct build *b, const struct joint *j)
+{
+    struct mhc_boundary_bwd_args s = boundary_shapes(b, j, true);
+    struct mhc_boundary_dw_args a = {.dz = s.dz, .y = s.y, .dw = s.w, .rule = j->rule};
+    return b->ops->mhc_boundary_dw_work ? build_work(b, "dw_work", b->ops->mhc_boundary_dw_work(&a)) : NO_SLOT;
+}
+
+/* Row and column sums, the gain of the product of all mixes so far, and how alike the streams are. */
+static void declare_health(struct build *b, const struct parts *p, const struct sublayer *prev, struct sublayer *next)
+{
+    struct graph *g = b->g;
+    int64_t n = p->j->rule.streams;
+    next->aux[AUX_PRODUCT] = NO_SLOT;
+    if (!training(b) || b->ops->mhc_health == NULL)
+        return;
+    bool first = prev->f == NO_SLOT;
+    next->aux[AUX_PRODUCT] = graph_slot(g, "product", tensor_2d(NULL, b->dev->real, MHC_HEALTH_ROWS, n * n));
+    static const char *const tags[MHC_HEALTH_ITEMS] = {"mhc row error", "mhc column error", "mhc gain forward", "mhc gain backward", "mhc stream similarity"};
+    slot_id out[MHC_HEALTH_ITEMS];
+    for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
+        out[i] = build_metric(b, tags[i], 1);
+    int node = graph_node(g, "health", LANE_SIDE, p->j);
+    GRAPH_PHASE(g, node, PH_FWD, health_fwd, READS(p->coef), READS(p->stream), READS(first ? NO_SLOT : prev->aux[AUX_PRODUCT]),
+                WRITES(next->aux[AUX_PRODUCT]), ADDS(out[0]), ADDS(out[1]), ADDS(out[2]), ADDS(out[3]), ADDS(out[4]));
+    graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * n * b->cfg->model.hidden) * (double)dtype_bytes(b->dev->real));
+}
+
+static void declare_replays(struct build *b, const struct parts *p, const struct sublayer *prev, bool closes)
+{
+    struct graph *g = b->g;
+    double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
+    int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
+    slot_id scratch = graph_slot(g, "stat_again", tensor_2d(NULL, b->dev->real, b->rows, mhc_logits(p->j->rule.streams) + 2));
+    GRAPH_PHASE(g, n, PH_REPLAY, norm_replay, READS(p->stream), READS(p->coef), READS(p->gain.w), WRITES(p->norm), WRITES(scratch),
+                WRITES(fwd_work(b, p->j, "replay_work")));
+    graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
+    graph_replay(g, p->norm, n);
+    if (!closes)
+        return; /* the expanded stream is replayed by the node that expands */
+    n = graph_node(g, "replay_stream", LANE_COMPUTE, p->j);
+    GRAPH_PHASE(g, n, PH_REPLAY, combine_fwd, READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info), WRITES(p->stream));
+    graph_cost(g, n, PH_REPLAY, 2 * wide * (double)(p->j->rule.streams + 1), 2.25 * wide * size);
+    graph_replay(g, p->stream, n);
+}
+
+/* The first joint: streams from the embedding. */
+static void declare_expand(struct build *b, const struct parts *p, const struct sublayer *prev, slot_id dstream)
+{
+    struct graph *g = b->g;
+    double bytes = (double)(b->rows * b->cfg->model.hidden * (p->j->rule.streams + 1)) * (double)dtype_bytes(b->dev->real);
+    int n = graph_node(g, "expand", LANE_COMPUTE, p->j);
+    GRAPH_PHASE(g, n, PH_FWD, expand_fwd, READS(prev->x), WRITES(p->stream));
+    graph_cost(g, n, PH_FWD, 0, bytes);
+    if (!training(b))
+        return;
+    GRAPH_PHASE(g, n, PH_REPLAY, expand_fwd, READS(prev->x), WRITES(p->stream));
+    graph_cost(g, n, PH_REPLAY, 0, bytes);
+    graph_replay(g, p->stream, n);
+    GRAPH_PHASE(g, n, PH_BWD, expand_bwd, READS(dstream), WRITES(prev->dx));
+    graph_cost(g, n, PH_BWD, bytes / (double)dtype_bytes(b->dev->real), bytes);
+}
+
+static void declare_boundary(struct build *b, const struct parts *p, const struct sublayer *prev, const struct sublayer *next, slot_id first_dx)
+{
+    struct graph *g = b->g;
+    const struct mapping *m = &p->map;
+    bool closes = prev->f != NO_SLOT;
+    double rows = (double)b->rows, k = (double)(b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
+    double map = 2 * rows * k * (double)mhc_logits(p->j->rule.streams), mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
+    slot_id x = closes ? prev->x : p->stream, coef_in = closes ? prev->aux[AUX_COEF] : NO_SLOT, made = closes ? p->stream : NO_SLOT;
+    int n = graph_node(g, "joint", LANE_COMPUTE, p->j);
+    GRAPH_PHASE(g, n, PH_FWD, boundary_fwd, READS(x), READS(prev->f), READS(coef_in), READS(p->info), READS(m->w.w), READS(m->a_pre.w),
+                READS(m->a_post.w), READS(m->a_res.w), READS(m->beta.w), READS(p->gain.w), WRITES(made), WRITES(p->stat),
+                WRITES(p->coef), WRITES(p->norm), WRITES(fwd_work(b, p->j, "fwd_work")));
+    if (closes)
+        graph_inplace(g, n, PH_FWD, 0, 10); /* where nobody looks back: eval, decode */
+    graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
+    if (!training(b))
+        return;
+    slot_id dz = build_grad(b, "dz", b->rows, mhc_logits(p->j->rule.streams));
+    GRAPH_PHASE(g, n, PH_BWD, boundary_bwd, READS(next->dh), READS(next->dx), READS(next->aux[AUX_DCOEF]), READS(p->stream), READS(p->stat),
+                READS(p->coef), READS(p->gain.w), READS(m->w.w), READS(m->a_pre.w), READS(m->a_post.w), READS(m->a_res.w),
+                READS(m->beta.w), READS(closes ? prev->x : NO_SLOT), READS(prev->f), READS(coef_in), READS(p->info),
+                WRITES(closes ? prev->dx : first_dx), WRITES(closes ? prev->df : NO_SLOT), WRITES(closes ? prev->aux[AUX_DCOEF] : NO_SLOT),
+                WRITES(dz), ADDS(p->gain.dw), WRITES(bwd_work(b, p->j, closes)));
+    graph_inplace(g, n, PH_BWD, 1, 16); /* the gradient that came in becomes the one that goes out */
+    graph_cost(g, n, PH_BWD, map + 2 * mix + 10 * rows * k, 5 * rows * k * size);
+    GRAPH_PHASE(g, n, PH_DW, boundary_dw, READS(dz), READS(p->stat), READS(p->stream), READS(m->a_pre.w), READS(m->a_post.w), READS(m->a_res.w),
+                ADDS(m->w.dw), ADDS(m->a_pre.dw), ADDS(m->a_post.dw), ADDS(m->a_res.dw), ADDS(m->beta.dw), WRITES(dw_work(b, p->j)));
+    graph_cost(g, n, PH_DW, map, rows * k * size);
+}
+
+static int declare_open(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next, const char *norm_key)
+{
+    int64_t d = b->cfg->model.hidden, streams = p->j->rule.streams, logits = mhc_logits(streams);
+    bool closes = prev->f != NO_SLOT;
+    p->map = declare_mapping(b, norm_key);
+    p->coef = build_real(b, "coef", b->rows, logits);
+    p->stat = build_real(b, "stat", b->rows, logits + 2);
+    next->x = p->stream;
+    next->dx = build_grad(b, "dstream", b->rows, streams * d);
+    next->df = build_grad(b, "df", b->rows, d);
+    next->f = NO_SLOT;
+    next->aux[AUX_COEF] = p->coef;
+    next->aux[AUX_DCOEF] = build_grad(b, "dcoef", b->rows, logits);
+    slot_id first_dx = closes ? NO_SLOT : build_grad(b, "dexpanded", b->rows, streams * d);
+    if (!closes)
+        declare_expand(b, p, prev, first_dx);
+    declare_boundary(b, p, prev, next, first_dx);
+    declare_health(b, p, prev, next);
+    if (training(b))
+        declare_replays(b, p, prev, closes);
+    return b->g->err.code;
+}
+
+/* ---- the last joint: combine, contract once, final norm ------------------------------------------------------------ */
+
+static void declare_close(struct build *b, const struct parts *p, const struct sublayer *prev, slot_id g_stream)
+{
+    struct graph *g = b->g;
+    double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
+    double flops = 2 * wide * (double)(p->j->rule.streams + 1);
+    int n = graph_node(g, "close", LANE_COMPUTE, p->j);
+    GRAPH_PHASE(g, n, PH_FWD, combine_fwd, READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info), WRITES(p->stream));
+    graph_inplace(g, n, PH_FWD, 0, 4);
+    graph_cost(g, n, PH_FWD, flops, 2.25 * wide * size);
+    if (!training(b))
+        return;
+    GRAPH_PHASE(g, n, PH_REPLAY, combine_fwd, READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info), WRITES(p->stream));
+    graph_cost(g, n, PH_REPLAY, flops, 2.25 * wide * size);
+    graph_replay(g, p->stream, n);
+    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, READS(g_stream), READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info),
+                WRITES(prev->dx), WRITES(prev->df), WRITES(prev->aux[AUX_DCOEF]), WRITES(NO_SLOT));
+    graph_inplace(g, n, PH_BWD, 0, 5);
+    graph_cost(g, n, PH_BWD, 2 * flops, 3.5 * wide * size);
+}
+
+static slot_id contract_work(struct build *b, const struct joint *j)
+{
+    int64_t d = b->cfg->model.hidden, n = j->rule.streams;
+    struct mhc_contract_bwd_args a = {.dy = tensor_2d(NULL, b->dev->real, b->rows, d), .dx = tensor_2d(NULL, b->dev->real, b->rows, n * d),
+                                      .w = tensor_2d(NULL, b->dev->real, n, n * d)};
+    return b->ops->mhc_contract_bwd_work ? build_work(b, "contract_work", b->ops->mhc_contract_bwd_work(&a)) : NO_SLOT;
+}
+
+static slot_id norm_work(struct build *b)
+{
+    struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->real, t.dim[1]);
+    struct rmsnorm_bwd_args a = {.dy = t, .x = t, .w = w, .dx = t, .dw = w};
+    return b->ops->rmsnorm_bwd_work ? build_work(b, "norm_work", b->ops->rmsnorm_bwd_work(&a)) : NO_SLOT;
+}
+
+/* Keys beside the final norm's: "decoder.final_norm.weight" gives "decoder.hc_head_fn". */
+static struct weight head_weight(struct build *b, const char *norm_key, const char *name, struct param p)
+{
+    const char *end = strstr(norm_key, "final_");
+    char key[160];
+    snprintf(key, sizeof key, "%.*s%s", end ? (int)(end - norm_key) : 0, norm_key, name);
+    p.key = key;
+    return build_weight(b, &p);
+}
+
+static int declare_last(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next, const char *norm_key)
+{
+    struct graph *g = b->g;
+    const struct joint *j = p->j;
+    bool learned = j->rule.profile == MHC_D;
+    int64_t d = b->cfg->model.hidden, n = j->rule.streams;
+    struct weight fn = no_weight(), base = no_weight(), scale = no_weight();
+    if (learned) {
+        fn = head_weight(b, norm_key, "hc_head_fn", xavier("", n, n * d));
+        base = head_weight(b, norm_key, "hc_head_base", param_vector("", n, INIT_ZERO));
+        scale = head_weight(b, norm_key, "hc_head_scale", param_vector("", 1, INIT_ONE));
+    }
+    slot_id one = build_real(b, "contracted", b->rows, d), rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->real, b->rows));
+    slot_id m = learned ? build_real(b, "m", b->rows, n) : NO_SLOT, m_rstd = learned ? build_real(b, "m_rstd", b->rows, 1) : NO_SLOT;
+    slot_id g_stream = build_grad(b, "dcontracted", b->rows, n * d), done = build_grad(b, "done", b->rows, d);
+    declare_close(b, p, prev, g_stream);
+    double wide = (double)(b->rows * n * d), size = (double)dtype_bytes(b->dev->real);
+    int node = graph_node(g, "contract", LANE_COMPUTE, j);
+    GRAPH_PHASE(g, node, PH_FWD, contract_fwd, READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w), WRITES(one),
+                WRITES(m), WRITES(m_rstd), WRITES(p->norm), WRITES(rstd));
+    graph_cost(g, node, PH_FWD, wide * (double)(2 * n + 4), 1.5 * wide * size);
+    if (!training(b))
+        return g->err.code;
+    GRAPH_PHASE(g, node, PH_REPLAY, contract_fwd, READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w), WRITES(one),
+                WRITES(m), WRITES(m_rstd), WRITES(p->norm), WRITES(rstd));
+    graph_cost(g, node, PH_REPLAY, wide * (double)(2 * n + 4), 1.5 * wide * size);
+    graph_replay(g, p->norm, node);
+    graph_replay(g, one, node);
+    GRAPH_PHASE(g, node, PH_BWD, contract_bwd, READS(next->dh), READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w),
+                READS(one), READS(m), READS(m_rstd), READS(rstd), WRITES(done), WRITES(g_stream), ADDS(fn.dw), ADDS(base.dw),
+                ADDS(scale.dw), ADDS(p->gain.dw), WRITES(learned ? contract_work(b, j) : NO_SLOT), WRITES(norm_work(b)));
+    graph_cost(g, node, PH_BWD, wide * (double)(4 * n + 6), 2.5 * wide * size);
+    return g->err.code;
+}
+
+static int mhc_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last)
+{
+    const struct config_model *c = &b->cfg->model;
+    struct parts p = {.j = sizes(b)};
+    if (p.j == NULL)
+        return ST_NOMEM;
+    if (b->ops->mhc_boundary_fwd == NULL)
+        return err_set(b->e, ST_USAGE, "device '%s' has no hyper-connections (model.mhc_streams)", b->ops->name);
+    bool closes = prev->f != NO_SLOT;
+    graph_scope(b->g, b->layer, "joint");
+    struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
+    p.gain = build_weight(b, &gain);
+    p.info = closes && p.j->dropout > 0 ? b->in.info : NO_SLOT;
+    p.stream = build_real(b, "stream", b->rows, p.j->rule.streams * c->hidden);
+    next->aux[AUX_INDEX] = closes ? prev->aux[AUX_INDEX] + 1 : 0;
+    drop_stream(b, p.stream, next->aux[AUX_INDEX], last);
+    p.norm = next->h = build_real(b, "norm", b->rows, c->hidden);
+    next->dh = build_grad(b, "dnorm", b->rows, c->hidden);
+    if (!last)
+        return declare_open(b, &p, prev, next, norm_key);
+    next->x = next->dx = next->f = next->df = NO_SLOT;
+    return declare_last(b, &p, prev, next, norm_key);
+}
+
+const struct joint_kind joint_mhc = {.name = "mhc", .declare = mhc_declare};

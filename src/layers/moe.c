@@ -1,0 +1,547 @@
+/* The mixture-of-experts core, symbol 'E': each token goes to k of E expert MLPs, and to a shared one.
+ *
+ * Shapes: T rows, E experts, R = T k rows sorted by expert, d hidden, f expert width, w = 2f if gated else f.
+ *   shared  [T, d]   = fc2(act(fc1 h)) (* sigmoid(h gate^T))      only with shared_ffn
+ *   logits  [T, E]   = (h * jitter) Wr^T
+ *   probs   [T, k], idx [T, k]                                    ops/router
+ *   offset [E + 1], row [T, k], src [R]                           ops/moeplan
+ *   xp      [R, d]   = rows of h by expert; prow [R] their probabilities
+ *   pre     [R, w]   = xp W1_e^T + b1_e;  act [R, f] = prow * act(pre)
+ *   yp      [R, d]   = act W2_e^T + prow * b2_e
+ *   f       [T, d]   = shared + sum of a token's rows of yp, in order of k
+ * The probability enters before fc2, so the combine adds rows without weights and dprob = <dact, act>.
+ *
+ * Gradients of h meet in this order: router, experts, shared. Backward phases run in reverse order of
+ * declaration, so the nodes are declared shared first; `scatter`, which only adds the experts' share, stands
+ * between shared and router. The router's gradient is complete before it: it needs dprob from the experts.
+ * Counts, metrics and the expert bias are forward-only: the router is never replayed. */
+#include "layers/layer.h"
+
+struct moe {
+    int64_t experts, k, width, ffn, wide, vocab; /* wide: rows of fc1 */
+    struct router_rule rule;
+    struct act_rule act, shared_act;
+    double jitter, bias_rate;
+    uint64_t jitter_key, noise_key;
+    int64_t seq;
+    bool hashed;
+};
+
+struct moe_slots {
+    slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global, table, select_work;
+    slot_id offset, row, src, xp, dxp, prow, dprow, pre, dpre, act, dact, yp, dyp;
+    slot_id shared; /* what the combine starts from, or NO_SLOT */
+    struct weight router, bias, w1, w2, b1, b2;
+};
+
+/* ---- router --------------------------------------------------------------------------------------------- */
+
+static int jitter_fwd(const struct step_ctx *c)
+{
+    enum { H, INFO, Y };
+    const struct moe *m = c->self;
+    struct router_jitter_args a = {.x = c->t[H], .info = c->t[INFO], .y = c->t[Y], .eps = m->jitter, .key = m->jitter_key,
+                                   .seq = m->seq, .acc_y = c->add[Y]};
+    return c->ops->router_jitter(c->lane, &a);
+}
+
+static int noise_fwd(const struct step_ctx *c)
+{
+    enum { INFO, LOGITS };
+    const struct moe *m = c->self;
+    struct router_noise_args a = {.info = c->t[INFO], .logits = c->t[LOGITS], .key = m->noise_key, .seq = m->seq};
+    return c->ops->router_noise(c->lane, &a);
+}
+
+static int select_fwd(const struct step_ctx *c)
+{
+    enum { LOGITS, BIAS, TOKEN, TABLE, PROBS, IDX, LOAD, STAT, TALLY, GLOBAL, WORK };
+    const struct moe *m = c->self;
+    struct router_fwd_args a = {
+        .logits = c->t[LOGITS], .bias = c->t[BIAS], .token = c->t[TOKEN], .table = c->t[TABLE], .probs = c->t[PROBS], .idx = c->t[IDX],
+        .load = c->t[LOAD], .stat = c->t[STAT], .tally = c->t[TALLY], .global = c->t[GLOBAL], .work = c->t[WORK], .rule = m->rule,
+        .acc_stat = c->add[STAT], .acc_tally = c->add[TALLY], .acc_global = c->add[GLOBAL]};
+    return c->ops->router_fwd(c->lane, &a);
+}
+
+static int select_bwd(const struct step_ctx *c)
+{
+    enum { DPROW, ROW, LOGITS, IDX, LOAD, SHARE, DPROBS, DLOGITS };
+    const struct moe *m = c->self;
+    struct unpermute_args back = {.row = c->t[ROW], .xprob = c->t[DPROW], .yprob = c->t[DPROBS]};
+    TRY(c->ops->unpermute(c->lane, &back));
+    struct router_bwd_args a = {.dprobs = c->t[DPROBS], .dloss = c->t[SHARE], .logits = c->t[LOGITS], .idx = c->t[IDX], .load = c->t[LOAD],
+                                .dlogits = c->t[DLOGITS], .rule = m->rule, .hashed = m->hashed};
+    return c->ops->router_bwd(c->lane, &a);
+}
+
+static int bias_step(const struct step_ctx *c)
+{
+    enum { TALLY, BIAS };
+    const struct moe *m = c->self;
+    struct router_bias_args a = {.tally = c->t[TALLY], .bias = c->t[BIAS], .rate = m->bias_rate};
+    return c->ops->router_bias(c->lane, &a);
+}
+
+/* ---- to the experts and back ------------------------------------------------------------------------------ */
+
+static int plan_fwd(const struct step_ctx *c)
+{
+    struct moeplan_args a = {.idx = c->t[0], .offset = c->t[1], .row = c->t[2], .src = c->t[3]};
+    return c->ops->moeplan(c->lane, &a);
+}
+
+static int permute_fwd(const struct step_ctx *c)
+{
+    enum { H, SRC, PROBS, XP, PROW };
+    const struct moe *m = c->self;
+    struct permute_args a = {.x = c->t[H], .src = c->t[SRC], .prob = c->t[PROBS], .y = c->t[XP], .yprob = c->t[PROW], .k = m->k};
+    return c->ops->permute(c->lane, &a);
+}
+
+static int permute_replay(const struct step_ctx *c)
+{
+    enum { H, SRC, XP };
+    const struct moe *m = c->self;
+    struct permute_args a = {.x = c->t[H], .src = c->t[SRC], .y = c->t[XP], .k = m->k};
+    return c->ops->permute(c->lane, &a);
+}
+
+static int scatter_bwd(const struct step_ctx *c)
+{
+    enum { DXP, ROW, DH };
+    struct unpermute_args a = {.x = c->t[DXP], .row = c->t[ROW], .y = c->t[DH], .acc_y = c->add[DH]};
+    return c->ops->unpermute(c->lane, &a);
+}
+
+static int combine_fwd(const struct step_ctx *c)
+{
+    enum { YP, ROW, SHARED, F };
+    struct unpermute_args a = {.x = c->t[YP], .row = c->t[ROW], .base = c->t[SHARED], .y = c->t[F]};
+    return c->ops->unpermute(c->lane, &a);
+}
+
+static int combine_bwd(const struct step_ctx *c)
+{
+    enum { DF, SRC, DYP };
+    const struct moe *m = c->self;
+    struct permute_args a = {.x = c->t[DF], .src = c->t[SRC], .y = c->t[DYP], .k = m->k};
+    return c->ops->permute(c->lane, &a);
+}
+
+/* ---- experts ------------------------------------------------------------------------------------------------ */
+
+static int group_fwd(const struct step_ctx *c)
+{
+    enum { X, W, BIAS, PROB, OFFSET, Y };
+    struct gmm_fwd_args a = {.x = c->t[X], .w = c->t[W], .bias = c->t[BIAS], .prob = c->t[PROB], .offset = c->t[OFFSET], .y = c->t[Y]};
+    return c->ops->gmm_fwd(c->lane, &a);
+}
+
+static int group_bwd(const struct step_ctx *c)
+{
+    enum { DY, W, OFFSET, DX };
+    struct gmm_bwd_args a = {.dy = c->t[DY], .w = c->t[W], .offset = c->t[OFFSET], .dx = c->t[DX]};
+    return c->ops->gmm_bwd(c->lane, &a);
+}
+
+static int group_dw(const struct step_ctx *c)
+{
+    enum { DY, X, PROB, OFFSET, DW, DBIAS };
+    struct gmm_bwd_args a = {.dy = c->t[DY], .x = c->t[X], .prob = c->t[PROB], .offset = c->t[OFFSET], .dw = c->t[DW],
+                             .dbias = c->t[DBIAS], .acc_dw = c->add[DW], .acc_dbias = c->add[DBIAS]};
+    return c->ops->gmm_bwd(c->lane, &a);
+}
+
+static int act_forward(const struct step_ctx *c)
+{
+    enum { PRE, PROB, ACT };
+    const struct moe *m = c->self;
+    struct act_fwd_args a = {.x = c->t[PRE], .prob = c->t[PROB], .y = c->t[ACT], .rule = m->act};
+    return c->ops->act_fwd(c->lane, &a);
+}
+
+/* The probability also scales the bias of fc2, which adds to its gradient. */
+static int act_backward(const struct step_ctx *c)
+{
+    enum { DACT, PRE, PROB, DYP, B2, OFFSET, DPRE, DPROB };
+    const struct moe *m = c->self;
+    struct act_bwd_args a = {.dy = c->t[DACT], .x = c->t[PRE], .prob = c->t[PROB], .dx = c->t[DPRE], .dprob = c->t[DPROB], .rule = m->act};
+    TRY(c->ops->act_bwd(c->lane, &a));
+    if (c->t[B2].data == NULL)
+        return ST_OK;
+    struct gmm_bwd_args g = {.dy = c->t[DYP], .bias = c->t[B2], .offset = c->t[OFFSET], .dprob = c->t[DPROB], .acc_dprob = true};
+    return c->ops->gmm_bwd(c->lane, &g);
+}
+
+/* ---- shared expert ------------------------------------------------------------------------------------------ */
+
+static int shared_act_fwd(const struct step_ctx *c)
+{
+    const struct moe *m = c->self;
+    struct act_fwd_args a = {.x = c->t[0], .y = c->t[1], .rule = m->shared_act};
+    return c->ops->act_fwd(c->lane, &a);
+}
+
+static int shared_act_bwd(const struct step_ctx *c)
+{
+    const struct moe *m = c->self;
+    struct act_bwd_args a = {.dy = c->t[0], .x = c->t[1], .dx = c->t[2], .rule = m->shared_act};
+    return c->ops->act_bwd(c->lane, &a);
+}
+
+static int shared_gate_fwd(const struct step_ctx *c)
+{
+    struct gate_fwd_args a = {.x = c->t[0], .g = c->t[1], .y = c->t[2]};
+    return c->ops->gate_fwd(c->lane, &a);
+}
+
+static int shared_gate_bwd(const struct step_ctx *c)
+{
+    enum { DY, X, G, DX, DG };
+    struct gate_bwd_args a = {.dy = c->t[DY], .x = c->t[X], .g = c->t[G], .dx = c->t[DX], .dg = c->t[DG]};
+    return c->ops->gate_bwd(c->lane, &a);
+}
+
+static void declare_shared_act(struct build *b, const struct moe *m, slot_id pre, slot_id act, slot_id dact, slot_id dpre)
+{
+    struct graph *g = b->g;
+    int n = graph_node(g, "shared_act", LANE_COMPUTE, m);
+    GRAPH_PHASE(g, n, PH_FWD, shared_act_fwd, READS(pre), WRITES(act));
+    if (!training(b))
+        return;
+    GRAPH_PHASE(g, n, PH_REPLAY, shared_act_fwd, READS(pre), WRITES(act));
+    graph_replay(g, act, n);
+    GRAPH_PHASE(g, n, PH_BWD, shared_act_bwd, READS(dact), READS(pre), WRITES(dpre));
+    graph_inplace(g, n, PH_BWD, 1, 2);
+}
+
+/* out * sigmoid(h gate^T); returns the gated output. */
+static slot_id declare_shared_gate(struct build *b, const struct core_io *io, slot_id out, slot_id dout)
+{
+    struct graph *g = b->g;
+    int64_t d = b->cfg->model.hidden;
+    struct param p = param_matrix("mlp.shared_experts.gate_weight", 1, d, b->cfg->model.init_std);
+    slot_id score = build_real(b, "shared_score", b->rows, 1), dscore = build_grad(b, "dshared_score", b->rows, 1);
+    slot_id gated = build_real(b, "shared_gated", b->rows, d);
+    linear_declare(b, "shared_score", &(struct linear){.x = io->h, .y = score, .dy = dscore, .dx = io->dh, .w = build_weight(b, &p),
+                                                       .bias = no_weight(), .in = d, .out = 1, .add_dx = true});
+    int n = graph_node(g, "shared_gate", LANE_COMPUTE, NULL);
+    GRAPH_PHASE(g, n, PH_FWD, shared_gate_fwd, READS(out), READS(score), WRITES(gated));
+    if (training(b))
+        GRAPH_PHASE(g, n, PH_BWD, shared_gate_bwd, READS(io->df), READS(out), READS(score), WRITES(dout), WRITES(dscore));
+    return gated;
+}
+
+static slot_id declare_shared(struct build *b, const struct moe *m, const struct core_io *io)
+{
+    const struct config_model *c = &b->cfg->model;
+    if (c->shared_ffn == 0)
+        return NO_SLOT;
+    int64_t f = c->shared_ffn, wide = act_is_gated(m->act.kind) ? 2 * f : f, d = c->hidden;
+    struct param p1 = param_matrix("mlp.shared_experts.linear_fc1.weight", wide, d, c->init_std);
+    struct param p2 = param_matrix("mlp.shared_experts.linear_fc2.weight", d, f, output_std(b));
+    struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
+    slot_id pre = build_real(b, "shared_pre", b->rows, wide), act = build_real(b, "shared_act", b->rows, f);
+    slot_id dpre = build_grad(b, "dshared_pre", b->rows, wide), dact = build_grad(b, "dshared_act", b->rows, f);
+    slot_id out = build_real(b, "shared", b->rows, d), dout = c->shared_gate ? build_grad(b, "dshared", b->rows, d) : io->df;
+    linear_declare(b, "shared_fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = no_weight(),
+                                                     .in = d, .out = wide, .add_dx = true});
+    declare_shared_act(b, m, pre, act, dact, dpre);
+    linear_declare(b, "shared_fc2", &(struct linear){.x = act, .y = out, .dy = dout, .dx = dact, .w = w2, .bias = no_weight(),
+                                                     .in = f, .out = d});
+    return c->shared_gate ? declare_shared_gate(b, io, out, dout) : out;
+}
+
+/* ---- sizes, parameters, state ------------------------------------------------------------------------------- */
+
+static int sizes(struct build *b, struct moe *m)
+{
+    const struct config_model *c = &b->cfg->model;
+    char site[64];
+    bool decode = b->mode == BUILD_DECODE, in_stack = str_starts(b->prefix, "decoder.");
+    *m = (struct moe){.experts = c->experts, .k = c->topk, .width = c->hidden, .ffn = c->expert_ffn,
+                      .vocab = round_up(c->vocab, c->vocab_multiple), .bias_rate = c->router_bias_rate, .seq = b->seq,
+                      .jitter = training(b) ? c->router_jitter : 0, .hashed = in_stack && b->number <= c->router_hash_layers};
+    m->shared_act = (struct act_rule){.kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
+    m->act = m->shared_act;
+    m->act.interleave = c->glu_interleave;
+    m->wide = act_is_gated(m->act.kind) ? 2 * m->ffn : m->ffn;
+    m->rule = (struct router_rule){
+        .score = (enum router_score)c->router_score, .pre_softmax = c->router_pre_softmax, .norm = c->router_norm,
+        .groups = c->router_group_topk > 0 ? c->router_groups : 0, .group_topk = c->router_group_topk, .scale = c->router_scale,
+        .capacity = decode ? 0 : c->router_capacity, .drop_late = c->router_drop == CFG_DROP_LATE, .seq = b->seq};
+    if (training(b))
+        m->rule.coef = (struct router_coef){c->aux_loss, c->seq_aux_loss, c->global_aux_loss, c->router_z_loss};
+    snprintf(site, sizeof site, "router.jitter.%d", b->layer);
+    m->jitter_key = rng_key((uint64_t)b->cfg->run.seed, site);
+    snprintf(site, sizeof site, "router.noise.%d", b->layer);
+    m->noise_key = rng_key((uint64_t)b->cfg->run.seed, site);
+    if (b->rows > INT32_MAX / m->k)
+        return err_set(&b->g->err, ST_INVALID, "%lld tokens with %lld experts each are more rows than the 2147483647 a plan can hold",
+                       (long long)b->rows, (long long)m->k);
+    return ST_OK;
+}
+
+static struct param expert_matrix(const char *key, const struct moe *m, int64_t out, int64_t in, double std)
+{
+    return (struct param){.key = key, .rank = 3, .dim = {m->experts, out, in}, .init = INIT_NORMAL, .init_a = std, .decay = true, .expert = true};
+}
+
+static struct param expert_vector(const char *key, const struct moe *m, int64_t n)
+{
+    return (struct param){.key = key, .rank = 2, .dim = {m->experts, n}, .init = INIT_ZERO, .expert = true};
+}
+
+static void declare_params(struct build *b, const struct moe *m, struct moe_slots *s)
+{
+    const struct config_model *c = &b->cfg->model;
+    struct param router = param_matrix("mlp.router.weight", m->experts, m->width, c->init_std);
+    struct param bias = param_vector("mlp.router.expert_bias", m->experts, INIT_ZERO);
+    struct param p1 = expert_matrix("mlp.experts.linear_fc1.weight", m, m->wide, m->width, c->init_std);
+    struct param p2 = expert_matrix("mlp.experts.linear_fc2.weight", m, m->width, m->ffn, output_std(b));
+    struct param b1 = expert_vector("mlp.experts.linear_fc1.bias", m, m->wide), b2 = expert_vector("mlp.experts.linear_fc2.bias", m, m->width);
+    bias.buffer = true;
+    s->router = build_weight(b, &router);
+    s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
+    s->w1 = build_weight(b, &p1);
+    s->w2 = build_weight(b, &p2);
+    s->b1 = c->expert_bias ? build_weight(b, &b1) : no_weight();
+    s->b2 = c->expert_bias ? build_weight(b, &b2) : no_weight();
+}
+
+/* Until a checkpoint brings a trained table: token t goes to experts t, t + 1, ... */
+static void fill_table(struct tensor *host, const void *arg)
+{
+    const struct moe *m = arg;
+    for (int64_t i = 0, n = tensor_elems(host); i < n; i++)
+        ((int32_t *)host->data)[i] = (int32_t)((i / m->k + i % m->k) % m->experts);
+}
+
+/* One block of numbers, each logged under a tag of its own. */
+static slot_id declare_metrics(struct build *b, const struct moe *m)
+{
+    static const char *const tags[ROUTER_STATS] = {"router loss", "router aux loss", "router seq aux loss", "router global aux loss",
+                                                   "router z loss", "expert load max", "expert load entropy", "expert dropped"};
+    const struct router_coef *c = &m->rule.coef;
+    bool on[ROUTER_STATS] = {router_balances(&m->rule) || c->z != 0, c->aux != 0, c->seq_aux != 0, c->global_aux != 0, c->z != 0,
+                             true, true, m->rule.capacity > 0};
+    struct metric_list *l = b->metrics;
+    slot_id stat = build_state(b, "stat", tensor_1d(NULL, DT_F64, ROUTER_STATS));
+    for (int i = 0; i < ROUTER_STATS && stat != NO_SLOT; i++) {
+        if (!on[i])
+            continue;
+        if (mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) != ST_OK)
+            return NO_SLOT;
+        l->m[l->n++] = (struct metric){.tag = tags[i], .layer = b->layer, .n = 1, .objective = i == ROUTER_STAT_LOSS,
+                                       .offset = b->g->slots[stat].offset + i * (int64_t)sizeof(double)};
+    }
+    return stat;
+}
+
+static void declare_state(struct build *b, const struct moe *m, struct moe_slots *s)
+{
+    s->load = s->stat = s->tally = s->global = s->table = NO_SLOT;
+    if (m->hashed)
+        s->table = build_table(b, "tid2eid", tensor_2d(NULL, DT_I32, m->vocab, m->k), fill_table, m);
+    if (!training(b))
+        return;
+    s->stat = declare_metrics(b, m);
+    if (router_balances(&m->rule))
+        s->load = graph_slot(b->g, "load", tensor_2d(NULL, DT_F64, b->batch + 1, m->experts));
+    if (m->rule.coef.global_aux != 0)
+        s->global = build_state(b, "global_load", tensor_1d(NULL, DT_F64, m->experts + 1));
+    if (s->bias.w == NO_SLOT)
+        return;
+    struct tensor tally = tensor_1d(NULL, DT_F64, m->experts);
+    s->tally = build_state(b, "tally", tally);
+    if (b->g->err.code != ST_OK)
+        return;
+    build_update(b, &(struct update_decl){
+        .name = graph_name(b->g, "expert_bias"), .fn = bias_step, .self = m, .n_uses = 2,
+        .use = {{tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
+                {tensor_1d(NULL, b->dev->real, m->experts), ARENA_PARAM, b->g->slots[s->bias.w].offset, USE_ADD}}});
+}
+
+static slot_id declare_select_work(struct build *b, const struct moe *m)
+{
+    struct router_fwd_args a = {.logits = tensor_2d(NULL, b->dev->real, b->rows, m->experts),
+                                .probs = tensor_2d(NULL, b->dev->real, b->rows, m->k), .rule = m->rule};
+    return b->ops->router_fwd_work ? build_work(b, "select_work", b->ops->router_fwd_work(&a)) : NO_SLOT;
+}
+
+static void declare_slots(struct build *b, const struct moe *m, struct moe_slots *s)
+{
+    struct graph *g = b->g;
+    int64_t rows = b->rows, slots = rows * m->k;
+    bool noise = training(b) && b->cfg->model.router_force_balance;
+    enum dtype real = b->dev->real;
+    s->hj = m->jitter > 0 ? build_real(b, "jittered", rows, m->width) : NO_SLOT;
+    s->dhj = m->jitter > 0 ? build_grad(b, "djittered", rows, m->width) : NO_SLOT;
+    s->logits = build_real(b, "logits", rows, m->experts);
+    s->gate = noise ? build_real(b, "gate", rows, m->experts) : s->logits;
+    s->dlogits = build_grad(b, "dlogits", rows, m->experts);
+    s->probs = build_real(b, "probs", rows, m->k);
+    s->dprobs = build_grad(b, "dprobs", rows, m->k);
+    s->idx = graph_slot(g, "idx", tensor_2d(NULL, DT_I32, rows, m->k));
+    s->offset = graph_slot(g, "offset", tensor_1d(NULL, DT_I32, m->experts + 1));
+    s->row = graph_slot(g, "row", tensor_2d(NULL, DT_I32, rows, m->k));
+    s->src = graph_slot(g, "src", tensor_1d(NULL, DT_I32, slots));
+    s->xp = build_real(b, "rows", slots, m->width);
+    s->dxp = build_grad(b, "drows", slots, m->width);
+    s->prow = graph_slot(g, "row_prob", tensor_1d(NULL, real, slots));
+    s->dprow = training(b) ? graph_slot(g, "drow_prob", tensor_1d(NULL, real, slots)) : NO_SLOT;
+    s->pre = build_real(b, "pre", slots, m->wide);
+    s->dpre = build_grad(b, "dpre", slots, m->wide);
+    s->act = build_real(b, "act", slots, m->ffn);
+    s->dact = build_grad(b, "dact", slots, m->ffn);
+    s->yp = build_real(b, "out_rows", slots, m->width);
+    s->dyp = build_grad(b, "dout_rows", slots, m->width);
+    s->select_work = declare_select_work(b, m);
+}
+
+/* ---- nodes ------------------------------------------------------------------------------------------------------ */
+
+static void declare_scatter(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
+{
+    if (!training(b))
+        return;
+    int n = graph_node(b->g, "scatter", LANE_COMPUTE, m);
+    GRAPH_PHASE(b->g, n, PH_BWD, scatter_bwd, READS(s->dxp), READS(s->row), ADDS(io->dh));
+}
+
+static void declare_router(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
+{
+    struct graph *g = b->g;
+    bool jitters = s->hj != NO_SLOT;
+    if (jitters) {
+        int n = graph_node(g, "jitter", LANE_COMPUTE, m);
+        GRAPH_PHASE(g, n, PH_FWD, jitter_fwd, READS(io->h), READS(b->in.info), WRITES(s->hj));
+        GRAPH_PHASE(g, n, PH_REPLAY, jitter_fwd, READS(io->h), READS(b->in.info), WRITES(s->hj));
+        graph_replay(g, s->hj, n);
+        GRAPH_PHASE(g, n, PH_BWD, jitter_fwd, READS(s->dhj), READS(b->in.info), ADDS(io->dh));
+    }
+    linear_declare(b, "router", &(struct linear){.x = jitters ? s->hj : io->h, .y = s->gate, .dy = s->dlogits, .dx = jitters ? s->dhj : io->dh,
+                                                 .w = s->router, .bias = no_weight(), .in = m->width, .out = m->experts, .add_dx = !jitters});
+    if (s->gate != s->logits) { /* the gradient goes straight through to the real logits */
+        int n = graph_node(g, "noise", LANE_COMPUTE, m);
+        GRAPH_PHASE(g, n, PH_FWD, noise_fwd, READS(b->in.info), WRITES(s->logits));
+        GRAPH_PHASE(g, n, PH_REPLAY, noise_fwd, READS(b->in.info), WRITES(s->logits));
+        graph_replay(g, s->logits, n);
+    }
+    int n = graph_node(g, "select", LANE_COMPUTE, m);
+    slot_id token = m->hashed ? b->in.token : NO_SLOT;
+    GRAPH_PHASE(g, n, PH_FWD, select_fwd, READS(s->logits), READS(s->bias.w), READS(token), READS(s->table), WRITES(s->probs), WRITES(s->idx),
+                WRITES(s->load), ADDS(s->stat), ADDS(s->tally), ADDS(s->global), WRITES(s->select_work));
+    if (training(b))
+        GRAPH_PHASE(g, n, PH_BWD, select_bwd, READS(s->dprow), READS(s->row), READS(s->logits), READS(s->idx), READS(s->load),
+                    READS(b->in.mb_share), WRITES(s->dprobs), WRITES(s->dlogits));
+}
+
+static void declare_permute(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
+{
+    struct graph *g = b->g;
+    double bytes = 2.0 * (double)tensor_bytes(&g->slots[s->xp].shape);
+    int n = graph_node(g, "plan", LANE_COMPUTE, m);
+    GRAPH_PHASE(g, n, PH_FWD, plan_fwd, READS(s->idx), WRITES(s->offset), WRITES(s->row), WRITES(s->src));
+    n = graph_node(g, "permute", LANE_COMPUTE, m);
+    GRAPH_PHASE(g, n, PH_FWD, permute_fwd, READS(io->h), READS(s->src), READS(s->probs), WRITES(s->xp), WRITES(s->prow));
+    graph_cost(g, n, PH_FWD, 0, bytes);
+    if (!training(b))
+        return;
+    GRAPH_PHASE(g, n, PH_REPLAY, permute_replay, READS(io->h), READS(s->src), WRITES(s->xp));
+    graph_cost(g, n, PH_REPLAY, 0, bytes);
+    graph_replay(g, s->xp, n);
+}
+
+/* One grouped linear of the experts. */
+struct group {
+    slot_id x, y, dy, dx, prob;
+    struct weight w, bias;
+    bool replays;
+};
+
+static void declare_group(struct build *b, const struct moe_slots *s, const char *name, const struct group *l)
+{
+    struct graph *g = b->g;
+    double rows = (double)g->slots[l->x].shape.dim[0], in = (double)g->slots[l->x].shape.dim[1], out = (double)g->slots[l->y].shape.dim[1];
+    double flops = 2 * rows * in * out, size = (double)dtype_bytes(b->dev->real), experts = (double)g->slots[l->w.w].shape.dim[0];
+    double bytes = size * (rows * (in + out) + experts * in * out);
+    int n = graph_node(g, name, LANE_COMPUTE, NULL);
+    GRAPH_PHASE(g, n, PH_FWD, group_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w), READS(l->prob), READS(s->offset), WRITES(l->y));
+    graph_cost(g, n, PH_FWD, flops, bytes);
+    if (!training(b))
+        return;
+    if (l->replays) {
+        GRAPH_PHASE(g, n, PH_REPLAY, group_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w), READS(l->prob), READS(s->offset), WRITES(l->y));
+        graph_cost(g, n, PH_REPLAY, flops, bytes);
+        graph_replay(g, l->y, n);
+    }
+    GRAPH_PHASE(g, n, PH_BWD, group_bwd, READS(l->dy), READS(l->w.w), READS(s->offset), WRITES(l->dx));
+    graph_cost(g, n, PH_BWD, flops, bytes);
+    GRAPH_PHASE(g, n, PH_DW, group_dw, READS(l->dy), READS(l->x), READS(l->prob), READS(s->offset), ADDS(l->w.dw), ADDS(l->bias.dw));
+    graph_cost(g, n, PH_DW, flops, bytes);
+}
+
+static void declare_act(struct build *b, const struct moe *m, const struct moe_slots *s)
+{
+    struct graph *g = b->g;
+    double elems = (double)tensor_elems(&g->slots[s->pre].shape), size = (double)dtype_bytes(b->dev->real);
+    int n = graph_node(g, "act", LANE_COMPUTE, m);
+    GRAPH_PHASE(g, n, PH_FWD, act_forward, READS(s->pre), READS(s->prow), WRITES(s->act));
+    graph_cost(g, n, PH_FWD, 8 * elems, 1.5 * elems * size);
+    if (!training(b))
+        return;
+    GRAPH_PHASE(g, n, PH_REPLAY, act_forward, READS(s->pre), READS(s->prow), WRITES(s->act));
+    graph_replay(g, s->act, n);
+    slot_id dyp = s->b2.w != NO_SLOT ? s->dyp : NO_SLOT;
+    GRAPH_PHASE(g, n, PH_BWD, act_backward, READS(s->dact), READS(s->pre), READS(s->prow), READS(dyp), READS(s->b2.w), READS(s->offset),
+                WRITES(s->dpre), WRITES(s->dprow));
+    graph_inplace(g, n, PH_BWD, 1, 6); /* the pre-activations die here */
+    graph_cost(g, n, PH_BWD, 16 * elems, 2.5 * elems * size);
+}
+
+static void declare_experts(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
+{
+    struct graph *g = b->g;
+    slot_id prob = s->b2.w != NO_SLOT ? s->prow : NO_SLOT;
+    declare_group(b, s, "fc1", &(struct group){.x = s->xp, .y = s->pre, .dy = s->dpre, .dx = s->dxp, .prob = NO_SLOT, .w = s->w1,
+                                               .bias = s->b1, .replays = true});
+    declare_act(b, m, s);
+    declare_group(b, s, "fc2", &(struct group){.x = s->act, .y = s->yp, .dy = s->dyp, .dx = s->dact, .prob = prob, .w = s->w2, .bias = s->b2});
+    int n = graph_node(g, "combine", LANE_COMPUTE, m);
+    double bytes = (double)tensor_bytes(&g->slots[s->yp].shape);
+    GRAPH_PHASE(g, n, PH_FWD, combine_fwd, READS(s->yp), READS(s->row), READS(s->shared), WRITES(io->f));
+    graph_cost(g, n, PH_FWD, 0, bytes);
+    if (s->shared != NO_SLOT)
+        graph_inplace(g, n, PH_FWD, 2, 3);
+    if (!training(b))
+        return;
+    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, READS(io->df), READS(s->src), WRITES(s->dyp));
+    graph_cost(g, n, PH_BWD, 0, bytes);
+}
+
+static int moe_declare(struct build *b, struct core_io *io)
+{
+    struct moe *m = graph_own(b->g, sizeof *m);
+    if (m == NULL)
+        return ST_NOMEM;
+    struct moe_slots s;
+    TRY(sizes(b, m));
+    graph_scope(b->g, b->layer, "moe");
+    declare_params(b, m, &s);
+    declare_slots(b, m, &s);
+    declare_state(b, m, &s);
+    io->f = build_real(b, "out", b->rows, m->width);
+    s.shared = declare_shared(b, m, io);
+    if (b->g->err.code != ST_OK)
+        return b->g->err.code;
+    declare_scatter(b, m, &s, io);
+    declare_router(b, m, &s, io);
+    declare_permute(b, m, &s, io);
+    declare_experts(b, m, &s, io);
+    return b->g->err.code;
+}
+
+const struct core_kind core_moe = {
+    .symbol = 'E', .name = "experts", .norm_key = "pre_mlp_layernorm.weight", .declare = moe_declare};

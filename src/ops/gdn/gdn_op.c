@@ -1,0 +1,428 @@
+/* gdn: argument checks, cost, descriptors, test samples and bench shapes; see gdn.h. */
+#include "ops/check.h"
+#include "ops/opdesc.h"
+
+#include <math.h>
+
+struct common {
+    const struct tensor *q, *k, *v, *alpha, *beta, *A_log, *dt_bias, *doc_start;
+    int64_t chunk;
+};
+
+static int check_common(const char *op, const struct common *a, struct err *e)
+{
+    enum dtype real = a->v->dtype;
+    CHECK_T(op, "v", a->v, real, 4, -1, -1, -1, -1);
+    CHECK_T(op, "k", a->k, real, 4, a->v->dim[0], a->v->dim[1], -1, -1);
+    int64_t b = a->v->dim[0], s = a->v->dim[1], h = a->v->dim[2], kh = a->k->dim[2];
+    if ((h > 0 || kh > 0) && (kh == 0 || h == 0 || h % kh != 0))
+        return err_set(e, ST_INVALID, "%s: %lld value heads are no multiple of %lld key heads", op,
+                       (long long)h, (long long)kh);
+    CHECK_T(op, "q", a->q, real, 4, b, s, kh, a->k->dim[3]);
+    CHECK_T(op, "alpha", a->alpha, real, 3, b, s, h);
+    CHECK_T(op, "beta", a->beta, real, 3, b, s, h);
+    CHECK_T(op, "A_log", a->A_log, real, 1, h);
+    CHECK_T(op, "dt_bias", a->dt_bias, real, 1, h);
+    CHECK_OPT(op, "doc_start", a->doc_start, DT_I32, 2, b, s);
+    if (a->chunk < 1 || a->chunk > GDN_MAX_CHUNK)
+        return err_set(e, ST_INVALID, "%s: chunk is %lld, expected 1 to %d", op,
+                       (long long)a->chunk, GDN_MAX_CHUNK);
+    return ST_OK;
+}
+
+int gdn_fwd_check(const struct gdn_fwd_args *a, struct err *e)
+{
+    const char *op = "gdn_fwd";
+    enum dtype real = a->v.dtype;
+    TRY(check_common(op,
+                     &(struct common){&a->q, &a->k, &a->v, &a->alpha, &a->beta, &a->A_log,
+                                      &a->dt_bias, &a->doc_start, a->chunk},
+                     e));
+    int64_t b = a->v.dim[0], s = a->v.dim[1], h = a->v.dim[2], dv = a->v.dim[3], dk = a->k.dim[3];
+    CHECK_T(op, "o", &a->o, real, 4, b, s, h, dv);
+    CHECK_OPT(op, "init", &a->init, real, 4, b, h, dk, dv);
+    CHECK_OPT(op, "start", &a->start, DT_I64, 1, 1);
+    CHECK_OPT(op, "final", &a->final, real, 4, b, h, dk, dv);
+    CHECK_OPT(op, "states", &a->states, real, 5, b, ceil_div(s, a->chunk), h, dk, dv);
+    return ST_OK;
+}
+
+int gdn_bwd_check(const struct gdn_bwd_args *a, struct err *e)
+{
+    const char *op = "gdn_bwd";
+    enum dtype real = a->v.dtype;
+    TRY(check_common(op,
+                     &(struct common){&a->q, &a->k, &a->v, &a->alpha, &a->beta, &a->A_log,
+                                      &a->dt_bias, &a->doc_start, a->chunk},
+                     e));
+    int64_t b = a->v.dim[0], s = a->v.dim[1], h = a->v.dim[2], dv = a->v.dim[3], kh = a->k.dim[2],
+            dk = a->k.dim[3];
+    CHECK_T(op, "do", &a->d_o, real, 4, b, s, h, dv);
+    CHECK_OPT(op, "dfinal", &a->dfinal, real, 4, b, h, dk, dv);
+    CHECK_T(op, "states", &a->states, real, 5, b, ceil_div(s, a->chunk), h, dk, dv);
+    CHECK_T(op, "dq", &a->dq, real, 4, b, s, kh, dk);
+    CHECK_T(op, "dk", &a->dk, real, 4, b, s, kh, dk);
+    CHECK_T(op, "dv", &a->dv, real, 4, b, s, h, dv);
+    CHECK_T(op, "dalpha", &a->dalpha, real, 3, b, s, h);
+    CHECK_T(op, "dbeta", &a->dbeta, real, 3, b, s, h);
+    CHECK_T(op, "dA_log", &a->dA_log, real, 1, h);
+    CHECK_T(op, "ddt_bias", &a->ddt_bias, real, 1, h);
+    CHECK_OPT(op, "dinit", &a->dinit, real, 4, b, h, dk, dv);
+    return ST_OK;
+}
+
+/* ---- descriptors --------------------------------------------------------------------------- */
+
+enum { BATCH, S, HK, HV, DK, DV };
+static const struct op_attr dims[] = {{"b", 2},  {"s", 7},  {"hk", 2},
+                                      {"hv", 4}, {"dk", 6}, {"dv", 5}};
+
+static int64_t size_of(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
+static struct tensor wide(const struct op_call *c, int heads, int width)
+{
+    return tensor_4d(NULL, DT_NONE, size_of(c, BATCH), size_of(c, S), size_of(c, heads),
+                     size_of(c, width));
+}
+static struct tensor gate_like(const struct op_call *c)
+{
+    return tensor_3d(NULL, DT_NONE, size_of(c, BATCH), size_of(c, S), size_of(c, HV));
+}
+static struct tensor state_like(const struct op_call *c)
+{
+    return tensor_4d(NULL, DT_NONE, size_of(c, BATCH), size_of(c, HV), size_of(c, DK),
+                     size_of(c, DV));
+}
+static struct tensor states_like(enum dtype dtype, const struct tensor *v, const struct tensor *k,
+                                 double chunk)
+{
+    int64_t q = chunk >= 1 && chunk <= GDN_MAX_CHUNK ? (int64_t)chunk : 1;
+    return tensor_shape(
+        dtype, 5,
+        (const int64_t[]){v->dim[0], ceil_div(v->dim[1], q), v->dim[2], k->dim[3], v->dim[3]});
+}
+
+/* Documents of random length; decay slow enough that a state outlives a chunk. */
+static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
+{
+    const struct op_arg *a = &c->desc->args[arg];
+    if (a->type == ARG_I64) {
+        *(int64_t *)t->data = 1; /* 0 would drop init, which the backward op cannot know */
+        return true;
+    }
+    if (arg == op_arg_index(c->desc, "A_log")) {
+        for (int64_t i = 0; i < tensor_elems(t); i++)
+            tensor_set(t, i, (double)(float)(rng_normal(key, (uint64_t)i) - 2.5));
+        return true;
+    }
+    if (a->type != ARG_I32)
+        return false;
+    for (int64_t b = 0; b < t->dim[0]; b++) {
+        int32_t first = b % 2 == 0 ? -100 : 0; /* began long before, or at row 0 */
+        for (int64_t j = 0; j < t->dim[1]; j++) {
+            if (rng_uniform(key, (uint64_t)(b * t->dim[1] + j)) < 0.06)
+                first = (int32_t)j;
+            ((int32_t *)t->data)[b * t->stride[0] + j] = first;
+        }
+    }
+    return true;
+}
+
+static int check_shapes(const char *op, const struct tensor *v, const struct tensor *k,
+                        double chunk, struct err *e)
+{
+    if (!(chunk >= 1 && chunk <= GDN_MAX_CHUNK))
+        return err_set(e, ST_INVALID, "%s: chunk is %g, expected 1 to %d", op, chunk,
+                       GDN_MAX_CHUNK);
+    if (v->rank != 4 || k->rank != 4)
+        return err_set(e, ST_INVALID, "%s: v and k must have rank 4: batch, row, head, channel",
+                       op);
+    return ST_OK;
+}
+
+/* Counted by what the chunked form needs: causal halves of K K^T and Q K^T once per key head, of
+ * the solve and of the product with its solution per value head; `states` products of a row with a
+ * state. */
+static double flops_of(const struct tensor *v, const struct tensor *k, double chunk, double pairs,
+                       double halves, double states)
+{
+    double rows = (double)(v->dim[0] * v->dim[1]), q = fmin(chunk, (double)v->dim[1]);
+    double keys = (double)(k->dim[2] * k->dim[3]), inner = (double)(v->dim[2] * v->dim[3]),
+           dk = (double)k->dim[3];
+    return rows * (pairs * q * keys + halves * q * inner + 2 * states * inner * dk);
+}
+
+static double bytes_of(const struct op_call *c)
+{
+    double bytes = 0;
+    for (int i = 0; i < c->desc->n_args; i++)
+        if (c->t[i].rank > 0 && c->desc->args[i].role != ARG_WORK)
+            bytes += (double)tensor_bytes(&c->t[i]);
+    return bytes;
+}
+
+enum {
+    F_Q,
+    F_K,
+    F_V,
+    F_ALPHA,
+    F_BETA,
+    F_ALOG,
+    F_BIAS,
+    F_INIT,
+    F_DOC,
+    F_START,
+    F_O,
+    F_STATES,
+    F_FINAL,
+    F_WORK
+};
+static const struct op_arg fwd_args[] = {
+    {.name = "q"},
+    {.name = "k"},
+    {.name = "v"},
+    {.name = "alpha"},
+    {.name = "beta"},
+    {.name = "A_log"},
+    {.name = "dt_bias"},
+    {.name = "init", .role = ARG_OPT},
+    {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
+    {.name = "start", .role = ARG_OPT, .type = ARG_I64},
+    {.name = "o", .role = ARG_OUT},
+    {.name = "states", .role = ARG_OOUT, .no_grad = true},
+    {.name = "final", .role = ARG_OOUT},
+    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
+};
+static const struct op_attr fwd_attrs[] = {{"chunk", 64}};
+
+static void fwd_shapes(struct op_call *c)
+{
+    c->t[F_Q] = c->t[F_K] = wide(c, HK, DK);
+    c->t[F_V] = wide(c, HV, DV);
+    c->t[F_ALPHA] = c->t[F_BETA] = gate_like(c);
+    c->t[F_ALOG] = c->t[F_BIAS] = tensor_1d(NULL, DT_NONE, size_of(c, HV));
+    c->t[F_INIT] = state_like(c);
+    c->t[F_DOC] = tensor_2d(NULL, DT_I32, size_of(c, BATCH), size_of(c, S));
+    c->t[F_START] = tensor_1d(NULL, DT_I64, 1);
+}
+
+static struct gdn_fwd_args fwd_pack(const struct op_call *c)
+{
+    return (struct gdn_fwd_args){.q = c->t[F_Q],
+                                 .k = c->t[F_K],
+                                 .v = c->t[F_V],
+                                 .alpha = c->t[F_ALPHA],
+                                 .beta = c->t[F_BETA],
+                                 .A_log = c->t[F_ALOG],
+                                 .dt_bias = c->t[F_BIAS],
+                                 .init = c->t[F_INIT],
+                                 .doc_start = c->t[F_DOC],
+                                 .start = c->t[F_START],
+                                 .o = c->t[F_O],
+                                 .states = c->t[F_STATES],
+                                 .final = c->t[F_FINAL],
+                                 .work = c->t[F_WORK],
+                                 .chunk = (int64_t)c->attr[0]};
+}
+
+static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    const struct tensor *v = &c->t[F_V], *k = &c->t[F_K];
+    TRY(check_shapes("gdn_fwd", v, k, c->attr[0], e));
+    c->t[F_O] = tensor_shape(v->dtype, 4, v->dim);
+    c->t[F_STATES] = states_like(v->dtype, v, k, c->attr[0]);
+    c->t[F_FINAL] = tensor_4d(NULL, v->dtype, v->dim[0], v->dim[2], k->dim[3], v->dim[3]);
+    struct gdn_fwd_args a = fwd_pack(c);
+    c->t[F_WORK] = tensor_1d(NULL, DT_U8, ops->gdn_fwd_work(&a));
+    return ST_OK;
+}
+
+static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
+{
+    struct gdn_fwd_args a = fwd_pack(c);
+    return ops->gdn_fwd(lane, &a);
+}
+
+static void fwd_cost(const struct op_call *c, struct op_cost *out)
+{
+    *out = (struct op_cost){.flops = flops_of(&c->t[F_V], &c->t[F_K], c->attr[0], 2, 2, 3),
+                            .bytes = bytes_of(c)};
+}
+
+enum {
+    B_DO,
+    B_DFINAL,
+    B_Q,
+    B_K,
+    B_V,
+    B_ALPHA,
+    B_BETA,
+    B_ALOG,
+    B_BIAS,
+    B_DOC,
+    B_STATES,
+    B_DQ,
+    B_DK,
+    B_DV,
+    B_DALPHA,
+    B_DBETA,
+    B_DALOG,
+    B_DBIAS,
+    B_DINIT,
+    B_WORK
+};
+static const struct op_arg bwd_args[] = {
+    {.name = "do"},
+    {.name = "dfinal", .role = ARG_OPT},
+    {.name = "q"},
+    {.name = "k"},
+    {.name = "v"},
+    {.name = "alpha"},
+    {.name = "beta"},
+    {.name = "A_log"},
+    {.name = "dt_bias"},
+    {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
+    {.name = "states"},
+    {.name = "dq", .role = ARG_OUT},
+    {.name = "dk", .role = ARG_OUT},
+    {.name = "dv", .role = ARG_OUT},
+    {.name = "dalpha", .role = ARG_OUT},
+    {.name = "dbeta", .role = ARG_OUT},
+    {.name = "dA_log", .role = ARG_OUT},
+    {.name = "ddt_bias", .role = ARG_OUT},
+    {.name = "dinit", .role = ARG_OOUT},
+    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
+};
+static const struct op_attr bwd_attrs[] = {{"chunk", 64}, {"acc_dA_log", 0}, {"acc_ddt_bias", 0}};
+
+static void bwd_shapes(struct op_call *c)
+{
+    c->t[B_DO] = c->t[B_V] = wide(c, HV, DV);
+    c->t[B_Q] = c->t[B_K] = wide(c, HK, DK);
+    c->t[B_DFINAL] = state_like(c);
+    c->t[B_ALPHA] = c->t[B_BETA] = gate_like(c);
+    c->t[B_ALOG] = c->t[B_BIAS] = tensor_1d(NULL, DT_NONE, size_of(c, HV));
+    c->t[B_DOC] = tensor_2d(NULL, DT_I32, size_of(c, BATCH), size_of(c, S));
+    c->t[B_STATES] = states_like(DT_NONE, &c->t[B_V], &c->t[B_K], c->attr[0]);
+}
+
+static struct gdn_bwd_args bwd_pack(const struct op_call *c)
+{
+    return (struct gdn_bwd_args){.d_o = c->t[B_DO],
+                                 .dfinal = c->t[B_DFINAL],
+                                 .q = c->t[B_Q],
+                                 .k = c->t[B_K],
+                                 .v = c->t[B_V],
+                                 .alpha = c->t[B_ALPHA],
+                                 .beta = c->t[B_BETA],
+                                 .A_log = c->t[B_ALOG],
+                                 .dt_bias = c->t[B_BIAS],
+                                 .doc_start = c->t[B_DOC],
+                                 .states = c->t[B_STATES],
+                                 .dq = c->t[B_DQ],
+                                 .dk = c->t[B_DK],
+                                 .dv = c->t[B_DV],
+                                 .dalpha = c->t[B_DALPHA],
+                                 .dbeta = c->t[B_DBETA],
+                                 .dA_log = c->t[B_DALOG],
+                                 .ddt_bias = c->t[B_DBIAS],
+                                 .dinit = c->t[B_DINIT],
+                                 .work = c->t[B_WORK],
+                                 .chunk = (int64_t)c->attr[0],
+                                 .acc_dA_log = c->attr[1] != 0,
+                                 .acc_ddt_bias = c->attr[2] != 0};
+}
+
+static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    const struct tensor *v = &c->t[B_V], *k = &c->t[B_K];
+    TRY(check_shapes("gdn_bwd", v, k, c->attr[0], e));
+    enum dtype real = v->dtype;
+    c->t[B_DQ] = c->t[B_DK] = tensor_shape(real, 4, k->dim);
+    c->t[B_DV] = tensor_shape(real, 4, v->dim);
+    c->t[B_DALPHA] = c->t[B_DBETA] = tensor_3d(NULL, real, v->dim[0], v->dim[1], v->dim[2]);
+    c->t[B_DALOG] = c->t[B_DBIAS] = tensor_1d(NULL, real, v->dim[2]);
+    c->t[B_DINIT] = tensor_4d(NULL, real, v->dim[0], v->dim[2], k->dim[3], v->dim[3]);
+    struct gdn_bwd_args a = bwd_pack(c);
+    c->t[B_WORK] = tensor_1d(NULL, DT_U8, ops->gdn_bwd_work(&a));
+    return ST_OK;
+}
+
+static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
+{
+    struct gdn_bwd_args a = bwd_pack(c);
+    return ops->gdn_bwd(lane, &a);
+}
+
+static void bwd_cost(const struct op_call *c, struct op_cost *out)
+{
+    *out = (struct op_cost){.flops = flops_of(&c->t[B_V], &c->t[B_K], c->attr[0], 6, 5, 7),
+                            .bytes = bytes_of(c)};
+}
+
+/* A final state that is not asked for has no gradient either: no_final goes with no_dfinal. */
+static const struct op_sample samples[] = {
+    {"b=2 s=7"},
+    {"b=1 s=1 hk=1 hv=1 dk=3 dv=1 no_doc_start=1"},
+    {"b=0 s=3"},
+    {"b=2 s=0"},
+    {"hk=0 hv=0"},
+    {"b=1 s=5 dv=0"},
+    {"b=2 s=6 chunk=1"},
+    {"b=1 s=18 hk=1 hv=2 chunk=1 no_doc_start=1 no_init=1"},
+    {"b=1 s=3 hk=3 hv=3 dk=16 dv=8 no_init=1 no_final=1 no_dfinal=1"},
+    {"b=1 s=33 hk=1 hv=4 dk=16 dv=16 chunk=16 no_doc_start=1 acc_dA_log=1"},
+    {"b=2 s=40 hk=2 hv=2 dk=17 dv=8 chunk=17 no_init=1 no_start=1 strided=1"},
+    {"b=1 s=65 hk=1 hv=4 dk=33 dv=20 chunk=64 acc_ddt_bias=1"},
+    {"b=2 s=50 hk=1 hv=2 dk=24 dv=33 chunk=400 no_doc_start=1 no_final=1 no_dfinal=1 strided=1"},
+    {"b=1 s=129 hk=1 hv=2 dk=32 dv=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 "
+     "no_dfinal=1"},
+    {"b=1 s=300 hk=1 hv=1 dk=16 dv=16 chunk=64 no_init=1 no_start=1 no_final=1 no_dfinal=1"},
+    {"b=1 s=140 hk=1 hv=1 dk=20 dv=48 chunk=64 strided=1"},
+};
+static const struct op_sample bench[] = {
+    {"b=16 s=256 hk=4 hv=4 dk=64 dv=64 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
+    {"b=1 s=4096 hk=8 hv=16 dk=128 dv=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 "
+     "no_dfinal=1"},
+};
+
+const struct op_desc gdn_fwd_desc = {
+    .name = "gdn_fwd",
+    .summary = "gated delta rule, in chunks",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "gdn_bwd",
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
+};
+const struct op_desc gdn_bwd_desc = {
+    .name = "gdn_bwd",
+    .summary = "gradient of gdn_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 2e-5,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
+};

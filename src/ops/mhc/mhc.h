@@ -1,0 +1,195 @@
+/* mhc: manifold hyper-connections. The residual stream is n streams of C channels; every sublayer reads a
+ * mix of them (pre), writes into all of them (post), and passes them on through a doubly stochastic
+ * matrix (res). The mixing coefficients are a function of the streams themselves.
+ *
+ * Sizes: rows tokens, n streams, K = n C, N = n^2 + 2n. All tensors real.
+ *   x, y    [rows, K]   streams, stream index major, channel minor
+ *   f, h    [rows, C]   a sublayer's output; its normed input
+ *   w       [N, K]      rows: n pre, n post, n^2 res (row-major over i, j)
+ *   coef    [rows, N]   pre | post | res, the same order
+ *   stat    [rows, N+2] p | rho | rstd: what the backward pass needs beside coef
+ *
+ * Two profiles that do not mix: D (DeepSeek-V4, for new training) and S (the first Megatron form).
+ *                   D                                       S
+ *   pre             sigmoid(z) + eps                        sigmoid(z)
+ *   post            2 sigmoid(z)                            2 sigmoid(z)
+ *   res starts at   row softmax + eps                       exp(logit - row max)
+ *   divisors        sum + eps (not in the softmax)          max(sum, eps)
+ *   order           column, then (row, column) T-1 times    (row, column) T times
+ *   applied as      out_i = sum_j res[j][i] x_j             out_i = sum_j res[i][j] x_j
+ * eps is MHC_EPS everywhere, whatever the profile.
+ *
+ * Primitives, each the inverse order of the next in backward:
+ *   project    p = x w^T, rho = sqrt(mean x^2)
+ *   gates      z = p * A / (rho + eps) + beta, A = a_pre, a_post or a_res by row; pre, post, logits
+ *   sinkhorn   res from logits, T iterations; backward makes the iterates again
+ *   aggregate  a = sum_i pre_i x_i
+ *   combine    y_i = mix_i + dropout(post_i (f + bias)), one mask over [rows, K]: channel i C + c
+ *   expand     y_i = x;   contract   mean over streams, or learned gates (profile D's head)
+ * and the fused boundary between two sublayers: combine of the one before, project, gates, sinkhorn,
+ * aggregate and rmsnorm of the one after. It equals the chain of primitives (bit for bit on ref).
+ *
+ * round_bf16: coefficients are rounded to bf16 before use, as Megatron does; gradients pass straight.
+ * Parameter gradients are summed over fixed blocks of rows, blocks in order.
+ */
+#ifndef BRAID_OPS_MHC_H
+#define BRAID_OPS_MHC_H
+
+#include "dev/dev.h"
+#include "ops/dropout/dropout.h"
+
+#define MHC_EPS 1e-6
+enum {
+    MHC_MAX_STREAMS = 16,
+    MHC_MAX_ITERATIONS = 128,
+    MHC_BLOCK = 64,       /* rows summed together in gradients of vectors */
+    MHC_MAX_PARTIALS = 32, /* of the gradient of w */
+    MHC_HEALTH_ROWS = 64, /* rows the health op looks at */
+};
+
+enum mhc_profile { MHC_D, MHC_S };
+struct mhc_rule {
+    int64_t streams; /* 2 to MHC_MAX_STREAMS */
+    enum mhc_profile profile;
+    int64_t iterations; /* 1 to MHC_MAX_ITERATIONS */
+    bool round_bf16;
+};
+static inline int64_t mhc_logits(int64_t streams) { return streams * streams + 2 * streams; }
+
+/* p [rows, N], rho [rows, 1]. w may have any number of rows. */
+struct mhc_project_fwd_args {
+    struct tensor x, w, p, rho;
+};
+/* dx (+)= dp w + (drho / (K rho)) x, the second term 0 where rho is; dw optional. */
+struct mhc_project_bwd_args {
+    struct tensor dp, drho, x, w, rho, dx, dw, work;
+    bool acc_dx, acc_dw;
+};
+
+/* a_pre, a_post, a_res [1]; beta [N]; pre, post [rows, n]; logits [rows, n^2]. */
+struct mhc_gates_fwd_args {
+    struct tensor p, rho, a_pre, a_post, a_res, beta, pre, post, logits;
+    struct mhc_rule rule;
+};
+/* dpre, dpost, dlogits: absent ones count as 0. dz [rows, N] optional: the gradient of z. Parameter gradients: all or
+ * none; acc_params for all. */
+struct mhc_gates_bwd_args {
+    struct tensor dpre, dpost, dlogits, p, rho, a_pre, a_post, a_res, beta;
+    struct tensor dp, drho, dz, da_pre, da_post, da_res, dbeta;
+    struct mhc_rule rule;
+    bool acc_params;
+};
+
+/* logits, res [rows, n^2]; res may be logits. */
+struct mhc_sinkhorn_fwd_args {
+    struct tensor logits, res;
+    struct mhc_rule rule;
+};
+/* dlogits may be dres. */
+struct mhc_sinkhorn_bwd_args {
+    struct tensor dres, logits, dlogits;
+    struct mhc_rule rule;
+};
+
+/* pre [rows, n], a [rows, C]. */
+struct mhc_aggregate_fwd_args {
+    struct tensor x, pre, a;
+};
+struct mhc_aggregate_bwd_args {
+    struct tensor da, x, pre, dx, dpre;
+    bool acc_dx;
+};
+
+/* f [rows, C], bias [C] optional, post [rows, n], res [rows, n^2]; y may be x. */
+struct mhc_combine_fwd_args {
+    struct tensor x, f, bias, post, res, y;
+    struct mhc_rule rule;
+    struct dropout_rule drop;
+};
+/* dx may be dy. dbias optional. */
+struct mhc_combine_bwd_args {
+    struct tensor dy, x, f, bias, post, res, dx, df, dpost, dres, dbias, work;
+    struct mhc_rule rule;
+    struct dropout_rule drop;
+    bool acc_dbias;
+};
+
+struct mhc_expand_fwd_args {
+    struct tensor x, y;
+};
+struct mhc_expand_bwd_args {
+    struct tensor dy, dx;
+};
+
+/* y [rows, C]. Without w the mean over streams. With w [n, K], base [n], scale [1]:
+ *   rstd = (mean x^2 + eps)^-1/2, m = x w^T, g_i = sigmoid(m_i rstd scale + base_i) + eps, y = sum g_i x_i.
+ * m [rows, n] and rstd [rows, 1] are kept for the backward pass. */
+struct mhc_contract_fwd_args {
+    struct tensor x, w, base, scale, y, m, rstd;
+    double eps;
+};
+struct mhc_contract_bwd_args {
+    struct tensor dy, x, w, base, scale, m, rstd, dx, dw, dbase, dscale, work;
+    double eps;
+    bool acc_params;
+};
+
+/* f absent (then y, coef_in, bias too): x is the stream itself, nothing is closed. reuse: coef and stat are
+ * inputs from an earlier run, and only y and h are made again, the same bits. h absent with reuse: close
+ * only. gain [C] and eps as in rmsnorm. coef_in: the coefficients the sublayer was opened with. */
+struct mhc_boundary_fwd_args {
+    struct tensor x, f, bias, coef_in, w, a_pre, a_post, a_res, beta, gain, y, stat, coef, h, work;
+    struct mhc_rule rule;
+    struct dropout_rule drop;
+    double eps;
+    bool zero_centered, reuse;
+};
+/* dh; dy: gradient of y from further on (its mix part; absent: 0); dcoef [rows, N]: gradient of coef from
+ * further on (absent: 0). y: the stream (x itself where f was absent). dx [rows, K] may be dy.
+ * dgain iff gain. dcoef_in has zeros for pre. dz [rows, N]: gradient of the logits z, for boundary_dw. */
+struct mhc_boundary_bwd_args {
+    struct tensor dh, dy, dcoef, y, stat, coef, gain, w, a_pre, a_post, a_res, beta;
+    struct tensor x, f, bias, coef_in;
+    struct tensor dx, df, dcoef_in, dz, dgain, dbias, work;
+    struct mhc_rule rule;
+    struct dropout_rule drop;
+    bool zero_centered, acc_dgain, acc_dbias;
+};
+/* Gradients of w, a_*, beta from dz. acc_params for all. */
+struct mhc_boundary_dw_args {
+    struct tensor dz, stat, y, a_pre, a_post, a_res, dw, da_pre, da_post, da_res, dbeta, work;
+    struct mhc_rule rule;
+    bool acc_dw, acc_params;
+};
+
+/* What to watch while training, on MHC_HEALTH_ROWS rows spread evenly: comp [MHC_HEALTH_ROWS, n^2] is the
+ * product of all mixing matrices so far (comp_in absent: the first). out[i] F64 [1] (+)=
+ *   worst |row sum - 1|, worst |column sum - 1| of this mix, worst gain of the product forward (row sums)
+ *   and backward (column sums), mean cosine between different streams of y. */
+enum mhc_health_item { MHC_ROW_ERROR, MHC_COLUMN_ERROR, MHC_GAIN_FORWARD, MHC_GAIN_BACKWARD, MHC_SIMILARITY, MHC_HEALTH_ITEMS };
+struct mhc_health_args {
+    struct tensor coef, y, comp_in, comp, out[MHC_HEALTH_ITEMS];
+    struct mhc_rule rule;
+    bool acc_out;
+};
+
+int mhc_project_fwd_check(const struct mhc_project_fwd_args *a, struct err *e);
+int mhc_project_bwd_check(const struct mhc_project_bwd_args *a, struct err *e);
+int mhc_gates_fwd_check(const struct mhc_gates_fwd_args *a, struct err *e);
+int mhc_gates_bwd_check(const struct mhc_gates_bwd_args *a, struct err *e);
+int mhc_sinkhorn_fwd_check(const struct mhc_sinkhorn_fwd_args *a, struct err *e);
+int mhc_sinkhorn_bwd_check(const struct mhc_sinkhorn_bwd_args *a, struct err *e);
+int mhc_aggregate_fwd_check(const struct mhc_aggregate_fwd_args *a, struct err *e);
+int mhc_aggregate_bwd_check(const struct mhc_aggregate_bwd_args *a, struct err *e);
+int mhc_combine_fwd_check(const struct mhc_combine_fwd_args *a, struct err *e);
+int mhc_combine_bwd_check(const struct mhc_combine_bwd_args *a, struct err *e);
+int mhc_expand_fwd_check(const struct mhc_expand_fwd_args *a, struct err *e);
+int mhc_expand_bwd_check(const struct mhc_expand_bwd_args *a, struct err *e);
+int mhc_contract_fwd_check(const struct mhc_contract_fwd_args *a, struct err *e);
+int mhc_contract_bwd_check(const struct mhc_contract_bwd_args *a, struct err *e);
+int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e);
+int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e);
+int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e);
+int mhc_health_check(const struct mhc_health_args *a, struct err *e);
+
+#endif

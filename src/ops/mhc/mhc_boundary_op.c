@@ -1,0 +1,154 @@
+/* Descriptors, test samples and bench shapes of the mhc boundary and of the health numbers; see mhc.h. */
+#include "ops/mhc/mhc_desc_int.h"
+
+static double streams_of(const struct op_call *c) { return op_attr(c, "streams"); }
+static double mapping_flops(const struct op_call *c) { return 2 * streams_of(c) * (streams_of(c) + 2); }
+
+/* ---- forward ------------------------------------------------------------------------------------------ */
+
+static const struct op_arg mhc_boundary_fwd_arg_list[] = {
+    IN(x), OPT(f), OPT(bias), OPT(coef_in), INFO, IN(w), IN(a_pre), IN(a_post), IN(a_res), IN(beta), OPT(gain),
+    OOUT(y), MADE(stat), OUT(coef), OUT(h), WORK};
+static const struct op_attr mhc_boundary_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"eps", 1e-5}, {"zero_centered", 0}};
+static struct mhc_boundary_fwd_args mhc_boundary_fwd_pack(const struct op_call *c)
+{
+    return (struct mhc_boundary_fwd_args){
+        .x = T(x), .f = T(f), .bias = T(bias), .coef_in = T(coef_in), .w = T(w), .a_pre = T(a_pre), .a_post = T(a_post), .a_res = T(a_res),
+        .beta = T(beta), .gain = T(gain), .y = T(y), .stat = T(stat), .coef = T(coef), .h = T(h), .work = T(work), .rule = mhc_pack_rule(c),
+        .drop = mhc_pack_drop(c, mhc_arg(c, "info")), .eps = op_attr(c, "eps"), .zero_centered = FLAG(zero_centered)};
+}
+MHC_FUNCTIONS(mhc_boundary_fwd, "KCvNiWsssbvKSNC.", mapping_flops(c) + 2 * streams_of(c) + 8)
+
+static int mhc_boundary_fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    TRY(mhc_infer_shapes(c, "KCvNiWsssbvKSNC.", e));
+    if (T(f).rank == 0)
+        c->t[op_arg_index(c->desc, "y")] = (struct tensor){0};
+    struct mhc_boundary_fwd_args a = mhc_boundary_fwd_pack(c);
+    c->t[c->desc->n_args - 1] = tensor_1d(NULL, DT_U8, ops->mhc_boundary_fwd_work ? ops->mhc_boundary_fwd_work(&a) : 0);
+    return ST_OK;
+}
+
+/* ---- backward: both halves, so that gradcheck sees every gradient ---------------------------------------- */
+
+static const struct op_arg mhc_boundary_bwd_arg_list[] = {
+    IN(dh), OPT(dy), OPT(dcoef), OPT(y), IN(stat), IN(coef), OPT(gain), IN(w), IN(a_pre), IN(a_post), IN(a_res), IN(beta),
+    IN(x), OPT(f), OPT(bias), OPT(coef_in), INFO, OUT(dx), OOUT(df), OOUT(dcoef_in), OOUT(dgain), OOUT(dbias), OUT(dz),
+    OUT(dw), OUT(da_pre), OUT(da_post), OUT(da_res), OUT(dbeta), WORK};
+static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"zero_centered", 0}, {"acc_dgain", 0}, {"acc_dbias", 0}, {"acc_dw", 0}};
+static const char bwd_letters[] = "CKNKSNvWsssbKCvNiKCNvvNWsssb.";
+
+/* The stream is x itself where nothing closed. */
+static struct tensor stream_of(const struct op_call *c) { return T(f).rank > 0 ? T(y) : T(x); }
+
+static struct mhc_boundary_bwd_args mhc_boundary_bwd_pack(const struct op_call *c)
+{
+    struct mhc_boundary_bwd_args a = {
+        .dh = T(dh), .dy = T(dy), .dcoef = T(dcoef), .y = stream_of(c), .stat = T(stat), .coef = T(coef), .gain = T(gain), .w = T(w),
+        .a_pre = T(a_pre), .a_post = T(a_post), .a_res = T(a_res), .beta = T(beta), .f = T(f), .bias = T(bias), .coef_in = T(coef_in),
+        .dx = T(dx), .df = T(df), .dcoef_in = T(dcoef_in), .dz = T(dz), .dgain = T(dgain), .dbias = T(dbias), .work = T(work),
+        .rule = mhc_pack_rule(c), .drop = mhc_pack_drop(c, mhc_arg(c, "info")), .zero_centered = FLAG(zero_centered),
+        .acc_dgain = FLAG(acc_dgain), .acc_dbias = FLAG(acc_dbias)};
+    if (T(f).rank > 0)
+        a.x = T(x);
+    return a;
+}
+
+static struct mhc_boundary_dw_args params_pack(const struct op_call *c)
+{
+    return (struct mhc_boundary_dw_args){
+        .dz = T(dz), .stat = T(stat), .y = stream_of(c), .a_pre = T(a_pre), .a_post = T(a_post), .a_res = T(a_res), .dw = T(dw),
+        .da_pre = T(da_pre), .da_post = T(da_post), .da_res = T(da_res), .dbeta = T(dbeta), .work = T(work), .rule = mhc_pack_rule(c),
+        .acc_dw = FLAG(acc_dw), .acc_params = FLAG(acc_dw)};
+}
+
+static void mhc_boundary_bwd_shapes(struct op_call *c) { mhc_sample_shapes(c, bwd_letters); }
+
+static int mhc_boundary_bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    TRY(mhc_infer_shapes(c, bwd_letters, e));
+    struct mhc_boundary_bwd_args a = mhc_boundary_bwd_pack(c);
+    struct mhc_boundary_dw_args p = params_pack(c);
+    int64_t first = ops->mhc_boundary_bwd_work ? ops->mhc_boundary_bwd_work(&a) : 0;
+    int64_t second = ops->mhc_boundary_dw_work ? ops->mhc_boundary_dw_work(&p) : 0;
+    c->t[c->desc->n_args - 1] = tensor_1d(NULL, DT_U8, max_i64(first, second));
+    return ST_OK;
+}
+
+static int mhc_boundary_bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
+{
+    struct mhc_boundary_bwd_args a = mhc_boundary_bwd_pack(c);
+    struct mhc_boundary_dw_args p = params_pack(c);
+    TRY(ops->mhc_boundary_bwd(lane, &a));
+    return ops->mhc_boundary_dw(lane, &p);
+}
+
+static void mhc_boundary_bwd_cost(const struct op_call *c, struct op_cost *out)
+{
+    mhc_cost(c, 2 * mapping_flops(c) + 6 * streams_of(c) + 14, out);
+}
+
+static const struct op_arg mhc_boundary_dw_arg_list[] = {IN(dz), IN(stat), IN(y), IN(a_pre), IN(a_post), IN(a_res), OUT(dw), OUT(da_pre), OUT(da_post), OUT(da_res), OUT(dbeta), WORK};
+static const struct op_attr mhc_boundary_dw_attrs[] = {MHC_RULE_ATTRS, {"acc_dw", 0}};
+static struct mhc_boundary_dw_args mhc_boundary_dw_pack(const struct op_call *c)
+{
+    struct mhc_boundary_dw_args a = params_pack(c);
+    a.y = T(y);
+    return a;
+}
+MHC_FUNCTIONS(mhc_boundary_dw, "NSKsssWsssb.", mapping_flops(c))
+MHC_INFER_WORK(mhc_boundary_dw, "NSKsssWsssb.")
+
+/* ---- health --------------------------------------------------------------------------------------------------- */
+
+#define HEALTH(n) {.name = #n, .role = ARG_OUT, .type = ARG_F64}
+static const struct op_arg mhc_health_arg_list[] = {IN(coef), IN(y), OPT(comp_in), OUT(comp), HEALTH(row_error), HEALTH(column_error),
+                                                    HEALTH(gain_forward), HEALTH(gain_backward), HEALTH(similarity)};
+static const struct op_attr mhc_health_attrs[] = {MHC_RULE_ATTRS, {"acc_out", 0}};
+static struct mhc_health_args mhc_health_pack(const struct op_call *c)
+{
+    return (struct mhc_health_args){.coef = T(coef), .y = T(y), .comp_in = T(comp_in), .comp = T(comp),
+                                    .out = {T(row_error), T(column_error), T(gain_forward), T(gain_backward), T(similarity)},
+                                    .rule = mhc_pack_rule(c), .acc_out = FLAG(acc_out)};
+}
+MHC_FUNCTIONS(mhc_health, "NKhhsssss", 1)
+MHC_INFER(mhc_health, "NKhhsssss")
+
+/* ---- samples ---------------------------------------------------------------------------------------------------- */
+
+#define OPEN_ONLY "no_f=1 no_bias=1 no_coef_in=1 no_y=1 no_dy=1 no_df=1 no_dcoef_in=1 no_dbias=1"
+static const struct op_sample samples[] = {
+    {"rows=5 d=9"},
+    {"rows=1 d=1 streams=2"},
+    {"rows=0 d=8"},
+    {"rows=7 d=16 streams=2 profile=1 no_bias=1 no_dbias=1"},
+    {"rows=17 d=33 streams=3 iterations=1"},
+    {"rows=33 d=20 streams=8 zero_centered=1"},
+    {"rows=18 d=13 streams=8 profile=1 no_gain=1 no_dgain=1 p=0.25"},
+    {"rows=66 d=64 p=0.25 seq=5 no_bias=1 no_dbias=1"},
+    {"rows=70 d=67 streams=3 p=0.5 seq=3 profile=1"},
+    {"rows=13 d=130 p=0.1 strided=1"},
+    {"rows=35 d=24 profile=1 strided=1"},
+    {"rows=6 d=10 streams=5"},
+    {"rows=19 d=33 " OPEN_ONLY},
+    {"rows=19 d=33 streams=3 profile=1 strided=1 " OPEN_ONLY},
+    /* backward only */
+    {"rows=130 d=20 acc_dgain=1 acc_dbias=1 acc_dw=1"},
+    {"rows=35 d=33 no_dcoef=1"},
+    {"rows=35 d=33 no_dy=1 no_gain=1 no_dgain=1 acc_dw=1 strided=1"},
+    {"rows=0 d=8 acc_dgain=1 acc_dbias=1"},
+};
+enum { BACKWARD_ONLY = 4 };
+static const struct op_sample dw_samples[] = {
+    {"rows=5 d=9"}, {"rows=0 d=8"}, {"rows=0 d=8 acc_dw=1"}, {"rows=401 d=33 streams=3 acc_dw=1"}, {"rows=193 d=20 streams=8 strided=1"}};
+static const struct op_sample health_samples[] = {
+    {"rows=5 d=9"}, {"rows=0 d=8 acc_out=1"}, {"rows=200 d=8 streams=3 profile=1 no_comp_in=1"}, {"rows=64 d=5 streams=8 acc_out=1"}};
+static const struct op_sample bench[] = {
+    {"rows=1536 d=192 no_bias=1 no_dbias=1"}, {"rows=4096 d=320 no_bias=1 no_dbias=1"}, {"rows=2048 d=2048 no_bias=1 no_dbias=1"}};
+static const struct op_sample small_bench[] = {{"rows=1536 d=192"}, {"rows=4096 d=320"}};
+
+MHC_DESC(mhc_boundary_fwd, "mHC between two sublayers: combine, mapping, aggregate, norm", "mhc_boundary_bwd", 2e-5, samples,
+         countof(samples) - BACKWARD_ONLY, bench);
+MHC_DESC(mhc_boundary_bwd, "gradients of mhc_boundary_fwd, those of its parameters included", NULL, 5e-5, samples, countof(samples), bench);
+MHC_DESC(mhc_boundary_dw, "gradients of the mapping's parameters", NULL, 1e-5, dw_samples, countof(dw_samples), small_bench);
+MHC_DESC(mhc_health, "row and column sums, gain and stream similarity of a mix", NULL, 1e-5, health_samples, countof(health_samples), small_bench);

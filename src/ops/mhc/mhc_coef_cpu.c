@@ -1,0 +1,425 @@
+/* Mixing coefficients on the CPU: projection, gates, Sinkhorn; see mhc.h. Gates and Sinkhorn take VL tokens at
+ * once, one per vector lane: loops over a token's matrix become plain vector code without shuffles. */
+#include "ops/mhc/mhc_cpu_int.h"
+
+#include <math.h>
+
+/* ---- projection ---------------------------------------------------------------------------------------- */
+
+/* out[t][i] = x[t] . w[i] for `tokens` rows of x and `count` rows of w. */
+INLINE void dot_tile(int tokens, int count, const float *const *x, const float *w, int64_t w_step, int64_t k, float *const *out)
+{
+    vec acc[GROUP][4] = {{{0}}};
+    int64_t c = 0;
+    for (; c + VL <= k; c += VL) {
+        vec v[4] = {{0}};
+        UNROLL
+        for (int i = 0; i < count; i++)
+            v[i] = vec_at(w + i * w_step + c);
+        UNROLL
+        for (int t = 0; t < tokens; t++) {
+            vec in = vec_at(x[t] + c);
+            UNROLL
+            for (int i = 0; i < count; i++)
+                acc[t][i] += in * v[i];
+        }
+    }
+    UNROLL
+    for (int t = 0; t < tokens; t++) {
+        UNROLL
+        for (int i = 0; i < count; i++) {
+            float sum = vec_sum(acc[t][i]);
+            for (int64_t at = c; at < k; at++)
+                sum += x[t][at] * w[i * w_step + at];
+            out[t][i] = sum;
+        }
+    }
+}
+
+/* A token's result must not depend on who shares its group: all tiles do the same sums in the same order. */
+void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count, float *const *p)
+{
+    int64_t k = x->dim[1], m = w->dim[0], step = w->stride[0], i = 0;
+    const float *in[GROUP];
+    for (int64_t t = 0; t < count; t++)
+        in[t] = f32_row(x, first + t);
+    for (; i < m; i += 4) {
+        float *out[GROUP];
+        int left = (int)min_i64(4, m - i);
+        for (int64_t t = 0; t < count; t++)
+            out[t] = p[t] + i;
+        if (count == GROUP && left == 4)
+            dot_tile(GROUP, 4, in, f32_row(w, i), step, k, out);
+        else
+            for (int64_t t = 0; t < count; t++) {
+                if (left == 4)
+                    dot_tile(1, 4, in + t, f32_row(w, i), step, k, out + t);
+                else
+                    dot_tile(1, left, in + t, f32_row(w, i), step, k, out + t);
+            }
+    }
+}
+
+int CPU_NAME(mhc_project_fwd_cpu)(struct lane *l, const struct mhc_project_fwd_args *a)
+{
+    TRY(mhc_project_fwd_check(a, l->err));
+    int64_t rows = a->x.dim[0], k = a->x.dim[1];
+#pragma omp parallel for schedule(static) if (rows * k > 4096)
+    for (int64_t first = 0; first < rows; first += GROUP) {
+        int64_t count = min_i64(GROUP, rows - first);
+        float *p[GROUP];
+        for (int64_t t = 0; t < count; t++) {
+            p[t] = f32_row(&a->p, first + t);
+            f32_row(&a->rho, first + t)[0] = k > 0 ? sqrtf(sum_squares(f32_row(&a->x, first + t), k) / (float)k) : 0;
+        }
+        CPU_NAME(mhc_project_group)(&a->x, &a->w, first, count, p);
+    }
+    return ST_OK;
+}
+
+/* ---- gates, by lanes -------------------------------------------------------------------------------------- */
+
+/* Columns [col, col + n) of rows [first, first + count) as lanes; lanes without a row repeat the last one. */
+INLINE void load_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, vec *out)
+{
+    for (int64_t i = 0; i < VL; i++) {
+        const float *row = f32_row(t, first + min_i64(i, count - 1)) + col;
+        for (int64_t k = 0; k < n; k++)
+            ((float *)&out[k])[i] = row[k];
+    }
+}
+
+INLINE void store_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, const vec *in)
+{
+    for (int64_t i = 0; i < count; i++) {
+        float *row = f32_row(t, first + i) + col;
+        for (int64_t k = 0; k < n; k++)
+            row[k] = ((const float *)&in[k])[i];
+    }
+}
+
+static void round_lanes(const struct mhc_rule *r, vec *v, int64_t n)
+{
+    for (int64_t i = 0; r->round_bf16 && i < n * VL; i++)
+        ((float *)v)[i] = rounded(r, ((const float *)v)[i]);
+}
+
+/* z[k] from p and rho. */
+INLINE void logits_lanes(int64_t n, const float scale[3], const float *beta, vec rho, vec *z)
+{
+    vec q = 1.0f / (rho + EPS);
+    for (int64_t k = 0; k < n * n + 2 * n; k++)
+        z[k] = z[k] * (q * scale[k < n ? 0 : k < 2 * n ? 1 : 2]) + beta[k];
+}
+
+INLINE void sigmoid_lanes(vec *v)
+{
+    vec e = -*v;
+    vec_exp_each((float *)&e);
+    *v = 1.0f / (1.0f + e);
+}
+
+/* ---- Sinkhorn, by lanes ------------------------------------------------------------------------------------ */
+
+/* Divide the lines of y (step apart within a line, line_step between lines) by their sums. */
+INLINE void half_step(int64_t n, bool plus_eps, int64_t line_step, int64_t step, vec *y, vec *divisor)
+{
+    UNROLL
+    for (int64_t i = 0; i < n; i++) {
+        vec sum = y[i * line_step];
+        UNROLL
+        for (int64_t j = 1; j < n; j++)
+            sum += y[i * line_step + j * step];
+        vec d = sum + EPS;
+        if (!plus_eps)
+            d = vec_max(sum, vec_all(EPS));
+        vec inverse = 1.0f / d;
+        UNROLL
+        for (int64_t j = 0; j < n; j++)
+            y[i * line_step + j * step] *= inverse;
+        if (divisor != NULL)
+            divisor[i] = d;
+    }
+}
+
+/* y: logits in, doubly stochastic out. start (n^2) gets exp(logit - row max), divisor (2 T n) what each half step
+ * divided by; both may be NULL. */
+INLINE void sinkhorn_lanes(int64_t n, const struct mhc_rule *r, vec *y, vec *start, vec *divisor)
+{
+    bool d_form = r->profile == MHC_D;
+    for (int64_t i = 0; i < n; i++) {
+        vec most = y[i * n], sum = {0};
+        for (int64_t j = 1; j < n; j++)
+            most = vec_max(most, y[i * n + j]);
+        for (int64_t j = 0; j < n; j++) {
+            vec e = y[i * n + j] - most;
+            vec_exp_each((float *)&e);
+            sum += e;
+            y[i * n + j] = e;
+            if (start != NULL)
+                start[i * n + j] = e;
+        }
+        for (int64_t j = 0; d_form && j < n; j++)
+            y[i * n + j] = y[i * n + j] / sum + EPS;
+        if (d_form && divisor != NULL)
+            divisor[i] = sum;
+    }
+    for (int64_t t = 0; t < r->iterations; t++) {
+        vec *row = divisor ? divisor + 2 * t * n : NULL, *column = divisor ? row + n : NULL;
+        if (d_form) {
+            if (t > 0)
+                half_step(n, true, n, 1, y, row);
+            half_step(n, true, 1, n, y, column);
+        } else {
+            half_step(n, false, n, 1, y, row);
+            half_step(n, false, 1, n, y, column);
+        }
+    }
+}
+
+/* Back through one half step: g becomes the gradient of what was divided, y what was divided. The iterates are not
+ * stored: each is the next one times its divisors. added: eps that was put on every entry. */
+INLINE void undo_half_step(int64_t n, bool clamped, float added, int64_t line_step, int64_t step, const vec *divisor, vec *y, vec *g)
+{
+    UNROLL
+    for (int64_t i = 0; i < n; i++) {
+        vec kappa = {0}, d = divisor[i], inverse = 1.0f / d;
+        UNROLL
+        for (int64_t j = 0; j < n; j++)
+            kappa += g[i * line_step + j * step] * (y[i * line_step + j * step] - added);
+        if (clamped) /* where max(sum, eps) chose eps the divisor is a constant */
+            kappa = vec_choose(d > vec_all(EPS), kappa, (vec){0});
+        UNROLL
+        for (int64_t j = 0; j < n; j++) {
+            int64_t at = i * line_step + j * step;
+            g[at] = (g[at] - kappa) * inverse;
+            y[at] *= d;
+        }
+    }
+}
+
+/* g: gradient of the result in, of the logits out. */
+INLINE void sinkhorn_bwd_lanes(int64_t n, const struct mhc_rule *r, vec *logits, vec *g)
+{
+    vec start[MATRIX_MAX], divisor[2 * MHC_MAX_ITERATIONS * MHC_MAX_STREAMS];
+    sinkhorn_lanes(n, r, logits, start, divisor);
+    for (int64_t t = r->iterations - 1; t >= 0; t--) {
+        const vec *row = divisor + 2 * t * n, *column = row + n;
+        if (r->profile == MHC_D) {
+            undo_half_step(n, false, 0, 1, n, column, logits, g);
+            undo_half_step(n, false, t == 0 ? EPS : 0, n, 1, row, logits, g);
+        } else {
+            undo_half_step(n, true, 0, 1, n, column, logits, g);
+            undo_half_step(n, true, 0, n, 1, row, logits, g);
+        }
+    }
+    for (int64_t i = 0; i < n * n; i++)
+        g[i] *= start[i];
+}
+
+/* ---- both together, for the boundary ------------------------------------------------------------------------- */
+
+struct mapping {
+    float scale[3];
+    const float *beta;
+};
+
+static struct mapping mapping_of(const struct tensor *pre, const struct tensor *post, const struct tensor *res, const struct tensor *beta)
+{
+    return (struct mapping){.scale = {scalar_of(pre), scalar_of(post), scalar_of(res)}, .beta = beta->data};
+}
+
+/* z in, coefficients out. */
+INLINE void finish_gates(int64_t n, const struct mhc_rule *r, vec *z)
+{
+    for (int64_t k = 0; k < 2 * n; k++) {
+        sigmoid_lanes(&z[k]);
+        if (k >= n)
+            z[k] = z[k] * 2.0f;
+        else if (r->profile == MHC_D)
+            z[k] = z[k] + EPS;
+    }
+}
+
+INLINE void coef_lanes(int64_t n, const struct mhc_boundary_fwd_args *a, int64_t first, int64_t count)
+{
+    int64_t logits = n * n + 2 * n;
+    struct mapping m = mapping_of(&a->a_pre, &a->a_post, &a->a_res, &a->beta);
+    vec z[LOGITS_MAX + 1];
+    load_lanes(logits + 1, &a->stat, 0, first, count, z);
+    logits_lanes(n, m.scale, m.beta, z[logits], z);
+    finish_gates(n, &a->rule, z);
+    sinkhorn_lanes(n, &a->rule, z + 2 * n, NULL, NULL);
+    round_lanes(&a->rule, z, logits);
+    store_lanes(logits, &a->coef, 0, first, count, z);
+}
+
+void CPU_NAME(mhc_coef_lanes)(const struct mhc_boundary_fwd_args *a, int64_t first, int64_t count)
+{
+#define CALL(n) coef_lanes(n, a, first, count)
+    FOR_STREAMS(a->rule.streams, CALL);
+#undef CALL
+}
+
+/* dcoef in, dz out. */
+INLINE void gates_bwd_lanes(int64_t n, vec *z, vec *dcoef)
+{
+    for (int64_t k = 0; k < 2 * n; k++) {
+        sigmoid_lanes(&z[k]);
+        vec slope = z[k] * (1.0f - z[k]);
+        dcoef[k] *= slope * (k < n ? 1.0f : 2.0f);
+    }
+}
+
+INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef)
+{
+    int64_t logits = n * n + 2 * n;
+    struct mapping m = mapping_of(&a->a_pre, &a->a_post, &a->a_res, &a->beta);
+    vec z[LOGITS_MAX + 1];
+    load_lanes(logits + 1, &a->stat, 0, first, count, z);
+    logits_lanes(n, m.scale, m.beta, z[logits], z);
+    gates_bwd_lanes(n, z, dcoef);
+    if (present(&a->dcoef))
+        sinkhorn_bwd_lanes(n, &a->rule, z + 2 * n, dcoef + 2 * n);
+    store_lanes(logits, &a->dz, 0, first, count, dcoef);
+}
+
+void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef)
+{
+#define CALL(n) coef_bwd_lanes(n, a, first, count, dcoef)
+    FOR_STREAMS(a->rule.streams, CALL);
+#undef CALL
+}
+
+/* ---- the primitives -------------------------------------------------------------------------------------------- */
+
+int CPU_NAME(mhc_gates_fwd_cpu)(struct lane *l, const struct mhc_gates_fwd_args *a)
+{
+    TRY(mhc_gates_fwd_check(a, l->err));
+    int64_t rows = a->p.dim[0], n = a->rule.streams;
+    struct mapping m = mapping_of(&a->a_pre, &a->a_post, &a->a_res, &a->beta);
+#pragma omp parallel for schedule(static) if (rows > 256)
+    for (int64_t first = 0; first < rows; first += VL) {
+        int64_t count = min_i64(VL, rows - first);
+        vec z[LOGITS_MAX], rho;
+        load_lanes(mhc_logits(n), &a->p, 0, first, count, z);
+        load_lanes(1, &a->rho, 0, first, count, &rho);
+        logits_lanes(n, m.scale, m.beta, rho, z);
+        finish_gates(n, &a->rule, z);
+        round_lanes(&a->rule, z, 2 * n);
+        store_lanes(n, &a->pre, 0, first, count, z);
+        store_lanes(n, &a->post, 0, first, count, z + n);
+        store_lanes(n * n, &a->logits, 0, first, count, z + 2 * n);
+    }
+    return ST_OK;
+}
+
+INLINE void optional_lanes(int64_t n, const struct tensor *t, int64_t first, int64_t count, vec *out)
+{
+    if (present(t))
+        load_lanes(n, t, 0, first, count, out);
+    else
+        memset(out, 0, (size_t)n * sizeof *out);
+}
+
+static void gates_bwd_rows(const struct mhc_gates_bwd_args *a, const struct mapping *m, int64_t first, int64_t count)
+{
+    int64_t n = a->rule.streams, logits = mhc_logits(n);
+    vec z[LOGITS_MAX], p[LOGITS_MAX], dz[LOGITS_MAX], rho, sum = {0};
+    load_lanes(logits, &a->p, 0, first, count, p);
+    load_lanes(1, &a->rho, 0, first, count, &rho);
+    memcpy(z, p, (size_t)logits * sizeof *z);
+    logits_lanes(n, m->scale, m->beta, rho, z);
+    optional_lanes(n, &a->dpre, first, count, dz);
+    optional_lanes(n, &a->dpost, first, count, dz + n);
+    optional_lanes(n * n, &a->dlogits, first, count, dz + 2 * n);
+    gates_bwd_lanes(n, z, dz);
+    if (present(&a->dz))
+        store_lanes(logits, &a->dz, 0, first, count, dz);
+    vec q = 1.0f / (rho + EPS);
+    for (int64_t k = 0; k < logits; k++) {
+        dz[k] *= m->scale[k < n ? 0 : k < 2 * n ? 1 : 2];
+        sum += dz[k] * p[k];
+        dz[k] *= q;
+    }
+    sum = -sum * q * q;
+    store_lanes(logits, &a->dp, 0, first, count, dz);
+    store_lanes(1, &a->drho, 0, first, count, &sum);
+}
+
+/* The gradient of z again, from that of p: dbeta and the three scales in double and row order. */
+static void gates_sums(const struct mhc_gates_bwd_args *a, const struct mapping *m)
+{
+    int64_t rows = a->p.dim[0], n = a->rule.streams, logits = mhc_logits(n);
+    double beta[LOGITS_MAX] = {0}, group[3] = {0};
+    for (int64_t r = 0; r < rows; r++) {
+        const float *p = f32_row(&a->p, r);
+        float q = 1.0f / (f32_row(&a->rho, r)[0] + EPS);
+        for (int64_t k = 0; k < logits; k++) {
+            int g = k < n ? 0 : k < 2 * n ? 1 : 2;
+            float dz = 0;
+            if (k >= 2 * n)
+                dz = present(&a->dlogits) ? f32_row(&a->dlogits, r)[k - 2 * n] : 0;
+            else if (present(k < n ? &a->dpre : &a->dpost)) {
+                float s = fast_sigmoidf(p[k] * q * m->scale[g] + m->beta[k]);
+                dz = (k < n ? f32_row(&a->dpre, r)[k] : 2 * f32_row(&a->dpost, r)[k - n]) * s * (1 - s);
+            }
+            beta[k] += (double)dz;
+            group[g] += (double)(dz * p[k] * q);
+        }
+    }
+    float *const dalpha[3] = {a->da_pre.data, a->da_post.data, a->da_res.data}, *dbeta = a->dbeta.data;
+    for (int64_t k = 0; k < logits; k++)
+        dbeta[k] = (a->acc_params ? dbeta[k] : 0) + (float)beta[k];
+    for (int g = 0; g < 3; g++)
+        dalpha[g][0] = (a->acc_params ? dalpha[g][0] : 0) + (float)group[g];
+}
+
+int CPU_NAME(mhc_gates_bwd_cpu)(struct lane *l, const struct mhc_gates_bwd_args *a)
+{
+    TRY(mhc_gates_bwd_check(a, l->err));
+    int64_t rows = a->p.dim[0];
+    struct mapping m = mapping_of(&a->a_pre, &a->a_post, &a->a_res, &a->beta);
+    if (present(&a->dbeta))
+        gates_sums(a, &m);
+#pragma omp parallel for schedule(static) if (rows > 256)
+    for (int64_t first = 0; first < rows; first += VL)
+        gates_bwd_rows(a, &m, first, min_i64(VL, rows - first));
+    return ST_OK;
+}
+
+int CPU_NAME(mhc_sinkhorn_fwd_cpu)(struct lane *l, const struct mhc_sinkhorn_fwd_args *a)
+{
+    TRY(mhc_sinkhorn_fwd_check(a, l->err));
+    int64_t rows = a->logits.dim[0], n = a->rule.streams;
+#pragma omp parallel for schedule(static) if (rows > 64)
+    for (int64_t first = 0; first < rows; first += VL) {
+        int64_t count = min_i64(VL, rows - first);
+        vec y[MATRIX_MAX];
+        load_lanes(n * n, &a->logits, 0, first, count, y);
+#define CALL(m) sinkhorn_lanes(m, &a->rule, y, NULL, NULL)
+        FOR_STREAMS(n, CALL);
+#undef CALL
+        round_lanes(&a->rule, y, n * n);
+        store_lanes(n * n, &a->res, 0, first, count, y);
+    }
+    return ST_OK;
+}
+
+int CPU_NAME(mhc_sinkhorn_bwd_cpu)(struct lane *l, const struct mhc_sinkhorn_bwd_args *a)
+{
+    TRY(mhc_sinkhorn_bwd_check(a, l->err));
+    int64_t rows = a->logits.dim[0], n = a->rule.streams;
+#pragma omp parallel for schedule(static) if (rows > 64)
+    for (int64_t first = 0; first < rows; first += VL) {
+        int64_t count = min_i64(VL, rows - first);
+        vec y[MATRIX_MAX], g[MATRIX_MAX];
+        load_lanes(n * n, &a->logits, 0, first, count, y);
+        load_lanes(n * n, &a->dres, 0, first, count, g);
+#define CALL(m) sinkhorn_bwd_lanes(m, &a->rule, y, g)
+        FOR_STREAMS(n, CALL);
+#undef CALL
+        store_lanes(n * n, &a->dlogits, 0, first, count, g);
+    }
+    return ST_OK;
+}

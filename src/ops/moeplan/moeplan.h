@@ -1,0 +1,20 @@
+/* moeplan: from chosen experts to row ranges, on the device: a stable sort by (expert, token).
+ *   idx I32 [T, k]: experts of each token; negative: dropped. E experts, R = T k rows at most.
+ *   offset I32 [E + 1]: rows of expert e are [offset[e], offset[e + 1]); offset[E] rows are in use.
+ *   row I32 [T, k]: where choice (t, j) went, -1 if dropped.
+ *   src I32 [R]: the choice t k + j that row came from, -1 past the last row in use.
+ * An expert outside 0..E-1 is an error. */
+#ifndef BRAID_OPS_MOEPLAN_H
+#define BRAID_OPS_MOEPLAN_H
+
+#include "dev/dev.h"
+
+struct moeplan_args {
+    struct tensor idx, offset, row, src;
+};
+int moeplan_check(const struct moeplan_args *a, struct err *e);
+
+/* The host versions are one: integers leave nothing to choose between slow and fast. */
+int moeplan_host(const struct moeplan_args *a, struct err *e);
+
+#endif

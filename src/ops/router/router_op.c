@@ -1,0 +1,122 @@
+/* router: argument checks, shared host code and cost; the descriptors are in router_desc.c. See router.h. */
+#include "ops/check.h"
+#include "ops/opdesc.h"
+#include "ops/router/router_int.h"
+
+static int check_rule(const char *op, const struct router_rule *r, int64_t rows, int64_t n, int64_t k, struct err *e)
+{
+    if (n < 1 || n > ROUTER_MAX_EXPERTS || k < 1 || k > ROUTER_MAX_TOPK || k > n)
+        return err_set(e, ST_INVALID, "%s: %lld of %lld experts; at most %d of %d are possible", op, (long long)k, (long long)n,
+                       ROUTER_MAX_TOPK, ROUTER_MAX_EXPERTS);
+    if (r->seq < 1 || rows % r->seq != 0)
+        return err_set(e, ST_INVALID, "%s: %lld rows are not sequences of %lld", op, (long long)rows, (long long)r->seq);
+    if (r->groups < 0 || (r->groups > 0 && (n % r->groups != 0 || r->group_topk < 1 || r->group_topk > r->groups ||
+                                            r->group_topk > ROUTER_MAX_TOPK || r->group_topk * (n / r->groups) < k)))
+        return err_set(e, ST_INVALID, "%s: %lld of %lld groups cannot hold %lld of %lld experts", op, (long long)r->group_topk,
+                       (long long)r->groups, (long long)k, (long long)n);
+    if (!(r->capacity >= 0))
+        return err_set(e, ST_INVALID, "%s: capacity factor %g is negative", op, r->capacity);
+    return ST_OK;
+}
+
+int64_t router_capacity(const struct router_rule *r, int64_t tokens, int64_t experts, int64_t k)
+{
+    double c = ceil((double)tokens * (double)k / (double)experts * r->capacity);
+    return r->capacity > 0 && c < (double)tokens ? (int64_t)c : tokens;
+}
+
+int router_fwd_check(const struct router_fwd_args *a, struct err *e)
+{
+    const char *op = "router_fwd";
+    enum dtype real = a->logits.dtype;
+    CHECK_T(op, "logits", &a->logits, real, 2, -1, -1);
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
+    CHECK_T(op, "probs", &a->probs, real, 2, rows, -1);
+    int64_t k = a->probs.dim[1];
+    TRY(check_rule(op, &a->rule, rows, n, k, e));
+    CHECK_T(op, "idx", &a->idx, DT_I32, 2, rows, k);
+    TRY(check_dense(op, "probs", &a->probs, e));
+    TRY(check_dense(op, "idx", &a->idx, e));
+    CHECK_OPT(op, "bias", &a->bias, real, 1, n);
+    CHECK_OPT(op, "table", &a->table, DT_I32, 2, -1, k);
+    if (present(&a->table)) {
+        CHECK_T(op, "token", &a->token, DT_I32, 1, rows);
+        TRY(check_dense(op, "table", &a->table, e));
+    }
+    CHECK_OPT(op, "load", &a->load, DT_F64, 2, rows / a->rule.seq + 1, n);
+    if (present(&a->load))
+        TRY(check_dense(op, "load", &a->load, e));
+    else if (router_balances(&a->rule))
+        return err_set(e, ST_INVALID, "router_fwd: a balance loss needs the tensor load");
+    CHECK_OPT(op, "global", &a->global, DT_F64, 1, n + 1);
+    CHECK_OPT(op, "loss", &a->loss, real, 1, 1);
+    CHECK_OPT(op, "stat", &a->stat, DT_F64, 1, ROUTER_STATS);
+    CHECK_OPT(op, "tally", &a->tally, DT_F64, 1, n);
+    return ST_OK;
+}
+
+int router_bwd_check(const struct router_bwd_args *a, struct err *e)
+{
+    const char *op = "router_bwd";
+    enum dtype real = a->logits.dtype;
+    CHECK_T(op, "logits", &a->logits, real, 2, -1, -1);
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
+    CHECK_T(op, "idx", &a->idx, DT_I32, 2, rows, -1);
+    int64_t k = a->idx.dim[1];
+    TRY(check_rule(op, &a->rule, rows, n, k, e));
+    TRY(check_dense(op, "idx", &a->idx, e));
+    CHECK_T(op, "dprobs", &a->dprobs, real, 2, rows, k);
+    CHECK_T(op, "dlogits", &a->dlogits, real, 2, rows, n);
+    CHECK_OPT(op, "dloss", &a->dloss, DT_F64, 1, 1);
+    if (present(&a->dloss) && router_balances(&a->rule)) {
+        CHECK_T(op, "load", &a->load, DT_F64, 2, rows / a->rule.seq + 1, n);
+        TRY(check_dense(op, "load", &a->load, e));
+    }
+    return ST_OK;
+}
+
+static int check_seq(const char *op, const struct tensor *info, int64_t seq, struct err *e)
+{
+    CHECK_T(op, "info", info, DT_I64, 1, 4);
+    return seq >= 1 ? ST_OK : err_set(e, ST_INVALID, "%s: seq is %lld, expected at least 1", op, (long long)seq);
+}
+
+int router_noise_check(const struct router_noise_args *a, struct err *e)
+{
+    CHECK_T("router_noise", "logits", &a->logits, a->logits.dtype, 2, -1, -1);
+    return check_seq("router_noise", &a->info, a->seq, e);
+}
+
+int router_jitter_check(const struct router_jitter_args *a, struct err *e)
+{
+    CHECK_T("router_jitter", "x", &a->x, a->x.dtype, 2, -1, -1);
+    CHECK_T("router_jitter", "y", &a->y, a->x.dtype, 2, a->x.dim[0], a->x.dim[1]);
+    return check_seq("router_jitter", &a->info, a->seq, e);
+}
+
+int router_bias_check(const struct router_bias_args *a, struct err *e)
+{
+    CHECK_T("router_bias", "bias", &a->bias, a->bias.dtype, 1, -1);
+    CHECK_T("router_bias", "tally", &a->tally, DT_F64, 1, a->bias.dim[0]);
+    return ST_OK;
+}
+
+int router_table_check(const struct router_fwd_args *a, struct err *e)
+{
+    if (!present(&a->table))
+        return ST_OK;
+    int64_t k = a->table.dim[1], vocab = a->table.dim[0], n = a->logits.dim[1];
+    for (int64_t t = 0; t < a->logits.dim[0]; t++) {
+        int64_t token = ((const int32_t *)a->token.data)[t];
+        if (token < 0 || token >= vocab)
+            return err_set(e, ST_INVALID, "router_fwd: token %lld of row %lld is not in the table of %lld", (long long)token,
+                           (long long)t, (long long)vocab);
+        for (int64_t j = 0; j < k; j++) {
+            int64_t expert = ((const int32_t *)a->table.data)[token * k + j];
+            if (expert < 0 || expert >= n)
+                return err_set(e, ST_INVALID, "router_fwd: the table sends token %lld to expert %lld of %lld", (long long)token,
+                               (long long)expert, (long long)n);
+        }
+    }
+    return ST_OK;
+}

@@ -1,0 +1,95 @@
+/* Filling a model from a checkpoint or a file of weights, whatever layout its keys have. */
+#include "ckpt/keymap.h"
+#include "train/train.h"
+
+#include <stdlib.h>
+
+/* The parameters that a space of keys has: moments belong to trained ones only. */
+static int list_params(const struct model *m, enum key_space space, const struct param ***out, int **index,
+                       int *n, struct err *e)
+{
+    *n = 0;
+    TRY(mem_array((void **)out, (size_t)m->params.n, sizeof **out, e));
+    TRY(mem_array((void **)index, (size_t)m->params.n, sizeof **index, e));
+    for (int k = 0; k < m->params.n; k++) {
+        if (space != KEYS_MODEL && m->params.list[k].p.buffer)
+            continue;
+        (*out)[*n] = &m->params.list[k].p;
+        (*index)[(*n)++] = k;
+    }
+    return ST_OK;
+}
+
+/* Everything is checked before the first value changes. note (may be NULL) says what was allowed. */
+static int load_space(struct model *m, const struct key_file *f, enum key_space space, unsigned allow, struct err *note,
+                      struct err *e)
+{
+    const struct param **params = NULL;
+    struct keymap *map = NULL;
+    int *index = NULL, n, st;
+    TRY_OUT(list_params(m, space, &params, &index, &n, e));
+    TRY_OUT(keymap_open(&map, f, space, params, n, m->dev->real, e));
+    st = keymap_check(map, allow, e);
+    if (st != ST_OK && note != NULL)
+        err_hint(e, "run.load_allow=missing, unexpected or both goes on without them; `braid ckpt ls` lists a file's tensors");
+    if (st == ST_OK)
+        keymap_check(map, 0, note);
+    for (int i = 0; st == ST_OK && i < n; i++) {
+        if (!keymap_has(map, i))
+            continue;
+        struct tensor dst = space == KEYS_MODEL ? model_param(m, index[i]) : optim_state(m, index[i], space == KEYS_EXP_AVG_SQ);
+        st = keymap_load(map, i, &dst, e);
+    }
+out:
+    keymap_close(map);
+    free(params);
+    free(index);
+    return st;
+}
+
+/* Only training has the parts for prediction depths; who evaluates or generates leaves them in the file. */
+static void drop_unbuilt_depths(struct key_file *f, const struct model *m)
+{
+    bool built = m->pattern.n_mtp_depths == 0;
+    for (int k = 0; k < m->params.n; k++)
+        built |= str_starts(m->params.list[k].p.key, "mtp.");
+    int kept = 0;
+    for (int i = 0; i < f->n; i++)
+        if (built || !str_starts(f->list[i].key, "mtp."))
+            f->list[kept++] = f->list[i];
+    f->n = kept;
+}
+
+int load_params(struct model *m, const struct ckpt *c, struct err *e)
+{
+    struct key_file f;
+    TRY(key_file_from(&f, c, e));
+    drop_unbuilt_depths(&f, m);
+    int st = load_space(m, &f, KEYS_MODEL, 0, NULL, e);
+    key_file_close(&f);
+    return st;
+}
+
+int load_moments(struct model *m, const struct ckpt *c, struct err *e)
+{
+    struct key_file f;
+    TRY(key_file_from(&f, c, e));
+    int st = load_space(m, &f, KEYS_EXP_AVG, 0, NULL, e);
+    if (st == ST_OK)
+        st = load_space(m, &f, KEYS_EXP_AVG_SQ, 0, NULL, e);
+    key_file_close(&f);
+    return st;
+}
+
+int load_weights(struct model *m, const char *path, int allow, struct err *note, struct err *e)
+{
+    static const unsigned flags[] = {[CFG_LOAD_ALLOW_NONE] = 0, [CFG_LOAD_ALLOW_MISSING] = CKPT_ALLOW_MISSING,
+                                     [CFG_LOAD_ALLOW_UNEXPECTED] = CKPT_ALLOW_UNEXPECTED,
+                                     [CFG_LOAD_ALLOW_BOTH] = CKPT_ALLOW_MISSING | CKPT_ALLOW_UNEXPECTED};
+    struct key_file f;
+    err_clear(note);
+    TRY(key_file_open(&f, path, e));
+    int st = load_space(m, &f, KEYS_MODEL, flags[allow], note, e);
+    key_file_close(&f);
+    return st;
+}

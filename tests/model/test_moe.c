@@ -1,0 +1,171 @@
+/* The mixture-of-experts layer inside a model: metrics and updates by layer, layouts that must not matter,
+ * one expert against a dense layer, options that clash. */
+#include "tiny.h"
+
+/* Bytes of a parameter, by key. */
+static struct tensor param(const struct tiny *t, const char *key)
+{
+    int k = param_find(&t->m.params, key);
+    assert_true(k >= 0);
+    return model_param(&t->m, k);
+}
+
+static const double *metric(const struct tiny *t, const char *tag, int layer)
+{
+    for (int k = 0; k < t->m.metrics.n; k++) {
+        const struct metric *m = &t->m.metrics.m[k];
+        if (strcmp(m->tag, tag) == 0 && m->layer == layer)
+            return (const double *)(const void *)(t->m.mem.base[ARENA_STATE] + m->offset);
+    }
+    return NULL;
+}
+
+static void every_layer_reports_for_itself(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tiny_open(&t, "model.pattern=E-E model.aux_loss=0.1 model.router_z_loss=0.01 model.router_capacity=0.5", DEV_CPU, 1);
+    tiny_run(&t, 4);
+    for (int layer = 0; layer < 3; layer += 2) {
+        double aux = *metric(&t, "router aux loss", layer) / 2, z = *metric(&t, "router z loss", layer) / 2;
+        double sum = *metric(&t, "router loss", layer) / 2, load = *metric(&t, "expert load max", layer) / 2;
+        assert_true(aux > 0.5 && aux < 8);
+        assert_true(fabs(sum - (0.1 * aux + 0.01 * z)) < 1e-9);
+        assert_true(load >= 1 && load <= 8);
+        assert_true(*metric(&t, "expert dropped", layer) > 0);
+    }
+    assert_true(*metric(&t, "router aux loss", 0) != *metric(&t, "router aux loss", 2));
+    assert_null(metric(&t, "router aux loss", 1));
+    assert_null(metric(&t, "router seq aux loss", 0));
+    tiny_close(&t);
+}
+
+static void each_biased_router_brings_one_update(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tiny_open(&t, "model.pattern=EE*E model.router_score=sigmoid model.router_bias=on model.router_hash_layers=1", DEV_CPU, 1);
+    assert_int_equal(t.m.updates.n, 2); /* the first layer routes by table and has no bias */
+    assert_int_equal(param_find(&t.m.params, "decoder.layers.0.mlp.router.expert_bias"), -1);
+    int k = param_find(&t.m.params, "decoder.layers.3.mlp.router.expert_bias");
+    assert_true(k >= 0 && t.m.params.list[k].p.buffer);
+    tiny_run(&t, 4);
+    /* Run the update by hand: each bias moves by the rate, away from the busy experts. */
+    const struct update_decl *u = &t.m.updates.u[1];
+    struct tensor use[2];
+    for (int i = 0; i < 2; i++) {
+        use[i] = u->use[i].shape;
+        use[i].data = t.m.mem.base[u->use[i].arena] + u->use[i].offset;
+    }
+    assert_ptr_equal(use[1].data, param(&t, "decoder.layers.3.mlp.router.expert_bias").data);
+    double total = 0;
+    for (int e = 0; e < 8; e++)
+        total += tensor_get(&use[0], e);
+    assert_true(total == 4 * 8 * 2); /* samples * tokens * topk: both microbatches count */
+    struct lane lane = {.dev = &t.dev, .err = &t.e};
+    struct step_ctx ctx = {.ops = t.m.ops, .lane = &lane, .self = u->self, .t = use};
+    assert_ok(u->fn(&ctx), &t.e);
+    for (int e = 0; e < 8; e++) {
+        double tally = tensor_get(&use[0], e), want = tally < total / 8 ? 1e-3 : tally > total / 8 ? -1e-3 : 0;
+        assert_true(fabs(tensor_get(&use[1], e) - want) < 1e-9);
+    }
+    tiny_close(&t);
+}
+
+/* Interleaved gate and up rows are only another order of the same matrix. */
+static void interleaved_weights_mean_the_same_as_halves(void **state)
+{
+    (void)state;
+    enum { F = 12, G = 3, D = 16 };
+    struct tiny a, b;
+    tiny_open(&a, "model.pattern=E model.expert_bias=on", DEV_REF, 1);
+    tiny_open(&b, "model.pattern=E model.expert_bias=on model.glu_interleave=3", DEV_REF, 1);
+    struct tensor from = param(&a, "decoder.layers.0.mlp.experts.linear_fc1.weight"), to = param(&b, "decoder.layers.0.mlp.experts.linear_fc1.weight");
+    for (int64_t e = 0; e < 8; e++)
+        for (int64_t half = 0; half < 2; half++)
+            for (int64_t j = 0; j < F; j++)
+                memcpy((double *)to.data + (e * 2 * F + j / G * 2 * G + half * G + j % G) * D,
+                       (double *)from.data + (e * 2 * F + half * F + j) * D, D * sizeof(double));
+    tiny_run(&a, 2);
+    tiny_run(&b, 2);
+    assert_true(tiny_loss(&a) == tiny_loss(&b));
+    tiny_close(&a);
+    tiny_close(&b);
+}
+
+/* A dense MLP is a mixture of one expert that every token goes to. */
+static void one_expert_is_a_dense_layer(void **state)
+{
+    (void)state;
+    struct tiny moe, dense;
+    tiny_open(&moe, "model.pattern=E model.experts=1 model.topk=1", DEV_REF, 1);
+    tiny_open(&dense, "model.pattern=-", DEV_REF, 1);
+    const char *keys[][2] = {{"decoder.layers.0.mlp.experts.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc1.weight"},
+                             {"decoder.layers.0.mlp.experts.linear_fc2.weight", "decoder.layers.0.mlp.linear_fc2.weight"}};
+    for (int i = 0; i < countof(keys); i++) {
+        struct tensor from = param(&dense, keys[i][1]), to = param(&moe, keys[i][0]);
+        assert_int_equal(tensor_bytes(&from), tensor_bytes(&to));
+        memcpy(to.data, from.data, (size_t)tensor_bytes(&from));
+    }
+    tiny_run(&moe, 2);
+    tiny_run(&dense, 2);
+    assert_true(fabs(tiny_loss(&moe) - tiny_loss(&dense)) < 1e-12 * tiny_loss(&dense));
+    tiny_close(&moe);
+    tiny_close(&dense);
+}
+
+/* Forced balance replaces the logits, and the gradient still reaches the router. */
+static void forced_balance_spreads_tokens_and_keeps_gradients(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tiny_open(&t, "model.pattern=E model.experts=4 model.router_force_balance=on train.seq=64 train.micro_batch=4", DEV_CPU, 2);
+    tiny_run(&t, 4);
+    assert_true(*metric(&t, "expert load max", 0) < 1.4 && *metric(&t, "expert load entropy", 0) > 0.98);
+    struct tensor g = model_grad(&t.m, param_find(&t.m.params, "decoder.layers.0.mlp.router.weight"));
+    double sum = 0;
+    for (int64_t i = 0; i < tensor_elems(&g); i++)
+        sum += fabs(tensor_get(&g, i));
+    assert_true(sum > 1e-4);
+    tiny_close(&t);
+}
+
+static void options_that_clash_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options, *rule;
+    } bad[] = {
+        {"model.topk=9", "topk-within-experts"},
+        {"model.topk=1", "one-expert-needs-pre-softmax"},
+        {"model.router_score=sigmoid model.router_pre_softmax=on", "pre-softmax-needs-softmax"},
+        {"model.router_bias=on", "router-bias-needs-sigmoid"},
+        {"model.router_groups=3 model.router_group_topk=1", "router-groups-fit"},
+        {"model.router_group_topk=1", "router-groups-fit"},
+        {"model.router_groups=8 model.router_group_topk=1", "router-groups-fit"},
+        {"model.glu_interleave=5", "interleave-fits"},
+        {"model.shared_gate=on", "shared-gate-needs-shared"},
+    };
+    for (int i = 0; i < countof(bad); i++) {
+        struct config c;
+        struct err e = {0};
+        assert_ok(config_init(&c, &e), &e);
+        assert_ok(tiny_set(&c, "model.pattern=E model.hidden=16 model.heads=2 model.vocab=9", &e), &e);
+        assert_ok(tiny_set(&c, bad[i].options, &e), &e);
+        assert_fails(config_finish(&c, &e), ST_USAGE, &e, bad[i].rule);
+        config_release(&c);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_layer_reports_for_itself),
+        cmocka_unit_test(each_biased_router_brings_one_update),
+        cmocka_unit_test(interleaved_weights_mean_the_same_as_halves),
+        cmocka_unit_test(one_expert_is_a_dense_layer),
+        cmocka_unit_test(forced_balance_spreads_tokens_and_keeps_gradients),
+        cmocka_unit_test(options_that_clash_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,176 @@
+/* A model small enough to check in milliseconds, and the few lines that run it. */
+#ifndef BRAID_TESTS_TINY_H
+#define BRAID_TESTS_TINY_H
+
+#include "model/model.h"
+#include "support.h"
+
+/* Options as on a command line, without the dashes: "model.qk_norm=on train.seq=12". */
+static inline int tiny_set(struct config *c, const char *options, struct err *e)
+{
+    char word[256];
+    for (const char *p = options; *p != '\0';) {
+        size_t n = strcspn(p, " ");
+        assert_true(n < sizeof word);
+        memcpy(word, p, n);
+        word[n] = '\0';
+        p += n + (p[n] == ' ');
+        char *eq = strchr(word, '=');
+        if (n == 0)
+            continue;
+        assert_non_null(eq);
+        *eq = '\0';
+        TRY(config_set(c, word, eq + 1, NULL, e));
+    }
+    return ST_OK;
+}
+
+static inline void tiny_config(struct config *c, const char *options)
+{
+    struct err e = {0};
+    assert_ok(config_init(c, &e), &e);
+    assert_ok(
+        tiny_set(c,
+                 "model.pattern=*- model.hidden=16 model.heads=4 model.kv_heads=2 model.ffn=12 "
+                 "model.vocab=23 "
+                 "model.init_std=0.2 train.seq=8 train.micro_batch=2 run.threads=1 run.quiet=on",
+                 &e),
+        &e);
+    assert_ok(tiny_set(c, options, &e), &e);
+    assert_ok(config_finish(c, &e), &e);
+}
+
+/* Models that every general test goes through: all schedules bit for bit, gradient check, decoding.
+ * A new core or joint adds a line, with an attention and an MLP layer beside it (the recompute
+ * names are tried on all). */
+static inline const char *const *tiny_models(int *n)
+{
+    static const char *const models[] = {
+        "model.pattern=*-*- model.dropout=0.1",
+        /* every part of a dense model that has a slot of its own */
+        "model.pattern=*-*- model.qk_norm=on model.attn_gate=on model.attn_sink=learnable "
+        "model.attn_window=5 "
+        "model.attn_window_skip=3 model.bias=on model.dropout=0.2 data.eod=on data.eod_mask=on",
+        "model.pattern=M*M- model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 "
+        "model.mamba_chunk=3",
+        "model.pattern=M-*M model.mamba_heads=3 model.mamba_head_dim=5 model.mamba_state=4 "
+        "model.mamba_groups=1 model.mamba_conv=2 model.mamba_dt_min=0.01 model.mamba_dt_max=0.9 "
+        "model.mamba_norm=whole model.dropout=0.1 data.eod=on data.eod_mask=on",
+        "model.pattern=*G-G model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 "
+        "model.gdn_value_dim=4 model.gdn_chunk=3 model.dropout=0.1 data.eod=on data.eod_mask=on",
+    };
+    *n = countof(models);
+    return models;
+}
+
+/* Tokens of a microbatch: a function of the sample's number, so that batches can be cut in any way.
+ */
+struct tiny_batch {
+    int32_t *tokens, *labels, *pos, *doc;
+};
+
+static inline void tiny_batch_fill(struct tiny_batch *b, const struct config *c,
+                                   int64_t first_sample, int64_t batch)
+{
+    int64_t seq = c->train.seq, rows = batch * seq;
+    int32_t **all[] = {&b->tokens, &b->labels, &b->pos, &b->doc};
+    for (int i = 0; i < countof(all); i++)
+        assert_non_null(*all[i] = calloc((size_t)rows, sizeof(int32_t)));
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t t = i % seq, doc = t >= seq / 3 ? seq / 3 : 0;
+        uint64_t at = (uint64_t)((first_sample + i / seq) * seq + t);
+        b->tokens[i] = (int32_t)rng_below(7, 2 * at, (uint64_t)c->model.vocab);
+        b->labels[i] =
+            at % 7 == 5 ? -1 : (int32_t)rng_below(7, 2 * at + 1, (uint64_t)c->model.vocab);
+        b->doc[i] = (int32_t)doc;
+        b->pos[i] = (int32_t)(c->data.eod_mask ? t - doc : t);
+    }
+}
+
+static inline void tiny_batch_release(struct tiny_batch *b)
+{
+    free(b->tokens);
+    free(b->labels);
+    free(b->pos);
+    free(b->doc);
+    *b = (struct tiny_batch){0};
+}
+
+/* A model with its train plan, ready to run. */
+struct tiny {
+    struct config c;
+    struct dev dev;
+    struct model m;
+    struct model_plan train;
+    struct exec x;
+    struct err e;
+};
+
+/* The plan's debugging options, as train/ hands them to the executor. */
+static inline void tiny_exec(struct exec *x, struct dev *dev, const struct config *c)
+{
+    exec_init(x, dev);
+    x->poison = c->plan.poison;
+    x->random_lanes = (uint64_t)c->plan.random_lanes;
+    x->find_nan = c->plan.find_nan;
+}
+
+static inline void tiny_open(struct tiny *t, const char *options, enum dev_kind kind, int threads)
+{
+    *t = (struct tiny){0};
+    tiny_config(&t->c, options);
+    struct model_plan *plans[] = {&t->train};
+    struct model_plan_opts o = {.name = "train",
+                                .mode = BUILD_TRAIN,
+                                .batch = t->c.train.micro_batch,
+                                .seq = t->c.train.seq,
+                                .want_logits = true};
+    assert_ok(dev_open(&t->dev, kind, threads, &t->e), &t->e);
+    assert_ok(model_init(&t->m, &t->c, &t->dev, &t->e), &t->e);
+    assert_ok(model_plan_build(&t->m, &t->train, &o, &t->e), &t->e);
+    assert_ok(model_commit(&t->m, plans, 1, &t->e), &t->e);
+    assert_ok(model_init_params(&t->m, &t->e), &t->e);
+    /* Frames and workspace may start with anything. */
+    memset(t->m.mem.base[ARENA_FRAME], 0xFF, (size_t)t->m.mem.allocated[ARENA_FRAME]);
+    memset(t->m.mem.base[ARENA_WORK], 0xFF, (size_t)t->m.mem.allocated[ARENA_WORK]);
+    tiny_exec(&t->x, &t->dev, &t->c);
+    assert_ok(exec_prepare(&t->x, &t->train.p, &t->e), &t->e);
+}
+
+static inline void tiny_close(struct tiny *t)
+{
+    exec_release(&t->x);
+    model_plan_release(&t->train);
+    model_release(&t->m);
+    dev_close(&t->dev);
+    config_release(&t->c);
+}
+
+/* One step's worth of microbatches of the configured size: samples 4 .. 4 + n. */
+static inline void tiny_run(struct tiny *t, int64_t n_samples)
+{
+    int64_t size = t->c.train.micro_batch;
+    for (int64_t at = 0; at < n_samples; at += size) {
+        struct tiny_batch b;
+        tiny_batch_fill(&b, &t->c, 4 + at, size);
+        struct run_info run = {.step = 3,
+                               .first_sample = 4 + at,
+                               .first_mb = at == 0,
+                               .scale = 1.0 / 32,
+                               .mb_share = (double)size / (double)n_samples,
+                               .tokens = b.tokens,
+                               .labels = b.labels,
+                               .pos = b.pos,
+                               .doc_start = b.doc};
+        assert_ok(exec_run(&t->x, &t->train.p, &run, &t->e), &t->e);
+        tiny_batch_release(&b);
+    }
+}
+
+static inline double tiny_loss(const struct tiny *t)
+{
+    struct tensor loss = model_slot(&t->m, &t->train, t->train.loss);
+    return ((const double *)loss.data)[0];
+}
+
+#endif

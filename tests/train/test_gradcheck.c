@@ -1,0 +1,155 @@
+/* train/: gradients of whole models against central differences in double, over the options of the
+ * layers. */
+#include "tiny.h"
+#include "train/train.h"
+
+/* Each line is a model; together they switch every option that changes the maths. */
+static const char *const models[] = {
+    "model.pattern=*",
+    "model.pattern=-",
+    "model.pattern=*-*-",
+    "model.pattern=[*-]-*",
+    "model.tied=off",
+    "model.kv_heads=1",
+    "model.kv_heads=4",
+    "model.kv_heads=2 model.head_dim=6",
+    "model.qk_norm=on",
+    "model.attn_gate=on",
+    "model.qk_norm=on model.attn_gate=on model.kv_heads=1",
+    "model.qkv_bias=on",
+    "model.bias=on",
+    "model.bias=on model.act=gelu model.tied=off",
+    "model.attn_window=3",
+    "model.pattern=*** model.attn_window=3 model.attn_window_skip=2",
+    "model.attn_sink=off_by_one",
+    "model.attn_sink=learnable",
+    "model.attn_sink=learnable model.attn_window=2 model.qk_norm=on",
+    "model.rope=none",
+    "model.rope=none model.qk_norm=on",
+    "model.rope=interleaved",
+    "model.rope=interleaved model.rope_percent=0.5",
+    "model.rope_percent=0.5",
+    "model.rope_percent=0.5 model.qk_norm=on",
+    "model.rope_base=500",
+    "model.rope_scaling=linear model.rope_factor=4",
+    "model.rope_scaling=llama3 model.rope_factor=8 model.rope_original=16",
+    "model.rope_scaling=yarn model.rope_factor=4 model.rope_original=8 model.rope_mscale=1 "
+    "model.rope_mscale_all_dim=0.5",
+    "model.pattern=**- model.no_rope_freq=2",
+    "model.pattern=** model.no_rope_freq=2 model.qk_norm=on",
+    "model.softmax_scale=0.7",
+    "model.act=swiglu model.act_clamp=0.6 model.act_offset=1",
+    "model.act=geglu",
+    "model.act=geglu model.act_clamp=0.8",
+    "model.act=quick_geglu model.act_alpha=1.3 model.act_clamp=0.7 model.act_offset=1",
+    "model.act=gelu",
+    "model.act=quick_gelu",
+    "model.act=relu2",
+    "model.act=silu",
+    "model.dropout=0.3",
+    "model.pattern=*-*- model.dropout=0.2 plan.recompute=full plan.poison=on",
+    "model.norm_zero_centered=on",
+    "model.norm_zero_centered=on model.qk_norm=on",
+    "data.eod=on data.eod_mask=on",
+    "data.eod=on data.eod_mask=on model.attn_window=2 model.attn_sink=learnable",
+    "model.vocab_multiple=16",
+    "train.loss_chunk=5",
+    "train.micro_batch=1 train.seq=1",
+    "train.micro_batch=3 train.seq=5",
+    "plan.recompute=norm,mlp.act,attn.qkv plan.delay_dw=on plan.poison=on plan.random_lanes=7",
+};
+
+struct tally {
+    int rows;
+    double worst;
+    char key[96];
+    double magnitude;
+};
+
+static void note(void *ctx, const struct model_check_row *row)
+{
+    struct tally *t = ctx;
+    t->rows++;
+    t->magnitude += fabs(row->analytic);
+    if (!(row->error <= t->worst)) {
+        t->worst = row->error;
+        snprintf(t->key, sizeof t->key, "%s", row->key);
+    }
+}
+
+static void check_model(const char *options)
+{
+    struct config c;
+    struct err e = {0};
+    struct tally t = {0};
+    double worst;
+    tiny_config(&c, options);
+    assert_ok(model_gradcheck(&c, 1, note, &t, &worst, &e), &e);
+    if (!(worst <= 1e-6))
+        fail_msg("%s: error %g in %s", options, worst, t.key);
+    assert_true(t.rows >= 3 && t.magnitude > 1e-6); /* not all zero */
+    config_release(&c);
+}
+
+static void gradients_equal_differences_for_every_option(void **state)
+{
+    (void)state;
+    int n;
+    const char *const *general = tiny_models(&n);
+    for (int i = 0; i < n; i++)
+        check_model(general[i]);
+    for (int i = 0; i < countof(models); i++)
+        check_model(models[i]);
+}
+
+/* The check must be able to fail: a plan whose weight gradient lacks one contribution is wrong. */
+static int wrong_dw(const struct step_ctx *c)
+{
+    enum { DY, X, DW };
+    struct gemm_args a = {.a = c->t[DY],
+                          .b = c->t[X],
+                          .c = c->t[DW],
+                          .trans_a = true,
+                          .alpha = 1.001,
+                          .beta = c->add[DW] ? 1 : 0};
+    return c->ops->gemm(c->lane, &a);
+}
+
+static void a_wrong_gradient_shows(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tiny_open(&t, "model.pattern=-", DEV_REF, 1);
+    int n = 0, k = param_find(&t.m.params, "decoder.layers.0.mlp.linear_fc2.weight");
+    while (strcmp(t.train.g.nodes[n].name, "0.mlp.fc2") != 0)
+        n++;
+    struct tensor p = model_param(&t.m, k), g = model_grad(&t.m, k);
+    double diff[2];
+    for (int wrong = 0; wrong < 2; wrong++) {
+        if (wrong)
+            t.train.g.nodes[n].phase[PH_DW].fn = wrong_dw;
+        const double h = 1e-5;
+        double up, down, *at = (double *)p.data + 5;
+        tiny_run(&t, 2);
+        double analytic = ((const double *)g.data)[5] * 32; /* tiny_run scales by 1/32 */
+        *at += h;
+        tiny_run(&t, 2);
+        up = tiny_loss(&t);
+        *at -= 2 * h;
+        tiny_run(&t, 2);
+        down = tiny_loss(&t);
+        *at += h;
+        diff[wrong] = fabs((up - down) / (2 * h) - analytic) / fabs(analytic);
+    }
+    assert_true(diff[0] < 1e-6 && diff[1] > 5e-4);
+    tiny_close(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_equal_differences_for_every_option),
+        cmocka_unit_test(a_wrong_gradient_shows),
+    };
+    return cmocka_run_group_tests_name("gradcheck", tests, NULL, NULL);
+}
