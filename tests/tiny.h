@@ -58,6 +58,11 @@ static inline const char *const *tiny_models(int *n)
         "model.mamba_norm=whole model.dropout=0.1 data.eod=on data.eod_mask=on",
         "model.pattern=*G-G model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 "
         "model.gdn_value_dim=4 model.gdn_chunk=3 model.dropout=0.1 data.eod=on data.eod_mask=on",
+        "model.pattern=*E-E model.experts=4 model.seq_aux_loss=0.1 model.router_z_loss=0.01 "
+        "model.shared_ffn=10 model.shared_gate=on model.expert_bias=on",
+        "model.pattern=E*-E model.experts=6 model.topk=3 model.router_score=sigmoid "
+        "model.router_bias=on model.router_groups=3 model.router_group_topk=2 "
+        "model.router_scale=2.5 model.shared_ffn=8 model.router_hash_layers=1",
     };
     *n = countof(models);
     return models;

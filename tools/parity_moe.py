@@ -113,7 +113,7 @@ def braid(args, case, tmp):
         with open(text, "w", encoding="utf-8") as f:
             f.write("".join(chr(32 + (i * i * 31 + i // 7) % 29) for i in range(20000)))
         train = [f"--data.train={text}", f"--run.dir={run}", "--train.steps=20", "--train.lr=3e-3"]
-        subprocess.run([args.braid, "train", *words, *train], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([args.braid, "train", *words, *train], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         steps = sorted(x for x in os.listdir(run) if x.startswith("step"))
         ckpt = [f"--ckpt={os.path.join(run, steps[-1]) if steps else run}"]
     tokens = torch.randint(0, VOCAB, (BATCH, SEQ), dtype=torch.int32)

@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const layout_names[KEYS_LAYOUTS] = {"flat", "logical", "stacked", "indexed", "grouped"};
+static const char *const layout_names[KEYS_LAYOUTS] = {"flat", "logical", "stacked", "indexed",
+                                                       "grouped"};
 
 const char *key_layout_name(enum key_layout l) { return layout_names[l]; }
 
@@ -49,7 +50,10 @@ static int add_atom(struct work *w, const struct atom *atom, struct err *e)
     return ST_OK;
 }
 
-static int no_memory(struct err *e) { return err_set(e, ST_NOMEM, "out of memory converting keys"); }
+static int no_memory(struct err *e)
+{
+    return err_set(e, ST_NOMEM, "out of memory converting keys");
+}
 
 /* Two tensors under one name: in the file as it is, or after numbering. */
 static int sort_atoms(struct work *w, struct err *e)
@@ -59,12 +63,14 @@ static int sort_atoms(struct work *w, struct err *e)
         qsort(w->atoms, w->n, sizeof *w->atoms, by_name);
     for (size_t i = 1; i < w->n; i++)
         if (key_order(&w->atoms[i - 1].name, &w->atoms[i].name) == 0)
-            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor", w->file->label,
-                           shown(w->atoms[i - 1].stored, a, sizeof a), shown(w->atoms[i].stored, b, sizeof b));
+            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor",
+                           w->file->label, shown(w->atoms[i - 1].stored, a, sizeof a),
+                           shown(w->atoms[i].stored, b, sizeof b));
     return ST_OK;
 }
 
-/* ---- taking apart ------------------------------------------------------------------------------- */
+/* ---- taking apart -------------------------------------------------------------------------------
+ */
 
 static int read_atoms(struct work *w, enum key_space space, struct err *e)
 {
@@ -96,7 +102,7 @@ static int read_atoms(struct work *w, enum key_space space, struct err *e)
     return st == ST_OK ? sort_atoms(w, e) : st;
 }
 
-/* ---- numbering ------------------------------------------------------------------------------------ */
+/* ---- numbering ------------------------------------------------------------------------------- */
 
 static bool one_bit(unsigned set) { return set != 0 && (set & (set - 1)) == 0; }
 
@@ -116,7 +122,8 @@ static int family_in(const struct work *w, const struct atom *atom, unsigned set
 static unsigned symbol_family(char symbol)
 {
     static const char symbols[] = "*D+GM-E";
-    static const unsigned families[] = {FAM_ATTN, FAM_ATTN, FAM_ATTN, FAM_GDN, FAM_MAMBA, FAM_DENSE, FAM_MOE};
+    static const unsigned families[] = {FAM_ATTN,  FAM_ATTN,  FAM_ATTN, FAM_GDN,
+                                        FAM_MAMBA, FAM_DENSE, FAM_MOE};
     const char *at = strchr(symbols, symbol);
     return symbol != '\0' && at != NULL ? families[at - symbols] : FAM_OTHER;
 }
@@ -132,8 +139,10 @@ static bool has_groups(const struct key_stack *s)
 static int order_unknown(const struct work *w, int number, struct err *e)
 {
     char holds[128];
-    err_set(e, ST_CONFLICT, "%s: number %d holds %s: the keys do not say how to number them as '%s'", w->file->label,
-            number, families_text(w->stack.families[number], holds, sizeof holds), layout_names[w->to]);
+    err_set(e, ST_CONFLICT,
+            "%s: number %d holds %s: the keys do not say how to number them as '%s'",
+            w->file->label, number, families_text(w->stack.families[number], holds, sizeof holds),
+            layout_names[w->to]);
     return err_hint(e, "give the model's groups: --pattern='[*-][*-]'");
 }
 
@@ -147,14 +156,16 @@ static bool pattern_has_groups(const struct key_layers *l)
 
 static int pattern_differs(const struct work *w, int layer, struct err *e)
 {
-    err_set(e, ST_CONFLICT, "%s: the given pattern differs from the file's layers at layer %d", w->file->label, layer);
+    err_set(e, ST_CONFLICT, "%s: the given pattern differs from the file's layers at layer %d",
+            w->file->label, layer);
     return err_hint(e, "the pattern must be the one the file's model has");
 }
 
 /* First number of each kind in the physical order: base[number * FAM_COUNT + kind]. */
 static int number_flat(const struct work *w, int *base, struct err *e)
 {
-    static const unsigned usual[] = {FAM_MIXERS, FAM_MLPS, FAM_OTHER}; /* a mixer, then what follows it */
+    static const unsigned usual[] = {FAM_MIXERS, FAM_MLPS,
+                                     FAM_OTHER}; /* a mixer, then what follows it */
     int next = 0;
     bool given = pattern_has_groups(w->layers);
     for (int i = 0; i < w->stack.n; i++) {
@@ -218,7 +229,8 @@ static int renumber(struct work *w, struct err *e)
     return st;
 }
 
-/* Prediction depths: layers by number, or a Transformer's one layer that holds a mixer and an MLP. */
+/* Prediction depths: layers by number, or a Transformer's one layer that holds a mixer and an MLP.
+ */
 static int renumber_depths(struct work *w, struct err *e)
 {
     bool join = w->to == KEYS_STACKED;
@@ -230,14 +242,14 @@ static int renumber_depths(struct work *w, struct err *e)
             continue;
         unsigned family = key_family(name->leaf);
         if (join ? name->layer > 1 : family == 0 || ((family & FAM_MIXERS) && (family & FAM_MLPS)))
-            return err_set(e, ST_CONFLICT, "%s: '%s' is in no layer of a mixer and an MLP", w->file->label,
-                           key_text(&w->out->memory, name, false));
+            return err_set(e, ST_CONFLICT, "%s: '%s' is in no layer of a mixer and an MLP",
+                           w->file->label, key_text(&w->out->memory, name, false));
         name->layer = join ? NOT_NUMBERED : (family & FAM_MLPS) != 0;
     }
     return ST_OK;
 }
 
-/* ---- experts ---------------------------------------------------------------------------------------- */
+/* ---- experts --------------------------------------------------------------------------------- */
 
 /* The router knows how many there are; without it a leading axis does. */
 static int64_t experts_of(const struct work *w, const struct atom *atom)
@@ -263,9 +275,10 @@ static int split_experts(struct work *w, struct err *e)
         int64_t experts = experts_of(w, &atom);
         struct tensor all = atom.view;
         if (experts <= 0 || experts >= KEY_MAX_LAYER || all.rank == 0 || all.dim[0] % experts != 0)
-            return err_set(e, ST_CONFLICT, "%s: Cannot split checkpoint tensor '%s', %s, among %lld experts",
-                           w->file->label, shown(atom.stored, key, sizeof key), tensor_text(&all, text, sizeof text),
-                           (long long)experts);
+            return err_set(e, ST_CONFLICT,
+                           "%s: Cannot split checkpoint tensor '%s', %s, among %lld experts",
+                           w->file->label, shown(atom.stored, key, sizeof key),
+                           tensor_text(&all, text, sizeof text), (long long)experts);
         struct tensor one = layer_slice(&all, 0);
         if (all.dim[0] != experts) { /* packed rows */
             one = all;
@@ -284,14 +297,14 @@ static int split_experts(struct work *w, struct err *e)
     return sort_atoms(w, e);
 }
 
-/* ---- putting together --------------------------------------------------------------------------------- */
+/* ---- putting together ------------------------------------------------------------------------ */
 
 static int unlike(const struct work *w, const struct atom *a, const struct atom *b, struct err *e)
 {
     char x[NAME_TEXT], y[NAME_TEXT], ta[128], tb[128];
-    err_set(e, ST_CONFLICT, "%s: '%s' is %s but '%s' is %s: only equals can be stacked", w->file->label,
-            shown(a->stored, x, sizeof x), tensor_text(&a->view, ta, sizeof ta), shown(b->stored, y, sizeof y),
-            tensor_text(&b->view, tb, sizeof tb));
+    err_set(e, ST_CONFLICT, "%s: '%s' is %s but '%s' is %s: only equals can be stacked",
+            w->file->label, shown(a->stored, x, sizeof x), tensor_text(&a->view, ta, sizeof ta),
+            shown(b->stored, y, sizeof y), tensor_text(&b->view, tb, sizeof tb));
     return ST_CONFLICT;
 }
 
@@ -301,7 +314,8 @@ static int stack_atoms(struct work *w, size_t first, int n, struct err *e)
     struct atom *at = &w->atoms[first];
     int64_t dim[TENSOR_MAX_RANK] = {n}, bytes = tensor_bytes(&at->view), all;
     if (at->view.rank >= TENSOR_MAX_RANK || !i64_mul(bytes, n, &all))
-        return err_set(e, ST_UNSUPPORTED, "%s: '%s' has too many axes to be stacked", w->file->label, at->stored);
+        return err_set(e, ST_UNSUPPORTED, "%s: '%s' has too many axes to be stacked",
+                       w->file->label, at->stored);
     for (int k = 1; k < n; k++)
         if (at[k].view.dtype != at->view.dtype || !tensor_same_shape(&at[k].view, &at->view))
             return unlike(w, at, &at[k], e);
@@ -326,9 +340,11 @@ static int group_experts(struct work *w, struct err *e)
                 break;
         if (w->atoms[i].name.expert != WHOLE) {
             if (w->atoms[i + n - 1].name.expert != (int)n - 1)
-                return err_set(e, ST_CONFLICT, "%s: not all experts beside '%s' are there: %zu, the last with number %d",
-                               w->file->label, shown(w->atoms[i].stored, key, sizeof key), n,
-                               w->atoms[i + n - 1].name.expert);
+                return err_set(
+                    e, ST_CONFLICT,
+                    "%s: not all experts beside '%s' are there: %zu, the last with number %d",
+                    w->file->label, shown(w->atoms[i].stored, key, sizeof key), n,
+                    w->atoms[i + n - 1].name.expert);
             TRY(stack_atoms(w, i, (int)n, e));
             w->atoms[i].name.expert = WHOLE;
         }
@@ -367,8 +383,8 @@ static int stack_layers(struct work *w, struct err *e)
                 struct key_name want = *name;
                 want.layer = k;
                 if (i + (size_t)k >= w->n || key_order(&w->atoms[i + (size_t)k].name, &want) != 0) {
-                    err_set(e, ST_CONFLICT, "%s: layer %d has no '%s' like that of layer %d", w->file->label, k,
-                            shown(name->leaf, key, sizeof key), name->layer);
+                    err_set(e, ST_CONFLICT, "%s: layer %d has no '%s' like that of layer %d",
+                            w->file->label, k, shown(name->leaf, key, sizeof key), name->layer);
                     return err_hint(e, "layers can be stacked only when all %d are alike", layers);
                 }
             }
@@ -382,7 +398,7 @@ static int stack_layers(struct work *w, struct err *e)
     return ST_OK;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------------ */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static int emit(struct work *w, struct err *e)
 {

@@ -1,11 +1,12 @@
-/* The tensors of a checkpoint or of a single safetensors file as one list, each in its space: model,
- * or one of the optimizer's states under the same keys. */
+/* The tensors of a checkpoint or of a single safetensors file as one list, each in its space:
+ * model, or one of the optimizer's states under the same keys. */
 #include "ckpt/keymap_int.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const space_names[KEYS_SPACES] = {"model", "exp_avg", "exp_avg_sq", "fp32_param"};
+static const char *const space_names[KEYS_SPACES] = {"model", "exp_avg", "exp_avg_sq",
+                                                     "fp32_param"};
 
 const char *key_space_name(enum key_space s) { return space_names[s]; }
 
@@ -30,7 +31,8 @@ static void add(struct key_file *f, const char *stored, const struct tensor *vie
 {
     const char *key;
     enum key_space space = space_of(stored, &key);
-    f->list[f->n++] = (struct key_tensor){.key = key, .stored = stored, .view = *view, .space = space};
+    f->list[f->n++] =
+        (struct key_tensor){.key = key, .stored = stored, .view = *view, .space = space};
 }
 
 int key_file_from(struct key_file *f, const struct ckpt *c, struct err *e)

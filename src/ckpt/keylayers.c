@@ -15,7 +15,8 @@ static int count_bits(unsigned set)
     return n;
 }
 
-/* ---- the families at each number -------------------------------------------------------------- */
+/* ---- the families at each number --------------------------------------------------------------
+ */
 
 /* How many numbers there are; stacked tensors must agree on their axis. */
 static int count_numbers(int *count, const struct key_source *list, int n, const char *label,
@@ -35,7 +36,8 @@ static int count_numbers(int *count, const struct key_source *list, int n, const
         shown(s->tensor->stored, a, sizeof a);
         const struct tensor *t = &s->tensor->view;
         if (t->rank == 0 || t->dim[0] > KEY_MAX_LAYER)
-            return err_set(e, ST_CONFLICT, "%s: '%s' has no number, but no layer axis either", label, a);
+            return err_set(e, ST_CONFLICT, "%s: '%s' has no number, but no layer axis either",
+                           label, a);
         if (axis != NULL && axis->tensor->view.dim[0] != t->dim[0])
             return err_set(e, ST_CONFLICT, "%s: '%s' stacks %lld layers, '%s' %lld", label, a,
                            (long long)t->dim[0], shown(axis->tensor->stored, b, sizeof b),
@@ -92,7 +94,8 @@ struct tensor layer_slice(const struct tensor *t, int64_t row)
     return view;
 }
 
-/* ---- the model's side ------------------------------------------------------------------------- */
+/* ---- the model's side -------------------------------------------------------------------------
+ */
 
 struct layers { /* the model: families by its own numbers, and by physical layer */
     struct key_stack numbers;
@@ -142,10 +145,11 @@ static int read_model(struct layers *m, const struct key_wanted *w, int n, struc
     return ST_OK;
 }
 
-/* ---- matching --------------------------------------------------------------------------------- */
+/* ---- matching ---------------------------------------------------------------------------------
+ */
 
-/* The file counts as the model does if every number they share holds the same. What only one of them
- * has is then missing or unexpected by name. */
+/* The file counts as the model does if every number they share holds the same. What only one of
+ * them has is then missing or unexpected by name. */
 static bool same_numbers(const struct key_stack *a, const struct key_stack *b)
 {
     for (int i = 0; i < a->n && i < b->n; i++)
@@ -179,8 +183,9 @@ static int pair_by_rank(int *file_of, const struct layers *m, const struct key_s
         if (in_model != in_file) {
             err_set(e, ST_CONFLICT, "%s: it has %d %s layer%s, the model has %d", label, in_file,
                     family_name(family), in_file == 1 ? "" : "s", in_model);
-            return err_hint(e, "model.pattern must have the layers of the file; only Mamba layers may be all "
-                               "new or all left out");
+            return err_hint(
+                e, "model.pattern must have the layers of the file; only Mamba layers may be all "
+                   "new or all left out");
         }
         for (int l = 0, at = 0; l < m->n; l++) {
             if (m->families[l] != family)
@@ -244,11 +249,13 @@ static int pair_layers(int *file_of, const struct layers *m, const struct key_st
     bool pairs = is_transformer(file, lone) || is_transformer(&m->numbers, lone);
     if (pairs && !m->latent && !m->mtp && count_family(file->families, file->n, FAM_GDN) == 0)
         return ST_OK;
-    err_set(e, ST_CONFLICT, "%s: layers come in another order: its number %d holds %s, where the model has %s", label,
-            number, families_text(file->families[number], holds, sizeof holds),
+    err_set(e, ST_CONFLICT,
+            "%s: layers come in another order: its number %d holds %s, where the model has %s",
+            label, number, families_text(file->families[number], holds, sizeof holds),
             layer < m->n ? family_name(m->families[layer]) : "no more");
-    return err_hint(e, "orders may differ only between a Transformer and a hybrid of plain attention and one "
-                       "kind of MLP, without prediction depths");
+    return err_hint(
+        e, "orders may differ only between a Transformer and a hybrid of plain attention and one "
+           "kind of MLP, without prediction depths");
 }
 
 int key_match_layers(int **file_of, int *n_layers, const struct key_stack *file,

@@ -26,7 +26,8 @@ struct keymap {
     struct arena memory;
 };
 
-/* ---- reading names ------------------------------------------------------------------------------ */
+/* ---- reading names ------------------------------------------------------------------------------
+ */
 
 static int by_order(const void *a, const void *b)
 {
@@ -50,8 +51,8 @@ static int read_sources(struct keymap *m, struct err *e)
     qsort(m->sources, (size_t)m->n_sources, sizeof *m->sources, by_order);
     for (int i = 1; i < m->n_sources; i++)
         if (key_order(&m->sources[i - 1].name, &m->sources[i].name) == 0)
-            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor", m->file->label,
-                           shown(m->sources[i - 1].tensor->stored, a, sizeof a),
+            return err_set(e, ST_CONFLICT, "%s: '%s' and '%s' are names of the same tensor",
+                           m->file->label, shown(m->sources[i - 1].tensor->stored, a, sizeof a),
                            shown(m->sources[i].tensor->stored, b, sizeof b));
     return mem_array((void **)&m->used_rows, (size_t)m->n_sources, sizeof *m->used_rows, e);
 }
@@ -72,7 +73,8 @@ static int refuse_twins(const struct keymap *m, struct err *e)
     qsort_r(order, (size_t)m->n_wants, sizeof *order, want_order, m->wants);
     for (int i = 1; i < m->n_wants && st == ST_OK; i++)
         if (want_order(&order[i - 1], &order[i], m->wants) == 0)
-            st = err_set(e, ST_CONFLICT, "two parameters of the model have the key %s: it cannot be stored",
+            st = err_set(e, ST_CONFLICT,
+                         "two parameters of the model have the key %s: it cannot be stored",
                          m->wants[order[i]].param->key);
     free(order);
     return st;
@@ -90,7 +92,8 @@ static int read_wants(struct keymap *m, const struct param *const *params, int n
     return refuse_twins(m, e);
 }
 
-/* ---- finding ------------------------------------------------------------------------------------ */
+/* ---- finding ------------------------------------------------------------------------------------
+ */
 
 struct range {
     int first, end;
@@ -116,8 +119,8 @@ static int collision(const struct keymap *m, int i, const struct range *a, const
                      struct err *e)
 {
     char x[NAME_TEXT], y[NAME_TEXT];
-    err_set(e, ST_CONFLICT, "%s: %s could come from '%s' or from '%s'", m->file->label, m->wants[i].param->key,
-            shown(m->sources[a->first].tensor->stored, x, sizeof x),
+    err_set(e, ST_CONFLICT, "%s: %s could come from '%s' or from '%s'", m->file->label,
+            m->wants[i].param->key, shown(m->sources[a->first].tensor->stored, x, sizeof x),
             shown(m->sources[b->end - 1].tensor->stored, y, sizeof y));
     return err_hint(e, "the file holds it twice; remove one of them");
 }
@@ -160,9 +163,11 @@ static int find_either(struct keymap *m, int i, struct range *out, bool *shared,
     if (name.scope == SCOPE_LAYER && number >= m->sources[other.first].tensor->view.dim[0])
         return ST_OK;
     if (name.scope == SCOPE_MTP && mtp_layers_like(m, &name) != 1) {
-        err_set(e, ST_CONFLICT, "%s: depth %d has one layer of each kind, but the model's has %d with %s",
+        err_set(e, ST_CONFLICT,
+                "%s: depth %d has one layer of each kind, but the model's has %d with %s",
                 m->file->label, name.depth, mtp_layers_like(m, &name), name.leaf);
-        return err_hint(e, "a Transformer's prediction depth fits patterns such as /*- and /*E only");
+        return err_hint(e,
+                        "a Transformer's prediction depth fits patterns such as /*- and /*E only");
     }
     if (out->first != out->end)
         return collision(m, i, out, &other, e);
@@ -171,7 +176,7 @@ static int find_either(struct keymap *m, int i, struct range *out, bool *shared,
     return ST_OK;
 }
 
-/* ---- shapes --------------------------------------------------------------------------------------- */
+/* ---- shapes ---------------------------------------------------------------------------------- */
 
 static int wrong_shape(const struct keymap *m, int i, const char *stored, const struct tensor *have,
                        struct err *e)
@@ -180,7 +185,8 @@ static int wrong_shape(const struct keymap *m, int i, const char *stored, const 
     struct tensor want = tensor_shape(have->dtype, p->rank, p->dim);
     char key[NAME_TEXT], a[128], b[128];
     err_set(e, ST_CONFLICT, "%s: '%s' is %s but %s of the model needs %s", m->file->label,
-            shown(stored, key, sizeof key), tensor_text(have, a, sizeof a), p->key, tensor_text(&want, b, sizeof b));
+            shown(stored, key, sizeof key), tensor_text(have, a, sizeof a), p->key,
+            tensor_text(&want, b, sizeof b));
     return err_hint(e, "the model configuration differs from the one it was saved with");
 }
 
@@ -193,8 +199,8 @@ static bool same_dims(int rank, const int64_t *a, const int64_t *b)
 static bool packed(const struct param *p, const struct tensor *t)
 {
     int64_t rows;
-    return p->rank > 1 && t->rank == p->rank - 1 && i64_mul(p->dim[0], p->dim[1], &rows) && t->dim[0] == rows &&
-           same_dims(t->rank - 1, t->dim + 1, p->dim + 2);
+    return p->rank > 1 && t->rank == p->rank - 1 && i64_mul(p->dim[0], p->dim[1], &rows) &&
+           t->dim[0] == rows && same_dims(t->rank - 1, t->dim + 1, p->dim + 2);
 }
 
 /* How many experts the model's own keys split this leaf into. */
@@ -206,14 +212,17 @@ static int count_experts(const struct keymap *m, const struct key_name *name)
     return n;
 }
 
-/* Expert k of n from one tensor for all: rows of a leading expert axis, or equal shares of the rows. */
-static int split_expert(const struct keymap *m, int i, const char *stored, struct tensor *t, struct err *e)
+/* Expert k of n from one tensor for all: rows of a leading expert axis, or equal shares of the
+ * rows. */
+static int split_expert(const struct keymap *m, int i, const char *stored, struct tensor *t,
+                        struct err *e)
 {
     int n = count_experts(m, &m->wants[i].name), k = m->wants[i].name.expert;
     char key[NAME_TEXT], text[128];
     if (n == 0 || k >= n || t->rank == 0 || t->dim[0] % n != 0)
-        return err_set(e, ST_CONFLICT, "%s: Cannot split checkpoint tensor '%s', %s, among %d experts",
-                       m->file->label, shown(stored, key, sizeof key), tensor_text(t, text, sizeof text), n);
+        return err_set(
+            e, ST_CONFLICT, "%s: Cannot split checkpoint tensor '%s', %s, among %d experts",
+            m->file->label, shown(stored, key, sizeof key), tensor_text(t, text, sizeof text), n);
     if (t->dim[0] == n) {
         *t = layer_slice(t, k);
         return ST_OK;
@@ -225,7 +234,7 @@ static int split_expert(const struct keymap *m, int i, const char *stored, struc
     return ST_OK;
 }
 
-/* ---- taking ------------------------------------------------------------------------------------------ */
+/* ---- taking ---------------------------------------------------------------------------------- */
 
 static struct tensor take(struct keymap *m, int source, bool stacked, int number)
 {
@@ -241,8 +250,10 @@ static int take_whole(struct keymap *m, int i, int source, bool stacked, int num
     const struct key_name *name = &m->wants[i].name;
     const char *stored = m->sources[source].tensor->stored;
     struct tensor t = take(m, source, stacked, number);
-    if (name->expert != WHOLE && m->sources[source].name.expert == WHOLE)
+    if (name->expert != WHOLE && m->sources[source].name.expert == WHOLE) {
+        m->used_rows[source] -= name->expert > 0; /* a layer counts once, however many share it */
         TRY(split_expert(m, i, stored, &t, e));
+    }
     bool fits = t.rank == p->rank && same_dims(p->rank, t.dim, p->dim);
     if (!fits && !(str_starts(name->leaf, "mlp.experts.") && packed(p, &t)))
         return wrong_shape(m, i, stored, &t, e);
@@ -252,13 +263,15 @@ static int take_whole(struct keymap *m, int i, int source, bool stacked, int num
 }
 
 /* Experts stored one by one: exactly those of the model, each of the shape of one. */
-static int take_experts(struct keymap *m, int i, struct range r, bool stacked, int number, struct err *e)
+static int take_experts(struct keymap *m, int i, struct range r, bool stacked, int number,
+                        struct err *e)
 {
     const struct param *p = m->wants[i].param;
     int n = r.end - r.first;
     if (p->rank < 2 || n != p->dim[0] || m->sources[r.end - 1].name.expert != n - 1) {
-        err_set(e, ST_CONFLICT, "%s: %s has %d experts from 0 to %d, the model has %lld", m->file->label, p->key,
-                n, m->sources[r.end - 1].name.expert, (long long)(p->rank < 2 ? 1 : p->dim[0]));
+        err_set(e, ST_CONFLICT, "%s: %s has %d experts from 0 to %d, the model has %lld",
+                m->file->label, p->key, n, m->sources[r.end - 1].name.expert,
+                (long long)(p->rank < 2 ? 1 : p->dim[0]));
         return err_hint(e, "experts are all needed, numbered from 0; see model.experts");
     }
     for (int k = 0; k < n; k++) {
@@ -272,25 +285,28 @@ static int take_experts(struct keymap *m, int i, struct range r, bool stacked, i
 }
 
 /* Parts of a projection: rows that follow each other. */
-static int take_parts(struct keymap *m, int i, struct range r, bool stacked, int number, struct err *e)
+static int take_parts(struct keymap *m, int i, struct range r, bool stacked, int number,
+                      struct err *e)
 {
     const struct param *p = m->wants[i].param;
     int n = r.end - r.first;
     int64_t rows = 0;
     if (n != key_parts(m->wants[i].name.leaf, m->sources[r.end - 1].name.part))
-        return err_set(e, ST_CONFLICT, "%s: %s is stored in parts, and not all of them are there", m->file->label,
-                       p->key);
+        return err_set(e, ST_CONFLICT, "%s: %s is stored in parts, and not all of them are there",
+                       m->file->label, p->key);
     for (int k = 0; k < n; k++) {
         struct tensor t = take(m, r.first + k, stacked, number);
         const char *stored = m->sources[r.first + k].tensor->stored;
-        if (t.rank != p->rank || t.rank == 0 || !same_dims(t.rank - 1, t.dim + 1, p->dim + 1) || t.dim[0] > p->dim[0] - rows)
+        if (t.rank != p->rank || t.rank == 0 || !same_dims(t.rank - 1, t.dim + 1, p->dim + 1) ||
+            t.dim[0] > p->dim[0] - rows)
             return wrong_shape(m, i, stored, &t, e);
         rows += t.dim[0];
         m->found[i].pieces[k] = t;
     }
     m->found[i].n = n;
     if (rows != p->dim[0])
-        return err_set(e, ST_CONFLICT, "%s: the parts of %s have %lld rows together, the model needs %lld",
+        return err_set(e, ST_CONFLICT,
+                       "%s: the parts of %s have %lld rows together, the model needs %lld",
                        m->file->label, p->key, (long long)rows, (long long)p->dim[0]);
     return ST_OK;
 }
@@ -301,8 +317,8 @@ static int check_types(const struct keymap *m, int i, struct err *e)
     struct tensor want = tensor_shape(m->to, p->rank, p->dim);
     for (int k = 0; k < m->found[i].n; k++)
         if (!dtype_converts(m->to, m->found[i].pieces[k].dtype))
-            return err_set(e, ST_UNSUPPORTED, "%s: %s: cannot convert %s to %s", m->file->label, p->key,
-                           dtype_name(m->found[i].pieces[k].dtype), dtype_name(m->to));
+            return err_set(e, ST_UNSUPPORTED, "%s: %s: cannot convert %s to %s", m->file->label,
+                           p->key, dtype_name(m->found[i].pieces[k].dtype), dtype_name(m->to));
     return check_rows(p, &want, p->key, e);
 }
 
@@ -321,7 +337,8 @@ static int resolve(struct keymap *m, int i, struct err *e)
     m->found[i].pieces = arena_alloc(&m->memory, (size_t)(r.end - r.first) * sizeof(struct tensor));
     if (m->found[i].pieces == NULL)
         return err_set(e, ST_NOMEM, "out of memory mapping keys");
-    /* WHOLE sorts first: beside numbered experts or parts, one tensor for all is a second source. */
+    /* WHOLE sorts first: beside numbered experts or parts, one tensor for all is a second source.
+     */
     const struct key_source *first = &m->sources[r.first], *last = &m->sources[r.end - 1];
     int st, whole = first->name.expert == WHOLE && first->name.part == WHOLE;
     if (r.end - r.first > 1 && (whole || (first->name.part == WHOLE) != (last->name.part == WHOLE)))
@@ -400,7 +417,7 @@ void keymap_close(struct keymap *m)
     free(m);
 }
 
-/* ---- answers --------------------------------------------------------------------------------------------- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
 bool keymap_has(const struct keymap *m, int i) { return m->found[i].n > 0; }
 int keymap_missing(const struct keymap *m) { return m->missing; }
@@ -436,13 +453,14 @@ int keymap_check(const struct keymap *m, unsigned allow, struct err *e)
                      key_space_name(m->space), m->file->label, missing, a.text ? a.text : "",
                      missing > n_missing ? ", ..." : "", unexpected, b.text ? b.text : "",
                      unexpected > n_unexpected ? ", ..." : "");
-    err_hint(e, "the model configuration differs from the one it was saved with; `braid ckpt ls` lists its tensors");
+    err_hint(e, "the model configuration differs from the one it was saved with; `braid ckpt ls` "
+                "lists its tensors");
     buf_release(&a);
     buf_release(&b);
     return st;
 }
 
-/* ---- loading ---------------------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 static int copy_pieces(const struct found *f, const struct tensor *dst, struct err *e)
 {
@@ -461,10 +479,12 @@ int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct 
     const struct found *f = &m->found[i];
     struct tensor shape = tensor_shape(dst->dtype, p->rank, p->dim);
     if (f->n == 0)
-        return err_set(e, ST_CONFLICT, "%s has no %s tensor for %s", m->file->label, key_space_name(m->space), p->key);
+        return err_set(e, ST_CONFLICT, "%s has no %s tensor for %s", m->file->label,
+                       key_space_name(m->space), p->key);
     if (dst->dtype != m->to || !tensor_is_dense(dst) || !tensor_same_shape(dst, &shape) ||
         (dst->data == NULL && tensor_elems(dst) > 0))
-        return err_set(e, ST_INVALID, "%s: the destination is not a dense host tensor of its shape", p->key);
+        return err_set(e, ST_INVALID, "%s: the destination is not a dense host tensor of its shape",
+                       p->key);
     if (tensor_elems(dst) == 0)
         return ST_OK;
     if (p->rows.n_sections == 0)

@@ -1,8 +1,8 @@
 /* Key maps: where the data of a model's parameters are in a file that may name them another way.
  *
  * Files of one model differ in how layers are numbered (each layer, or each group of layers as
- * a Transformer does), whether layers of one kind are stacked under a key without a number, what the
- * final norm and the layers of multi-token prediction are called, and whether experts share one
+ * a Transformer does), whether layers of one kind are stacked under a key without a number, what
+ * the final norm and the layers of multi-token prediction are called, and whether experts share one
  * tensor or have one each. A map reads all of these and finds out by the structure of the keys, not
  * by what the file says about itself. Values never change: every map is bit-exact. */
 #ifndef BRAID_KEYMAP_H
@@ -10,7 +10,7 @@
 
 #include "ckpt/ckpt.h"
 
-/* ---- what a file holds ---------------------------------------------------------------------- */
+/* ---- what a file holds ----------------------------------------------------------------------- */
 
 enum key_space { KEYS_MODEL, KEYS_EXP_AVG, KEYS_EXP_AVG_SQ, KEYS_FP32_PARAM, KEYS_SPACES };
 const char *key_space_name(enum key_space s); /* "model", "exp_avg", ... */
@@ -36,12 +36,13 @@ int key_file_open(struct key_file *f, const char *path, struct err *e);
 int key_file_from(struct key_file *f, const struct ckpt *c, struct err *e);
 void key_file_close(struct key_file *f);
 
-/* ---- loading -------------------------------------------------------------------------------- */
+/* ---- loading --------------------------------------------------------------------------------- */
 
 struct keymap;
-/* Where each of the n parameters is. A parameter of the decoder names its physical layer in `layer`.
- * Everything is checked here: ambiguity, structure, shapes and dtypes, so that loading does not fail
- * halfway. `to` is the dtype that will be loaded into. A key that is not there is no error yet. */
+/* Where each of the n parameters is. A parameter of the decoder names its physical layer in
+ * `layer`. Everything is checked here: ambiguity, structure, shapes and dtypes, so that loading
+ * does not fail halfway. `to` is the dtype that will be loaded into. A key that is not there is no
+ * error yet. */
 int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
                 const struct param *const *params, int n, enum dtype to, struct err *e);
 void keymap_close(struct keymap *m); /* NULL is allowed */
@@ -53,7 +54,7 @@ int keymap_unexpected(const struct keymap *m);
 /* Fill dst, a dense host tensor of the parameter's shape, in the order of memory. */
 int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct err *e);
 
-/* ---- writing another layout ----------------------------------------------------------------- */
+/* ---- writing another layout ------------------------------------------------------------------ */
 
 enum key_layout {
     KEYS_FLAT,    /* layers numbered one by one; decoder.final_norm */

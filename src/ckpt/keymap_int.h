@@ -5,7 +5,7 @@
 #include "ckpt/ckpt_int.h"
 #include "ckpt/keymap.h"
 
-/* ---- keyname.c ------------------------------------------------------------------------------ */
+/* ---- keyname.c ------------------------------------------------------------------------------- */
 
 enum key_scope { SCOPE_PLAIN, SCOPE_LAYER, SCOPE_MTP };
 enum {
@@ -31,14 +31,22 @@ int key_parts(const char *leaf, int part); /* how many parts the split has that 
 bool key_ignored(const char *key);         /* _extra_state: metadata of the writer's runtime */
 
 /* Kinds of layers that can share a number because their keys differ. */
-enum { FAM_ATTN = 1, FAM_GDN = 2, FAM_MAMBA = 4, FAM_DENSE = 8, FAM_MOE = 16, FAM_OTHER = 32, FAM_COUNT = 6 };
+enum {
+    FAM_ATTN = 1,
+    FAM_GDN = 2,
+    FAM_MAMBA = 4,
+    FAM_DENSE = 8,
+    FAM_MOE = 16,
+    FAM_OTHER = 32,
+    FAM_COUNT = 6
+};
 enum { FAM_MIXERS = FAM_ATTN | FAM_GDN | FAM_MAMBA, FAM_MLPS = FAM_DENSE | FAM_MOE };
 /* The family a leaf belongs to; FAM_MIXERS, FAM_MLPS or 0 when the leaf alone cannot tell. */
 unsigned key_family(const char *leaf);
 const char *family_name(unsigned family);
 const char *families_text(unsigned set, char *out, size_t size); /* "attention and MLP" */
 
-/* ---- keylayers.c ---------------------------------------------------------------------------- */
+/* ---- keylayers.c ----------------------------------------------------------------------------- */
 
 struct key_source {
     struct key_name name;

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* ---- pieces of text ------------------------------------------------------------------------- */
+/* ---- pieces of text -------------------------------------------------------------------------- */
 
 static bool skip(const char **s, const char *prefix)
 {
@@ -49,7 +49,7 @@ bool key_ignored(const char *key)
     return at[strspn(at, "0123456789")] == '\0';
 }
 
-/* ---- experts and parts ---------------------------------------------------------------------- */
+/* ---- experts and parts ----------------------------------------------------------------------- */
 
 /* weight [E, ...], weight7, local_experts.7.weight and experts.7.weight are one parameter's. */
 static int parse_expert(struct arena *a, const char *rest, struct key_name *out, struct err *e)
@@ -62,7 +62,8 @@ static int parse_expert(struct arena *a, const char *rest, struct key_name *out,
     const char *dot = strrchr(rest, '.'), *last = dot ? dot + 1 : rest;
     size_t stem = strcspn(last, "0123456789");
     const char *digits = last + stem;
-    bool named = (stem == 6 && strncmp(last, "weight", 6) == 0) || (stem == 4 && strncmp(last, "bias", 4) == 0);
+    bool named = (stem == 6 && strncmp(last, "weight", 6) == 0) ||
+                 (stem == 4 && strncmp(last, "bias", 4) == 0);
     if (named && *digits != '\0') {
         int index;
         const char *p = digits;
@@ -112,7 +113,7 @@ int key_parts(const char *leaf, int part)
     return part < n ? n : 0;
 }
 
-/* ---- whole keys ----------------------------------------------------------------------------- */
+/* ---- whole keys ------------------------------------------------------------------------------ */
 
 static void parse_mtp(const char *rest, struct key_name *out)
 {
@@ -175,9 +176,11 @@ char *key_text(struct arena *a, const struct key_name *name, bool transformer)
     } else if (name->scope == SCOPE_LAYER) {
         snprintf(where, sizeof where, "decoder.layers.%d.", name->layer);
     } else if (name->scope == SCOPE_MTP && name->layer >= 0) {
-        snprintf(where, sizeof where, "mtp.layers.%d.mtp_model_layer.layers.%d.", name->depth, name->layer);
+        snprintf(where, sizeof where, "mtp.layers.%d.mtp_model_layer.layers.%d.", name->depth,
+                 name->layer);
     } else if (name->scope == SCOPE_MTP) {
-        snprintf(where, sizeof where, "mtp.layers.%d.%s", name->depth, name->layer == NOT_NUMBERED ? "transformer_layer." : "");
+        snprintf(where, sizeof where, "mtp.layers.%d.%s", name->depth,
+                 name->layer == NOT_NUMBERED ? "transformer_layer." : "");
     }
     for (int i = 0; name->part != WHOLE && i < countof(splits); i++)
         if (strcmp(splits[i].leaf, leaf) == 0)
@@ -204,7 +207,7 @@ int key_order(const struct key_name *a, const struct key_name *b)
     return order ? order : order_int(a->expert, b->expert);
 }
 
-/* ---- families ------------------------------------------------------------------------------- */
+/* ---- families -------------------------------------------------------------------------------- */
 
 unsigned key_family(const char *leaf)
 {
@@ -213,13 +216,20 @@ unsigned key_family(const char *leaf)
         unsigned family;
     } rows[] = {
         /* The gated delta net takes attention's place in a layer, with leaves of its own. */
-        {"self_attention.in_proj.", FAM_GDN}, {"self_attention.conv1d.", FAM_GDN},
-        {"self_attention.A_log", FAM_GDN},    {"self_attention.dt_bias", FAM_GDN},
-        {"self_attention.out_norm.", FAM_GDN}, {"self_attention.out_proj.", FAM_GDN},
-        {"self_attention.", FAM_ATTN},        {"input_layernorm.", FAM_ATTN},
-        {"mixer.", FAM_MAMBA},                {"mlp.linear_fc", FAM_DENSE},
-        {"mlp.", FAM_MOE},                    {"pre_mlp_layernorm.", FAM_MOE},
-        {"self_attention_hyper_connection.", FAM_MIXERS}, {"mlp_hyper_connection.", FAM_MLPS},
+        {"self_attention.in_proj.", FAM_GDN},
+        {"self_attention.conv1d.", FAM_GDN},
+        {"self_attention.A_log", FAM_GDN},
+        {"self_attention.dt_bias", FAM_GDN},
+        {"self_attention.out_norm.", FAM_GDN},
+        {"self_attention.out_proj.", FAM_GDN},
+        {"self_attention.", FAM_ATTN},
+        {"input_layernorm.", FAM_ATTN},
+        {"mixer.", FAM_MAMBA},
+        {"mlp.linear_fc", FAM_DENSE},
+        {"mlp.", FAM_MOE},
+        {"pre_mlp_layernorm.", FAM_MOE},
+        {"self_attention_hyper_connection.", FAM_MIXERS},
+        {"mlp_hyper_connection.", FAM_MLPS},
     };
     for (int i = 0; i < countof(rows); i++)
         if (str_starts(leaf, rows[i].prefix))
@@ -242,6 +252,7 @@ const char *families_text(unsigned set, char *out, size_t size)
     size_t n = (size_t)snprintf(out, size, "%s", set == 0 ? "nothing" : "");
     for (int i = 0; i < FAM_COUNT; i++)
         if (set & 1u << i && n < size)
-            n += (size_t)snprintf(out + n, size - n, "%s%s", n ? " and " : "", family_name(1u << i));
+            n +=
+                (size_t)snprintf(out + n, size - n, "%s%s", n ? " and " : "", family_name(1u << i));
     return out;
 }

@@ -50,7 +50,8 @@ static int parse_words(struct convert_args *a, int argc, char **argv, struct err
 }
 
 /* The groups of the pattern that was given, or of the checkpoint's own configuration. */
-static int find_pattern(struct pattern *p, const struct convert_args *a, const struct ckpt *c, struct err *e)
+static int find_pattern(struct pattern *p, const struct convert_args *a, const struct ckpt *c,
+                        struct err *e)
 {
     const char *text = c != NULL ? ckpt_config_text(c) : "";
     if (a->pattern != NULL)
@@ -75,7 +76,8 @@ static int write_file(const char *dst, const struct key_output *out, struct err 
     return ST_OK;
 }
 
-static int write_folder(const char *dst, const struct ckpt *c, struct key_output *out, struct err *e)
+static int write_folder(const char *dst, const struct ckpt *c, struct key_output *out,
+                        struct err *e)
 {
     struct ckpt_item *items = NULL;
     int n = 0, total = 0;
@@ -85,13 +87,19 @@ static int write_folder(const char *dst, const struct ckpt *c, struct key_output
     for (int s = 0; s < KEYS_SPACES; s++)
         for (int i = 0; i < out[s].n; i++) {
             const char *key = s == KEYS_MODEL ? out[s].items[i].name
-                                              : arena_printf(&out[s].memory, "%s.%s", key_space_name((enum key_space)s),
+                                              : arena_printf(&out[s].memory, "%s.%s",
+                                                             key_space_name((enum key_space)s),
                                                              out[s].items[i].name);
-            items[n++] = (struct ckpt_item){.key = key ? key : "", .host = out[s].items[i].host,
+            items[n++] = (struct ckpt_item){.key = key ? key : "",
+                                            .host = out[s].items[i].host,
                                             .section = s == KEYS_MODEL ? CKPT_MODEL : CKPT_OPTIM};
         }
-    struct ckpt_save_args args = {.run_dir = dst, .step = ckpt_step(c), .items = items, .n_items = n,
-                                  .config_text = ckpt_config_text(c), .counters = *ckpt_counters(c)};
+    struct ckpt_save_args args = {.run_dir = dst,
+                                  .step = ckpt_step(c),
+                                  .items = items,
+                                  .n_items = n,
+                                  .config_text = ckpt_config_text(c),
+                                  .counters = *ckpt_counters(c)};
     int st = ckpt_save(&args, e);
     if (st == ST_OK)
         printf("%s: step %lld, %d tensors\n", dst, (long long)args.step, n);
@@ -99,7 +107,8 @@ static int write_folder(const char *dst, const struct ckpt *c, struct key_output
     return st;
 }
 
-static int convert(const struct convert_args *a, const struct key_file *f, struct key_output *out, struct pattern *p, struct err *e)
+static int convert(const struct convert_args *a, const struct key_file *f, struct key_output *out,
+                   struct pattern *p, struct err *e)
 {
     bool file = str_ends(a->dst, ".safetensors");
     if (!file && f->ckpt == NULL) {

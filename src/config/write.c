@@ -110,8 +110,8 @@ void config_write(const struct config *c, struct buf *out, bool with_sources)
 
 /* ---- help ------------------------------------------------------------------------------------ */
 
-/* Words of text, each line indented and at most WRAP columns wide. */
-static void add_wrapped(struct buf *out, const char *text, int indent)
+/* Words of text, at most WRAP columns wide; the first line indented by `indent`, later ones by `hang`. */
+static void add_wrapped(struct buf *out, const char *text, int indent, int hang)
 {
     int column = 0;
     while (*text != '\0') {
@@ -119,6 +119,7 @@ static void add_wrapped(struct buf *out, const char *text, int indent)
         if (column > 0 && column + 1 + n > WRAP) {
             buf_add(out, "\n");
             column = 0;
+            indent = hang;
         }
         if (column == 0)
             buf_addf(out, "%*s", indent, "");
@@ -173,8 +174,8 @@ static void help_option(const struct option *o, struct buf *out)
         add_aliases(o, "", &facts);
     }
     if (facts.text != NULL)
-        add_wrapped(out, facts.text, 2);
-    add_wrapped(out, o->help, 6);
+        add_wrapped(out, facts.text, 2, 6);
+    add_wrapped(out, o->help, 6, 6);
     buf_release(&facts);
 }
 
@@ -184,7 +185,7 @@ void config_help(struct buf *out, const char *section)
         add_wrapped(out,
                     "Options come from an INI file ([section], key = value) and from the command "
                     "line (--section.key=value), which wins. Integers take k, m, g and ki, mi, gi.",
-                    0);
+                    0, 0);
     for (int s = 0; s < config_n_sections; s++) {
         if (section != NULL && strcmp(section, config_sections[s].name) != 0)
             continue;

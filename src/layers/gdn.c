@@ -1,14 +1,16 @@
 /* The gated delta net core, symbol 'G'.
  *
- * Shapes: T = batch * seq rows, Hk key heads of dk channels, Hv value heads of dv, I = Hv dv inner
- * width. in     [T, 2 Hk dk + 2 I + 2 Hv] = h Win^T    sections [q | k | v | z | beta | alpha] qkv
- * [T, 2 Hk dk + I]  = silu(conv(q | k | v)), each channel by itself, no bias (ops/conv1d) o [T, I]
- * = gated delta rule of q, k, v, alpha, beta with A_log, dt_bias (ops/gdn); states: what enters
- * each chunk, for the backward pass n      [T, I]            = RMSNorm(o) * w * silu(z) over each
- * head, gains shared by the heads (ops/gatednorm) f      [T, hidden]       = n Wout^T Nodes: in,
- * conv, rule, norm, out. The three in the middle are undone by one backward phase (of conv),
- * because together they write one row of din: norm its z, rule its beta and alpha, conv the rest.
- * Decoding keeps the last rows of the convolution's input and the state of each value head. */
+ * Shapes: T = batch * seq rows, Hk key heads of dk channels, Hv value heads of dv, I = Hv dv.
+ *   in     [T, 2 Hk dk + 2 I + 2 Hv] = h Win^T    sections [q | k | v | z | beta | alpha]
+ *   qkv    [T, 2 Hk dk + I]  = silu(conv(q | k | v)), each channel by itself (ops/conv1d)
+ *   o      [T, I]            = gated delta rule of q, k, v, alpha, beta with A_log, dt_bias
+ *                              (ops/gdn); states: what enters each chunk, for the backward pass
+ *   n      [T, I]            = RMSNorm(o) * w * silu(z) over each head, gains shared by the heads
+ *                              (ops/gatednorm)
+ *   f      [T, hidden]       = n Wout^T
+ * Nodes: in, conv, rule, norm, out. The three in the middle are undone by one backward phase (of
+ * conv), because together they write one row of din: norm its z, rule its beta and alpha, conv the
+ * rest. Decoding keeps the last rows of the convolution's input and the state of each head. */
 #include "layers/layer.h"
 
 #include <math.h>

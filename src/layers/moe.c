@@ -1,7 +1,8 @@
-/* The mixture-of-experts core, symbol 'E': each token goes to k of E expert MLPs, and to a shared one.
+/* The mixture-of-experts core, symbol 'E': each token goes to k of E expert MLPs, and to a shared
+ * one.
  *
- * Shapes: T rows, E experts, R = T k rows sorted by expert, d hidden, f expert width, w = 2f if gated else f.
- *   shared  [T, d]   = fc2(act(fc1 h)) (* sigmoid(h gate^T))      only with shared_ffn
+ * Shapes: T rows, E experts, R = T k rows sorted by expert, d hidden, f expert width, w = 2f if
+ * gated else f. shared  [T, d]   = fc2(act(fc1 h)) (* sigmoid(h gate^T))      only with shared_ffn
  *   logits  [T, E]   = (h * jitter) Wr^T
  *   probs   [T, k], idx [T, k]                                    ops/router
  *   offset [E + 1], row [T, k], src [R]                           ops/moeplan
@@ -9,12 +10,14 @@
  *   pre     [R, w]   = xp W1_e^T + b1_e;  act [R, f] = prow * act(pre)
  *   yp      [R, d]   = act W2_e^T + prow * b2_e
  *   f       [T, d]   = shared + sum of a token's rows of yp, in order of k
- * The probability enters before fc2, so the combine adds rows without weights and dprob = <dact, act>.
+ * The probability enters before fc2, so the combine adds rows without weights and dprob = <dact,
+ * act>.
  *
- * Gradients of h meet in this order: router, experts, shared. Backward phases run in reverse order of
- * declaration, so the nodes are declared shared first; `scatter`, which only adds the experts' share, stands
- * between shared and router. The router's gradient is complete before it: it needs dprob from the experts.
- * Counts, metrics and the expert bias are forward-only: the router is never replayed. */
+ * Gradients of h meet in this order: router, experts, shared. Backward phases run in reverse order
+ * of declaration, so the nodes are declared shared first; `scatter`, which only adds the experts'
+ * share, stands between shared and router. The router's gradient is complete before it: it needs
+ * dprob from the experts. Counts, metrics and the expert bias are forward-only: the router is never
+ * replayed. */
 #include "layers/layer.h"
 
 struct moe {
@@ -28,20 +31,27 @@ struct moe {
 };
 
 struct moe_slots {
-    slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global, table, select_work;
+    slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global, table,
+        select_work;
     slot_id offset, row, src, xp, dxp, prow, dprow, pre, dpre, act, dact, yp, dyp;
     slot_id shared; /* what the combine starts from, or NO_SLOT */
     struct weight router, bias, w1, w2, b1, b2;
 };
 
-/* ---- router --------------------------------------------------------------------------------------------- */
+/* ---- router
+ * --------------------------------------------------------------------------------------------- */
 
 static int jitter_fwd(const struct step_ctx *c)
 {
     enum { H, INFO, Y };
     const struct moe *m = c->self;
-    struct router_jitter_args a = {.x = c->t[H], .info = c->t[INFO], .y = c->t[Y], .eps = m->jitter, .key = m->jitter_key,
-                                   .seq = m->seq, .acc_y = c->add[Y]};
+    struct router_jitter_args a = {.x = c->t[H],
+                                   .info = c->t[INFO],
+                                   .y = c->t[Y],
+                                   .eps = m->jitter,
+                                   .key = m->jitter_key,
+                                   .seq = m->seq,
+                                   .acc_y = c->add[Y]};
     return c->ops->router_jitter(c->lane, &a);
 }
 
@@ -49,7 +59,8 @@ static int noise_fwd(const struct step_ctx *c)
 {
     enum { INFO, LOGITS };
     const struct moe *m = c->self;
-    struct router_noise_args a = {.info = c->t[INFO], .logits = c->t[LOGITS], .key = m->noise_key, .seq = m->seq};
+    struct router_noise_args a = {
+        .info = c->t[INFO], .logits = c->t[LOGITS], .key = m->noise_key, .seq = m->seq};
     return c->ops->router_noise(c->lane, &a);
 }
 
@@ -57,10 +68,21 @@ static int select_fwd(const struct step_ctx *c)
 {
     enum { LOGITS, BIAS, TOKEN, TABLE, PROBS, IDX, LOAD, STAT, TALLY, GLOBAL, WORK };
     const struct moe *m = c->self;
-    struct router_fwd_args a = {
-        .logits = c->t[LOGITS], .bias = c->t[BIAS], .token = c->t[TOKEN], .table = c->t[TABLE], .probs = c->t[PROBS], .idx = c->t[IDX],
-        .load = c->t[LOAD], .stat = c->t[STAT], .tally = c->t[TALLY], .global = c->t[GLOBAL], .work = c->t[WORK], .rule = m->rule,
-        .acc_stat = c->add[STAT], .acc_tally = c->add[TALLY], .acc_global = c->add[GLOBAL]};
+    struct router_fwd_args a = {.logits = c->t[LOGITS],
+                                .bias = c->t[BIAS],
+                                .token = c->t[TOKEN],
+                                .table = c->t[TABLE],
+                                .probs = c->t[PROBS],
+                                .idx = c->t[IDX],
+                                .load = c->t[LOAD],
+                                .stat = c->t[STAT],
+                                .tally = c->t[TALLY],
+                                .global = c->t[GLOBAL],
+                                .work = c->t[WORK],
+                                .rule = m->rule,
+                                .acc_stat = c->add[STAT],
+                                .acc_tally = c->add[TALLY],
+                                .acc_global = c->add[GLOBAL]};
     return c->ops->router_fwd(c->lane, &a);
 }
 
@@ -70,8 +92,14 @@ static int select_bwd(const struct step_ctx *c)
     const struct moe *m = c->self;
     struct unpermute_args back = {.row = c->t[ROW], .xprob = c->t[DPROW], .yprob = c->t[DPROBS]};
     TRY(c->ops->unpermute(c->lane, &back));
-    struct router_bwd_args a = {.dprobs = c->t[DPROBS], .dloss = c->t[SHARE], .logits = c->t[LOGITS], .idx = c->t[IDX], .load = c->t[LOAD],
-                                .dlogits = c->t[DLOGITS], .rule = m->rule, .hashed = m->hashed};
+    struct router_bwd_args a = {.dprobs = c->t[DPROBS],
+                                .dloss = c->t[SHARE],
+                                .logits = c->t[LOGITS],
+                                .idx = c->t[IDX],
+                                .load = c->t[LOAD],
+                                .dlogits = c->t[DLOGITS],
+                                .rule = m->rule,
+                                .hashed = m->hashed};
     return c->ops->router_bwd(c->lane, &a);
 }
 
@@ -83,7 +111,8 @@ static int bias_step(const struct step_ctx *c)
     return c->ops->router_bias(c->lane, &a);
 }
 
-/* ---- to the experts and back ------------------------------------------------------------------------------ */
+/* ---- to the experts and back
+ * ------------------------------------------------------------------------------ */
 
 static int plan_fwd(const struct step_ctx *c)
 {
@@ -95,7 +124,12 @@ static int permute_fwd(const struct step_ctx *c)
 {
     enum { H, SRC, PROBS, XP, PROW };
     const struct moe *m = c->self;
-    struct permute_args a = {.x = c->t[H], .src = c->t[SRC], .prob = c->t[PROBS], .y = c->t[XP], .yprob = c->t[PROW], .k = m->k};
+    struct permute_args a = {.x = c->t[H],
+                             .src = c->t[SRC],
+                             .prob = c->t[PROBS],
+                             .y = c->t[XP],
+                             .yprob = c->t[PROW],
+                             .k = m->k};
     return c->ops->permute(c->lane, &a);
 }
 
@@ -110,7 +144,8 @@ static int permute_replay(const struct step_ctx *c)
 static int scatter_bwd(const struct step_ctx *c)
 {
     enum { DXP, ROW, DH };
-    struct unpermute_args a = {.x = c->t[DXP], .row = c->t[ROW], .y = c->t[DH], .acc_y = c->add[DH]};
+    struct unpermute_args a = {
+        .x = c->t[DXP], .row = c->t[ROW], .y = c->t[DH], .acc_y = c->add[DH]};
     return c->ops->unpermute(c->lane, &a);
 }
 
@@ -129,12 +164,19 @@ static int combine_bwd(const struct step_ctx *c)
     return c->ops->permute(c->lane, &a);
 }
 
-/* ---- experts ------------------------------------------------------------------------------------------------ */
+/* ---- experts
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static int group_fwd(const struct step_ctx *c)
 {
     enum { X, W, BIAS, PROB, OFFSET, Y };
-    struct gmm_fwd_args a = {.x = c->t[X], .w = c->t[W], .bias = c->t[BIAS], .prob = c->t[PROB], .offset = c->t[OFFSET], .y = c->t[Y]};
+    struct gmm_fwd_args a = {.x = c->t[X],
+                             .w = c->t[W],
+                             .bias = c->t[BIAS],
+                             .prob = c->t[PROB],
+                             .offset = c->t[OFFSET],
+                             .y = c->t[Y]};
     return c->ops->gmm_fwd(c->lane, &a);
 }
 
@@ -148,8 +190,14 @@ static int group_bwd(const struct step_ctx *c)
 static int group_dw(const struct step_ctx *c)
 {
     enum { DY, X, PROB, OFFSET, DW, DBIAS };
-    struct gmm_bwd_args a = {.dy = c->t[DY], .x = c->t[X], .prob = c->t[PROB], .offset = c->t[OFFSET], .dw = c->t[DW],
-                             .dbias = c->t[DBIAS], .acc_dw = c->add[DW], .acc_dbias = c->add[DBIAS]};
+    struct gmm_bwd_args a = {.dy = c->t[DY],
+                             .x = c->t[X],
+                             .prob = c->t[PROB],
+                             .offset = c->t[OFFSET],
+                             .dw = c->t[DW],
+                             .dbias = c->t[DBIAS],
+                             .acc_dw = c->add[DW],
+                             .acc_dbias = c->add[DBIAS]};
     return c->ops->gmm_bwd(c->lane, &a);
 }
 
@@ -166,15 +214,25 @@ static int act_backward(const struct step_ctx *c)
 {
     enum { DACT, PRE, PROB, DYP, B2, OFFSET, DPRE, DPROB };
     const struct moe *m = c->self;
-    struct act_bwd_args a = {.dy = c->t[DACT], .x = c->t[PRE], .prob = c->t[PROB], .dx = c->t[DPRE], .dprob = c->t[DPROB], .rule = m->act};
+    struct act_bwd_args a = {.dy = c->t[DACT],
+                             .x = c->t[PRE],
+                             .prob = c->t[PROB],
+                             .dx = c->t[DPRE],
+                             .dprob = c->t[DPROB],
+                             .rule = m->act};
     TRY(c->ops->act_bwd(c->lane, &a));
     if (c->t[B2].data == NULL)
         return ST_OK;
-    struct gmm_bwd_args g = {.dy = c->t[DYP], .bias = c->t[B2], .offset = c->t[OFFSET], .dprob = c->t[DPROB], .acc_dprob = true};
+    struct gmm_bwd_args g = {.dy = c->t[DYP],
+                             .bias = c->t[B2],
+                             .offset = c->t[OFFSET],
+                             .dprob = c->t[DPROB],
+                             .acc_dprob = true};
     return c->ops->gmm_bwd(c->lane, &g);
 }
 
-/* ---- shared expert ------------------------------------------------------------------------------------------ */
+/* ---- shared expert
+ * ------------------------------------------------------------------------------------------ */
 
 static int shared_act_fwd(const struct step_ctx *c)
 {
@@ -199,11 +257,13 @@ static int shared_gate_fwd(const struct step_ctx *c)
 static int shared_gate_bwd(const struct step_ctx *c)
 {
     enum { DY, X, G, DX, DG };
-    struct gate_bwd_args a = {.dy = c->t[DY], .x = c->t[X], .g = c->t[G], .dx = c->t[DX], .dg = c->t[DG]};
+    struct gate_bwd_args a = {
+        .dy = c->t[DY], .x = c->t[X], .g = c->t[G], .dx = c->t[DX], .dg = c->t[DG]};
     return c->ops->gate_bwd(c->lane, &a);
 }
 
-static void declare_shared_act(struct build *b, const struct moe *m, slot_id pre, slot_id act, slot_id dact, slot_id dpre)
+static void declare_shared_act(struct build *b, const struct moe *m, slot_id pre, slot_id act,
+                               slot_id dact, slot_id dpre)
 {
     struct graph *g = b->g;
     int n = graph_node(g, "shared_act", LANE_COMPUTE, m);
@@ -217,19 +277,30 @@ static void declare_shared_act(struct build *b, const struct moe *m, slot_id pre
 }
 
 /* out * sigmoid(h gate^T); returns the gated output. */
-static slot_id declare_shared_gate(struct build *b, const struct core_io *io, slot_id out, slot_id dout)
+static slot_id declare_shared_gate(struct build *b, const struct core_io *io, slot_id out,
+                                   slot_id dout)
 {
     struct graph *g = b->g;
     int64_t d = b->cfg->model.hidden;
     struct param p = param_matrix("mlp.shared_experts.gate_weight", 1, d, b->cfg->model.init_std);
-    slot_id score = build_real(b, "shared_score", b->rows, 1), dscore = build_grad(b, "dshared_score", b->rows, 1);
+    slot_id score = build_real(b, "shared_score", b->rows, 1),
+            dscore = build_grad(b, "dshared_score", b->rows, 1);
     slot_id gated = build_real(b, "shared_gated", b->rows, d);
-    linear_declare(b, "shared_score", &(struct linear){.x = io->h, .y = score, .dy = dscore, .dx = io->dh, .w = build_weight(b, &p),
-                                                       .bias = no_weight(), .in = d, .out = 1, .add_dx = true});
+    linear_declare(b, "shared_score",
+                   &(struct linear){.x = io->h,
+                                    .y = score,
+                                    .dy = dscore,
+                                    .dx = io->dh,
+                                    .w = build_weight(b, &p),
+                                    .bias = no_weight(),
+                                    .in = d,
+                                    .out = 1,
+                                    .add_dx = true});
     int n = graph_node(g, "shared_gate", LANE_COMPUTE, NULL);
     GRAPH_PHASE(g, n, PH_FWD, shared_gate_fwd, READS(out), READS(score), WRITES(gated));
     if (training(b))
-        GRAPH_PHASE(g, n, PH_BWD, shared_gate_bwd, READS(io->df), READS(out), READS(score), WRITES(dout), WRITES(dscore));
+        GRAPH_PHASE(g, n, PH_BWD, shared_gate_bwd, READS(io->df), READS(out), READS(score),
+                    WRITES(dout), WRITES(dscore));
     return gated;
 }
 
@@ -242,55 +313,99 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
     struct param p1 = param_matrix("mlp.shared_experts.linear_fc1.weight", wide, d, c->init_std);
     struct param p2 = param_matrix("mlp.shared_experts.linear_fc2.weight", d, f, output_std(b));
     struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
-    slot_id pre = build_real(b, "shared_pre", b->rows, wide), act = build_real(b, "shared_act", b->rows, f);
-    slot_id dpre = build_grad(b, "dshared_pre", b->rows, wide), dact = build_grad(b, "dshared_act", b->rows, f);
-    slot_id out = build_real(b, "shared", b->rows, d), dout = c->shared_gate ? build_grad(b, "dshared", b->rows, d) : io->df;
-    linear_declare(b, "shared_fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = no_weight(),
-                                                     .in = d, .out = wide, .add_dx = true});
+    slot_id pre = build_real(b, "shared_pre", b->rows, wide),
+            act = build_real(b, "shared_act", b->rows, f);
+    slot_id dpre = build_grad(b, "dshared_pre", b->rows, wide),
+            dact = build_grad(b, "dshared_act", b->rows, f);
+    slot_id out = build_real(b, "shared", b->rows, d),
+            dout = c->shared_gate ? build_grad(b, "dshared", b->rows, d) : io->df;
+    linear_declare(b, "shared_fc1",
+                   &(struct linear){.x = io->h,
+                                    .y = pre,
+                                    .dy = dpre,
+                                    .dx = io->dh,
+                                    .w = w1,
+                                    .bias = no_weight(),
+                                    .in = d,
+                                    .out = wide,
+                                    .add_dx = true});
     declare_shared_act(b, m, pre, act, dact, dpre);
-    linear_declare(b, "shared_fc2", &(struct linear){.x = act, .y = out, .dy = dout, .dx = dact, .w = w2, .bias = no_weight(),
-                                                     .in = f, .out = d});
+    linear_declare(b, "shared_fc2",
+                   &(struct linear){.x = act,
+                                    .y = out,
+                                    .dy = dout,
+                                    .dx = dact,
+                                    .w = w2,
+                                    .bias = no_weight(),
+                                    .in = f,
+                                    .out = d});
     return c->shared_gate ? declare_shared_gate(b, io, out, dout) : out;
 }
 
-/* ---- sizes, parameters, state ------------------------------------------------------------------------------- */
+/* ---- sizes, parameters, state
+ * ------------------------------------------------------------------------------- */
 
 static int sizes(struct build *b, struct moe *m)
 {
     const struct config_model *c = &b->cfg->model;
     char site[64];
     bool decode = b->mode == BUILD_DECODE, in_stack = str_starts(b->prefix, "decoder.");
-    *m = (struct moe){.experts = c->experts, .k = c->topk, .width = c->hidden, .ffn = c->expert_ffn,
-                      .vocab = round_up(c->vocab, c->vocab_multiple), .bias_rate = c->router_bias_rate, .seq = b->seq,
-                      .jitter = training(b) ? c->router_jitter : 0, .hashed = in_stack && b->number <= c->router_hash_layers};
-    m->shared_act = (struct act_rule){.kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
+    *m = (struct moe){.experts = c->experts,
+                      .k = c->topk,
+                      .width = c->hidden,
+                      .ffn = c->expert_ffn,
+                      .vocab = round_up(c->vocab, c->vocab_multiple),
+                      .bias_rate = c->router_bias_rate,
+                      .seq = b->seq,
+                      .jitter = training(b) ? c->router_jitter : 0,
+                      .hashed = in_stack && b->number <= c->router_hash_layers};
+    m->shared_act = (struct act_rule){.kind = (enum act_kind)c->act,
+                                      .clamp = c->act_clamp,
+                                      .alpha = c->act_alpha,
+                                      .offset = c->act_offset};
     m->act = m->shared_act;
     m->act.interleave = c->glu_interleave;
     m->wide = act_is_gated(m->act.kind) ? 2 * m->ffn : m->ffn;
-    m->rule = (struct router_rule){
-        .score = (enum router_score)c->router_score, .pre_softmax = c->router_pre_softmax, .norm = c->router_norm,
-        .groups = c->router_group_topk > 0 ? c->router_groups : 0, .group_topk = c->router_group_topk, .scale = c->router_scale,
-        .capacity = decode ? 0 : c->router_capacity, .drop_late = c->router_drop == CFG_DROP_LATE, .seq = b->seq};
+    m->rule = (struct router_rule){.score = (enum router_score)c->router_score,
+                                   .pre_softmax = c->router_pre_softmax,
+                                   .norm = c->router_norm,
+                                   .groups = c->router_group_topk > 0 ? c->router_groups : 0,
+                                   .group_topk = c->router_group_topk,
+                                   .scale = c->router_scale,
+                                   .capacity = decode ? 0 : c->router_capacity,
+                                   .drop_late = c->router_drop == CFG_DROP_LATE,
+                                   .seq = b->seq};
     if (training(b))
-        m->rule.coef = (struct router_coef){c->aux_loss, c->seq_aux_loss, c->global_aux_loss, c->router_z_loss};
+        m->rule.coef = (struct router_coef){c->aux_loss, c->seq_aux_loss, c->global_aux_loss,
+                                            c->router_z_loss};
     snprintf(site, sizeof site, "router.jitter.%d", b->layer);
     m->jitter_key = rng_key((uint64_t)b->cfg->run.seed, site);
     snprintf(site, sizeof site, "router.noise.%d", b->layer);
     m->noise_key = rng_key((uint64_t)b->cfg->run.seed, site);
     if (b->rows > INT32_MAX / m->k)
-        return err_set(&b->g->err, ST_INVALID, "%lld tokens with %lld experts each are more rows than the 2147483647 a plan can hold",
-                       (long long)b->rows, (long long)m->k);
+        return err_set(
+            &b->g->err, ST_INVALID,
+            "%lld tokens with %lld experts each are more rows than the 2147483647 a plan can hold",
+            (long long)b->rows, (long long)m->k);
     return ST_OK;
 }
 
-static struct param expert_matrix(const char *key, const struct moe *m, int64_t out, int64_t in, double std)
+static struct param expert_matrix(const char *key, const struct moe *m, int64_t out, int64_t in,
+                                  double std)
 {
-    return (struct param){.key = key, .rank = 3, .dim = {m->experts, out, in}, .init = INIT_NORMAL, .init_a = std, .decay = true, .expert = true};
+    return (struct param){.key = key,
+                          .rank = 3,
+                          .dim = {m->experts, out, in},
+                          .init = INIT_NORMAL,
+                          .init_a = std,
+                          .decay = true,
+                          .expert = true};
 }
 
 static struct param expert_vector(const char *key, const struct moe *m, int64_t n)
 {
-    return (struct param){.key = key, .rank = 2, .dim = {m->experts, n}, .init = INIT_ZERO, .expert = true};
+    return (struct param){
+        .key = key, .rank = 2, .dim = {m->experts, n}, .init = INIT_ZERO, .expert = true};
 }
 
 static void declare_params(struct build *b, const struct moe *m, struct moe_slots *s)
@@ -298,9 +413,12 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
     const struct config_model *c = &b->cfg->model;
     struct param router = param_matrix("mlp.router.weight", m->experts, m->width, c->init_std);
     struct param bias = param_vector("mlp.router.expert_bias", m->experts, INIT_ZERO);
-    struct param p1 = expert_matrix("mlp.experts.linear_fc1.weight", m, m->wide, m->width, c->init_std);
-    struct param p2 = expert_matrix("mlp.experts.linear_fc2.weight", m, m->width, m->ffn, output_std(b));
-    struct param b1 = expert_vector("mlp.experts.linear_fc1.bias", m, m->wide), b2 = expert_vector("mlp.experts.linear_fc2.bias", m, m->width);
+    struct param p1 =
+        expert_matrix("mlp.experts.linear_fc1.weight", m, m->wide, m->width, c->init_std);
+    struct param p2 =
+        expert_matrix("mlp.experts.linear_fc2.weight", m, m->width, m->ffn, output_std(b));
+    struct param b1 = expert_vector("mlp.experts.linear_fc1.bias", m, m->wide),
+                 b2 = expert_vector("mlp.experts.linear_fc2.bias", m, m->width);
     bias.buffer = true;
     s->router = build_weight(b, &router);
     s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
@@ -321,11 +439,18 @@ static void fill_table(struct tensor *host, const void *arg)
 /* One block of numbers, each logged under a tag of its own. */
 static slot_id declare_metrics(struct build *b, const struct moe *m)
 {
-    static const char *const tags[ROUTER_STATS] = {"router loss", "router aux loss", "router seq aux loss", "router global aux loss",
-                                                   "router z loss", "expert load max", "expert load entropy", "expert dropped"};
+    static const char *const tags[ROUTER_STATS] = {
+        "router loss",   "router aux loss", "router seq aux loss", "router global aux loss",
+        "router z loss", "expert load max", "expert load entropy", "expert dropped"};
     const struct router_coef *c = &m->rule.coef;
-    bool on[ROUTER_STATS] = {router_balances(&m->rule) || c->z != 0, c->aux != 0, c->seq_aux != 0, c->global_aux != 0, c->z != 0,
-                             true, true, m->rule.capacity > 0};
+    bool on[ROUTER_STATS] = {router_balances(&m->rule) || c->z != 0,
+                             c->aux != 0,
+                             c->seq_aux != 0,
+                             c->global_aux != 0,
+                             c->z != 0,
+                             true,
+                             true,
+                             m->rule.capacity > 0};
     struct metric_list *l = b->metrics;
     slot_id stat = build_state(b, "stat", tensor_1d(NULL, DT_F64, ROUTER_STATS));
     for (int i = 0; i < ROUTER_STATS && stat != NO_SLOT; i++) {
@@ -333,8 +458,12 @@ static slot_id declare_metrics(struct build *b, const struct moe *m)
             continue;
         if (mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) != ST_OK)
             return NO_SLOT;
-        l->m[l->n++] = (struct metric){.tag = tags[i], .layer = b->layer, .n = 1, .objective = i == ROUTER_STAT_LOSS,
-                                       .offset = b->g->slots[stat].offset + i * (int64_t)sizeof(double)};
+        l->m[l->n++] =
+            (struct metric){.tag = tags[i],
+                            .layer = b->layer,
+                            .n = 1,
+                            .objective = i == ROUTER_STAT_LOSS,
+                            .offset = b->g->slots[stat].offset + i * (int64_t)sizeof(double)};
     }
     return stat;
 }
@@ -343,7 +472,8 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
 {
     s->load = s->stat = s->tally = s->global = s->table = NO_SLOT;
     if (m->hashed)
-        s->table = build_table(b, "tid2eid", tensor_2d(NULL, DT_I32, m->vocab, m->k), fill_table, m);
+        s->table =
+            build_table(b, "tid2eid", tensor_2d(NULL, DT_I32, m->vocab, m->k), fill_table, m);
     if (!training(b))
         return;
     s->stat = declare_metrics(b, m);
@@ -358,16 +488,22 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
     if (b->g->err.code != ST_OK)
         return;
     build_update(b, &(struct update_decl){
-        .name = graph_name(b->g, "expert_bias"), .fn = bias_step, .self = m, .n_uses = 2,
-        .use = {{tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
-                {tensor_1d(NULL, b->dev->real, m->experts), ARENA_PARAM, b->g->slots[s->bias.w].offset, USE_ADD}}});
+                        .name = graph_name(b->g, "expert_bias"),
+                        .fn = bias_step,
+                        .self = m,
+                        .n_uses = 2,
+                        .use = {{tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
+                                {tensor_1d(NULL, b->dev->real, m->experts), ARENA_PARAM,
+                                 b->g->slots[s->bias.w].offset, USE_ADD}}});
 }
 
 static slot_id declare_select_work(struct build *b, const struct moe *m)
 {
     struct router_fwd_args a = {.logits = tensor_2d(NULL, b->dev->real, b->rows, m->experts),
-                                .probs = tensor_2d(NULL, b->dev->real, b->rows, m->k), .rule = m->rule};
-    return b->ops->router_fwd_work ? build_work(b, "select_work", b->ops->router_fwd_work(&a)) : NO_SLOT;
+                                .probs = tensor_2d(NULL, b->dev->real, b->rows, m->k),
+                                .rule = m->rule};
+    return b->ops->router_fwd_work ? build_work(b, "select_work", b->ops->router_fwd_work(&a))
+                                   : NO_SLOT;
 }
 
 static void declare_slots(struct build *b, const struct moe *m, struct moe_slots *s)
@@ -400,9 +536,12 @@ static void declare_slots(struct build *b, const struct moe *m, struct moe_slots
     s->select_work = declare_select_work(b, m);
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------------------------ */
+/* ---- nodes
+ * ------------------------------------------------------------------------------------------------------
+ */
 
-static void declare_scatter(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
+static void declare_scatter(struct build *b, const struct moe *m, const struct moe_slots *s,
+                            const struct core_io *io)
 {
     if (!training(b))
         return;
@@ -410,7 +549,8 @@ static void declare_scatter(struct build *b, const struct moe *m, const struct m
     GRAPH_PHASE(b->g, n, PH_BWD, scatter_bwd, READS(s->dxp), READS(s->row), ADDS(io->dh));
 }
 
-static void declare_router(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
+static void declare_router(struct build *b, const struct moe *m, const struct moe_slots *s,
+                           const struct core_io *io)
 {
     struct graph *g = b->g;
     bool jitters = s->hj != NO_SLOT;
@@ -421,8 +561,16 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
         graph_replay(g, s->hj, n);
         GRAPH_PHASE(g, n, PH_BWD, jitter_fwd, READS(s->dhj), READS(b->in.info), ADDS(io->dh));
     }
-    linear_declare(b, "router", &(struct linear){.x = jitters ? s->hj : io->h, .y = s->gate, .dy = s->dlogits, .dx = jitters ? s->dhj : io->dh,
-                                                 .w = s->router, .bias = no_weight(), .in = m->width, .out = m->experts, .add_dx = !jitters});
+    linear_declare(b, "router",
+                   &(struct linear){.x = jitters ? s->hj : io->h,
+                                    .y = s->gate,
+                                    .dy = s->dlogits,
+                                    .dx = jitters ? s->dhj : io->dh,
+                                    .w = s->router,
+                                    .bias = no_weight(),
+                                    .in = m->width,
+                                    .out = m->experts,
+                                    .add_dx = !jitters});
     if (s->gate != s->logits) { /* the gradient goes straight through to the real logits */
         int n = graph_node(g, "noise", LANE_COMPUTE, m);
         GRAPH_PHASE(g, n, PH_FWD, noise_fwd, READS(b->in.info), WRITES(s->logits));
@@ -431,21 +579,26 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
     }
     int n = graph_node(g, "select", LANE_COMPUTE, m);
     slot_id token = m->hashed ? b->in.token : NO_SLOT;
-    GRAPH_PHASE(g, n, PH_FWD, select_fwd, READS(s->logits), READS(s->bias.w), READS(token), READS(s->table), WRITES(s->probs), WRITES(s->idx),
-                WRITES(s->load), ADDS(s->stat), ADDS(s->tally), ADDS(s->global), WRITES(s->select_work));
+    GRAPH_PHASE(g, n, PH_FWD, select_fwd, READS(s->logits), READS(s->bias.w), READS(token),
+                READS(s->table), WRITES(s->probs), WRITES(s->idx), WRITES(s->load), ADDS(s->stat),
+                ADDS(s->tally), ADDS(s->global), WRITES(s->select_work));
     if (training(b))
-        GRAPH_PHASE(g, n, PH_BWD, select_bwd, READS(s->dprow), READS(s->row), READS(s->logits), READS(s->idx), READS(s->load),
-                    READS(b->in.mb_share), WRITES(s->dprobs), WRITES(s->dlogits));
+        GRAPH_PHASE(g, n, PH_BWD, select_bwd, READS(s->dprow), READS(s->row), READS(s->logits),
+                    READS(s->idx), READS(s->load), READS(b->in.mb_share), WRITES(s->dprobs),
+                    WRITES(s->dlogits));
 }
 
-static void declare_permute(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
+static void declare_permute(struct build *b, const struct moe *m, const struct moe_slots *s,
+                            const struct core_io *io)
 {
     struct graph *g = b->g;
     double bytes = 2.0 * (double)tensor_bytes(&g->slots[s->xp].shape);
     int n = graph_node(g, "plan", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, plan_fwd, READS(s->idx), WRITES(s->offset), WRITES(s->row), WRITES(s->src));
+    GRAPH_PHASE(g, n, PH_FWD, plan_fwd, READS(s->idx), WRITES(s->offset), WRITES(s->row),
+                WRITES(s->src));
     n = graph_node(g, "permute", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, permute_fwd, READS(io->h), READS(s->src), READS(s->probs), WRITES(s->xp), WRITES(s->prow));
+    GRAPH_PHASE(g, n, PH_FWD, permute_fwd, READS(io->h), READS(s->src), READS(s->probs),
+                WRITES(s->xp), WRITES(s->prow));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
@@ -461,32 +614,40 @@ struct group {
     bool replays;
 };
 
-static void declare_group(struct build *b, const struct moe_slots *s, const char *name, const struct group *l)
+static void declare_group(struct build *b, const struct moe_slots *s, const char *name,
+                          const struct group *l)
 {
     struct graph *g = b->g;
-    double rows = (double)g->slots[l->x].shape.dim[0], in = (double)g->slots[l->x].shape.dim[1], out = (double)g->slots[l->y].shape.dim[1];
-    double flops = 2 * rows * in * out, size = (double)dtype_bytes(b->dev->real), experts = (double)g->slots[l->w.w].shape.dim[0];
+    double rows = (double)g->slots[l->x].shape.dim[0], in = (double)g->slots[l->x].shape.dim[1],
+           out = (double)g->slots[l->y].shape.dim[1];
+    double flops = 2 * rows * in * out, size = (double)dtype_bytes(b->dev->real),
+           experts = (double)g->slots[l->w.w].shape.dim[0];
     double bytes = size * (rows * (in + out) + experts * in * out);
     int n = graph_node(g, name, LANE_COMPUTE, NULL);
-    GRAPH_PHASE(g, n, PH_FWD, group_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w), READS(l->prob), READS(s->offset), WRITES(l->y));
+    GRAPH_PHASE(g, n, PH_FWD, group_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w),
+                READS(l->prob), READS(s->offset), WRITES(l->y));
     graph_cost(g, n, PH_FWD, flops, bytes);
     if (!training(b))
         return;
     if (l->replays) {
-        GRAPH_PHASE(g, n, PH_REPLAY, group_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w), READS(l->prob), READS(s->offset), WRITES(l->y));
+        GRAPH_PHASE(g, n, PH_REPLAY, group_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w),
+                    READS(l->prob), READS(s->offset), WRITES(l->y));
         graph_cost(g, n, PH_REPLAY, flops, bytes);
         graph_replay(g, l->y, n);
     }
-    GRAPH_PHASE(g, n, PH_BWD, group_bwd, READS(l->dy), READS(l->w.w), READS(s->offset), WRITES(l->dx));
+    GRAPH_PHASE(g, n, PH_BWD, group_bwd, READS(l->dy), READS(l->w.w), READS(s->offset),
+                WRITES(l->dx));
     graph_cost(g, n, PH_BWD, flops, bytes);
-    GRAPH_PHASE(g, n, PH_DW, group_dw, READS(l->dy), READS(l->x), READS(l->prob), READS(s->offset), ADDS(l->w.dw), ADDS(l->bias.dw));
+    GRAPH_PHASE(g, n, PH_DW, group_dw, READS(l->dy), READS(l->x), READS(l->prob), READS(s->offset),
+                ADDS(l->w.dw), ADDS(l->bias.dw));
     graph_cost(g, n, PH_DW, flops, bytes);
 }
 
 static void declare_act(struct build *b, const struct moe *m, const struct moe_slots *s)
 {
     struct graph *g = b->g;
-    double elems = (double)tensor_elems(&g->slots[s->pre].shape), size = (double)dtype_bytes(b->dev->real);
+    double elems = (double)tensor_elems(&g->slots[s->pre].shape),
+           size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "act", LANE_COMPUTE, m);
     GRAPH_PHASE(g, n, PH_FWD, act_forward, READS(s->pre), READS(s->prow), WRITES(s->act));
     graph_cost(g, n, PH_FWD, 8 * elems, 1.5 * elems * size);
@@ -495,23 +656,39 @@ static void declare_act(struct build *b, const struct moe *m, const struct moe_s
     GRAPH_PHASE(g, n, PH_REPLAY, act_forward, READS(s->pre), READS(s->prow), WRITES(s->act));
     graph_replay(g, s->act, n);
     slot_id dyp = s->b2.w != NO_SLOT ? s->dyp : NO_SLOT;
-    GRAPH_PHASE(g, n, PH_BWD, act_backward, READS(s->dact), READS(s->pre), READS(s->prow), READS(dyp), READS(s->b2.w), READS(s->offset),
-                WRITES(s->dpre), WRITES(s->dprow));
+    GRAPH_PHASE(g, n, PH_BWD, act_backward, READS(s->dact), READS(s->pre), READS(s->prow),
+                READS(dyp), READS(s->b2.w), READS(s->offset), WRITES(s->dpre), WRITES(s->dprow));
     graph_inplace(g, n, PH_BWD, 1, 6); /* the pre-activations die here */
     graph_cost(g, n, PH_BWD, 16 * elems, 2.5 * elems * size);
 }
 
-static void declare_experts(struct build *b, const struct moe *m, const struct moe_slots *s, const struct core_io *io)
+static void declare_experts(struct build *b, const struct moe *m, const struct moe_slots *s,
+                            const struct core_io *io)
 {
     struct graph *g = b->g;
     slot_id prob = s->b2.w != NO_SLOT ? s->prow : NO_SLOT;
-    declare_group(b, s, "fc1", &(struct group){.x = s->xp, .y = s->pre, .dy = s->dpre, .dx = s->dxp, .prob = NO_SLOT, .w = s->w1,
-                                               .bias = s->b1, .replays = true});
+    declare_group(b, s, "fc1",
+                  &(struct group){.x = s->xp,
+                                  .y = s->pre,
+                                  .dy = s->dpre,
+                                  .dx = s->dxp,
+                                  .prob = NO_SLOT,
+                                  .w = s->w1,
+                                  .bias = s->b1,
+                                  .replays = true});
     declare_act(b, m, s);
-    declare_group(b, s, "fc2", &(struct group){.x = s->act, .y = s->yp, .dy = s->dyp, .dx = s->dact, .prob = prob, .w = s->w2, .bias = s->b2});
+    declare_group(b, s, "fc2",
+                  &(struct group){.x = s->act,
+                                  .y = s->yp,
+                                  .dy = s->dyp,
+                                  .dx = s->dact,
+                                  .prob = prob,
+                                  .w = s->w2,
+                                  .bias = s->b2});
     int n = graph_node(g, "combine", LANE_COMPUTE, m);
     double bytes = (double)tensor_bytes(&g->slots[s->yp].shape);
-    GRAPH_PHASE(g, n, PH_FWD, combine_fwd, READS(s->yp), READS(s->row), READS(s->shared), WRITES(io->f));
+    GRAPH_PHASE(g, n, PH_FWD, combine_fwd, READS(s->yp), READS(s->row), READS(s->shared),
+                WRITES(io->f));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (s->shared != NO_SLOT)
         graph_inplace(g, n, PH_FWD, 2, 3);
@@ -543,5 +720,7 @@ static int moe_declare(struct build *b, struct core_io *io)
     return b->g->err.code;
 }
 
-const struct core_kind core_moe = {
-    .symbol = 'E', .name = "experts", .norm_key = "pre_mlp_layernorm.weight", .declare = moe_declare};
+const struct core_kind core_moe = {.symbol = 'E',
+                                   .name = "experts",
+                                   .norm_key = "pre_mlp_layernorm.weight",
+                                   .declare = moe_declare};

@@ -30,12 +30,16 @@ const char *pattern_error_name(enum pattern_error code)
     return (unsigned)code < PATTERN_ERRORS ? names[code] : "?";
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------ */
+/* ---- errors
+ * ------------------------------------------------------------------------------------------ */
 
-enum { SHOWN = 200, BEFORE = 120 }; /* bytes of a pattern in a message; of those, in front of the mark */
+enum {
+    SHOWN = 200,
+    BEFORE = 120
+}; /* bytes of a pattern in a message; of those, in front of the mark */
 
-/* The part of the text round a position, one printable column per byte so that the mark fits. Returns
- * the column of the position. */
+/* The part of the text round a position, one printable column per byte so that the mark fits.
+ * Returns the column of the position. */
 static int excerpt(const char *text, size_t at, char out[SHOWN + 8])
 {
     size_t n = strlen(text), from = n > SHOWN && at > BEFORE ? at - BEFORE : 0, len = 0;
@@ -62,7 +66,8 @@ int pattern_refuse(const char *text, size_t at, struct err *e, const char *fmt, 
     return ST_USAGE;
 }
 
-static int refuse(struct pattern *p, enum pattern_error code, size_t at, struct err *e, const char *what)
+static int refuse(struct pattern *p, enum pattern_error code, size_t at, struct err *e,
+                  const char *what)
 {
     p->error = code;
     return pattern_refuse(p->text, at, e, "%s", what);
@@ -73,7 +78,8 @@ static int bad_symbol(struct pattern *p, size_t at, struct err *e)
     return refuse(p, PATTERN_SYMBOL, at, e, "this is not a valid layer symbol (M G * + D - E)");
 }
 
-/* ---- validation: positions [from, to) of p->text ----------------------------------------------------- */
+/* ---- validation: positions [from, to) of p->text
+ * ----------------------------------------------------- */
 
 static bool is_symbol(char c) { return c != '\0' && strchr(PATTERN_SYMBOLS, c) != NULL; }
 
@@ -124,16 +130,19 @@ static int check_mixing(struct pattern *p, size_t from, size_t to, struct err *e
 {
     size_t plain = find(p, from, to, "*"), latent = find(p, from, to, "D+");
     if (plain < to && latent < to)
-        return refuse(p, PATTERN_ATTN_MIX, plain > latent ? plain : latent, e,
-                      "a pattern cannot hold both Attention and MLA/DSA layers ('*' beside 'D' or '+')");
+        return refuse(
+            p, PATTERN_ATTN_MIX, plain > latent ? plain : latent, e,
+            "a pattern cannot hold both Attention and MLA/DSA layers ('*' beside 'D' or '+')");
     return ST_OK;
 }
 
-/* ---- items, segments and numbers of what is valid ------------------------------------------------------- */
+/* ---- items, segments and numbers of what is valid
+ * ------------------------------------------------------- */
 
 static void store_item(struct pattern *p, size_t from, size_t to, bool grouped)
 {
-    p->items[p->n_items] = (struct pattern_item){(uint16_t)p->n_layers, (uint16_t)(to - from), grouped};
+    p->items[p->n_items] =
+        (struct pattern_item){(uint16_t)p->n_layers, (uint16_t)(to - from), grouped};
     for (size_t i = from; i < to; i++) {
         p->symbols[p->n_layers] = p->text[i];
         p->item_of[p->n_layers] = (uint16_t)p->n_items;
@@ -146,7 +155,8 @@ static void store_item(struct pattern *p, size_t from, size_t to, bool grouped)
 static void store_segment(struct pattern *p, size_t from, size_t to)
 {
     struct pattern_segment *s = &p->segments[p->n_segments++];
-    *s = (struct pattern_segment){.first_item = (uint16_t)p->n_items, .first_layer = (uint16_t)p->n_layers};
+    *s = (struct pattern_segment){.first_item = (uint16_t)p->n_items,
+                                  .first_layer = (uint16_t)p->n_layers};
     for (size_t i = from; i < to; i++) {
         size_t close = p->text[i] == '[' ? find(p, i, to, "]") : i;
         if (close > i)
@@ -159,7 +169,9 @@ static void store_segment(struct pattern *p, size_t from, size_t to)
     s->n_layers = (uint16_t)(p->n_layers - s->first_layer);
 }
 
-/* ---- parts ------------------------------------------------------------------------------------------------ */
+/* ---- parts
+ * ------------------------------------------------------------------------------------------------
+ */
 
 /* cuts: the characters that end a segment. */
 static int parse_main(struct pattern *p, size_t to, const char *cuts, struct err *e)
@@ -180,7 +192,8 @@ static int parse_main(struct pattern *p, size_t to, const char *cuts, struct err
 }
 
 /* Every depth must be like the first; the mark goes to the first byte that is not. */
-static int check_depths_alike(struct pattern *p, size_t first, size_t first_end, size_t to, struct err *e)
+static int check_depths_alike(struct pattern *p, size_t first, size_t first_end, size_t to,
+                              struct err *e)
 {
     p->n_mtp_depths = 1;
     for (size_t from = first_end + 1; from <= to; from++, p->n_mtp_depths++) {
@@ -188,7 +201,8 @@ static int check_depths_alike(struct pattern *p, size_t first, size_t first_end,
         while (first + n < first_end && from + n < end && p->text[first + n] == p->text[from + n])
             n++;
         if (first + n < first_end || from + n < end)
-            return refuse(p, PATTERN_MTP_DIFFER, from + n, e, "All MTP patterns must be identical; this one differs");
+            return refuse(p, PATTERN_MTP_DIFFER, from + n, e,
+                          "All MTP patterns must be identical; this one differs");
         from = end;
     }
     return ST_OK;
@@ -220,7 +234,8 @@ static int take_text(struct pattern *p, const char *text, size_t *n, struct err 
     p->n_segments = text == NULL;
     if (*n > PATTERN_MAX) {
         p->error = PATTERN_LENGTH;
-        return err_set(e, ST_USAGE, "model.pattern has %zu characters, at most %d are allowed", *n, PATTERN_MAX);
+        return err_set(e, ST_USAGE, "model.pattern has %zu characters, at most %d are allowed", *n,
+                       PATTERN_MAX);
     }
     memcpy(p->text, text != NULL ? text : "", *n);
     return ST_OK;
@@ -246,7 +261,8 @@ int pattern_parse_segment(struct pattern *p, const char *text, struct err *e)
     return text != NULL ? parse_main(p, n, "", e) : ST_OK;
 }
 
-/* ---- counts and maps ---------------------------------------------------------------------------------- */
+/* ---- counts and maps
+ * ---------------------------------------------------------------------------------- */
 
 int pattern_map(const char *symbols, char symbol, int *layers)
 {
@@ -271,7 +287,8 @@ bool pattern_uses_latent(const struct pattern *p)
     return strpbrk(p->symbols, "D+") != NULL || strpbrk(p->mtp_symbols, "D+") != NULL;
 }
 
-/* ---- checkpoint keys ------------------------------------------------------------------------------------ */
+/* ---- checkpoint keys
+ * ------------------------------------------------------------------------------------ */
 
 bool pattern_is_grouped(const struct pattern *p) { return p->grouped; }
 
@@ -288,7 +305,8 @@ const char *pattern_final_norm_key(const struct pattern *p)
 /* Layers whose parameters have names in common; hyper-connections know attention and MLP alone. */
 static int key_family(char symbol, bool mhc)
 {
-    static const char *const families[] = {"M", "G", "*D+", "-", "E"}, *const mhc_families[] = {"MG*D+", "-E"};
+    static const char *const families[] = {"M", "G", "*D+", "-", "E"}, *const mhc_families[] = {
+                                                                           "MG*D+", "-E"};
     const char *const *list = mhc ? mhc_families : families;
     int f = 0;
     while (strchr(list[f], symbol) == NULL)
@@ -304,10 +322,11 @@ int pattern_check_keys(const struct pattern *p, bool mhc, struct err *e)
         for (int l = it->first; l < it->first + it->n; l++) {
             unsigned family = 1u << key_family(p->symbols[l], mhc);
             if (seen & family)
-                return pattern_refuse(p->text, p->at[l], e,
-                                      "a group stores its layers under one number, so decoder.layers.%d would hold "
-                                      "a second layer like '%c'%s",
-                                      i, p->symbols[l], mhc ? " (hyper-connections included)" : "");
+                return pattern_refuse(
+                    p->text, p->at[l], e,
+                    "a group stores its layers under one number, so decoder.layers.%d would hold "
+                    "a second layer like '%c'%s",
+                    i, p->symbols[l], mhc ? " (hyper-connections included)" : "");
             seen |= family;
         }
     }

@@ -1,13 +1,13 @@
 /* The layer pattern: a string that says which layers a model has and how they are cut.
  *
- *     pattern := main ( "/" depth )*          depths: multi-token prediction, all alike, no brackets
- *     main    := segment ( "|" segment )*     segments: pipeline chunks, may be empty
- *     segment := item*
- *     item    := SYMBOL | "[" SYMBOL+ "]"     one item is one unit of the schedule
- *     SYMBOL  := M G * D + - E                one symbol is one physical layer
+ *     pattern := main ( "/" depth )*          depths: multi-token prediction, all alike, no
+ * brackets main    := segment ( "|" segment )*     segments: pipeline chunks, may be empty segment
+ * := item* item    := SYMBOL | "[" SYMBOL+ "]"     one item is one unit of the schedule SYMBOL  :=
+ * M G * D + - E                one symbol is one physical layer
  *
- * Everything here is text and numbers: which cores exist is asked by pattern_check_cores alone. Layers,
- * items and segments are counted from 0; Megatron's layer_number is the physical index plus 1. */
+ * Everything here is text and numbers: which cores exist is asked by pattern_check_cores alone.
+ * Layers, items and segments are counted from 0; Megatron's layer_number is the physical index
+ * plus 1. */
 #ifndef BRAID_PATTERN_H
 #define BRAID_PATTERN_H
 
@@ -68,35 +68,42 @@ struct pattern {
     enum pattern_error error;   /* why the last parse failed */
 };
 
-/* text NULL: no pattern, which is no error; nor is an empty one. Errors are ST_USAGE, with p->error set
- * and the position marked under the string. */
+/* text NULL: no pattern, which is no error; nor is an empty one. Errors are ST_USAGE, with p->error
+ * set and the position marked under the string. */
 int pattern_parse(struct pattern *p, const char *text, struct err *e);
 /* One segment alone: '|' and '/' are no symbols. */
 int pattern_parse_segment(struct pattern *p, const char *text, struct err *e);
-/* "model.pattern: WHAT at position N of 'TEXT'" and the hint that points there; returns ST_USAGE. */
-int pattern_refuse(const char *text, size_t at, struct err *e, const char *fmt, ...) PRINTF_LIKE(4, 5);
+/* "model.pattern: WHAT at position N of 'TEXT'" and the hint that points there; returns ST_USAGE.
+ */
+int pattern_refuse(const char *text, size_t at, struct err *e, const char *fmt, ...)
+    PRINTF_LIKE(4, 5);
 
-/* ---- pipeline chunks -------------------------------------------------------------------------------- */
+/* ---- pipeline chunks
+ * -------------------------------------------------------------------------------- */
 
 enum { PATTERN_NOT_GIVEN = -1 };
 struct pattern_place {
     int pp_rank, pp_size;
-    int vp;                        /* virtual stage, or PATTERN_NOT_GIVEN */
-    int first_layers, last_layers; /* physical layers of the first and last rank, or PATTERN_NOT_GIVEN */
+    int vp; /* virtual stage, or PATTERN_NOT_GIVEN */
+    int first_layers,
+        last_layers; /* physical layers of the first and last rank, or PATTERN_NOT_GIVEN */
 };
 struct pattern_chunk {
-    struct pattern_segment part; /* its items and layers; first_* are the offsets even when it is empty */
-    bool auto_split;             /* cut evenly for want of '|': deprecated upstream, worth a warning */
+    struct pattern_segment
+        part;        /* its items and layers; first_* are the offsets even when it is empty */
+    bool auto_split; /* cut evenly for want of '|': deprecated upstream, worth a warning */
     enum pattern_error error;
 };
-/* What one (rank, virtual stage) runs: segment vp * pp_size + pp_rank, or without '|' an even share. */
-int pattern_choose(const struct pattern *p, const struct pattern_place *at, struct pattern_chunk *out,
-                   struct err *e);
+/* What one (rank, virtual stage) runs: segment vp * pp_size + pp_rank, or without '|' an even
+ * share. */
+int pattern_choose(const struct pattern *p, const struct pattern_place *at,
+                   struct pattern_chunk *out, struct err *e);
 /* Virtual stages per rank that the segments ask for; 0: none. */
 int pattern_virtual_stages(const struct pattern *p, int pp_size, int *out, enum pattern_error *code,
                            struct err *e);
 
-/* ---- counts and maps --------------------------------------------------------------------------------- */
+/* ---- counts and maps
+ * --------------------------------------------------------------------------------- */
 
 /* Layers of each kind, in the order of PATTERN_SYMBOLS: main part and all depths. */
 void pattern_counts(const struct pattern *p, int count[PATTERN_KINDS]);
@@ -106,17 +113,20 @@ int pattern_map(const char *symbols, char symbol, int *layers);
 /* D or + anywhere, depths included. */
 bool pattern_uses_latent(const struct pattern *p);
 
-/* ---- checkpoint keys ----------------------------------------------------------------------------------- */
+/* ---- checkpoint keys
+ * ----------------------------------------------------------------------------------- */
 
 /* Grouped models store Transformer keys: layers by item, the final norm by Transformer's name. */
 bool pattern_is_grouped(const struct pattern *p);
 /* The N of "decoder.layers.N.": the item of a grouped model, the layer itself of a flat one. */
 int pattern_layer_key_index(const struct pattern *p, int layer);
 const char *pattern_final_norm_key(const struct pattern *p); /* of its weight */
-/* Two layers of a group must not store the same names: [MM*E], [D+E]; with hyper-connections [M*E] too. */
+/* Two layers of a group must not store the same names: [MM*E], [D+E]; with hyper-connections [M*E]
+ * too. */
 int pattern_check_keys(const struct pattern *p, bool mhc, struct err *e);
 
-/* ---- what can be built ------------------------------------------------------------------------------- */
+/* ---- what can be built
+ * ------------------------------------------------------------------------------- */
 
 /* At least one layer, and a core for every symbol; the first gap is reported with its position. */
 int pattern_check_cores(const struct pattern *p, struct err *e);

@@ -1,4 +1,5 @@
-/* Whether a pattern that is well formed can be built: asked before anything is declared or allocated. */
+/* Whether a pattern that is well formed can be built: asked before anything is declared or
+ * allocated. */
 #include "model/model.h"
 
 static int check_symbol(const struct pattern *p, char symbol, int at, struct err *e)
@@ -19,7 +20,8 @@ int pattern_check_cores(const struct pattern *p, struct err *e)
     for (int l = 0; l < p->n_mtp_layers; l++)
         TRY(check_symbol(p, p->mtp_symbols[l], p->mtp_at + l, e));
     if (p->n_mtp_depths > MTP_MAX_DEPTHS)
-        return pattern_refuse(p->text, (size_t)p->mtp_at, e, "there are %d MTP depths, at most %d are supported: they start",
+        return pattern_refuse(p->text, (size_t)p->mtp_at, e,
+                              "there are %d MTP depths, at most %d are supported: they start",
                               p->n_mtp_depths, MTP_MAX_DEPTHS);
     return ST_OK;
 }

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 
 /* The parameters that a space of keys has: moments belong to trained ones only. */
-static int list_params(const struct model *m, enum key_space space, const struct param ***out, int **index,
-                       int *n, struct err *e)
+static int list_params(const struct model *m, enum key_space space, const struct param ***out,
+                       int **index, int *n, struct err *e)
 {
     *n = 0;
     TRY(mem_array((void **)out, (size_t)m->params.n, sizeof **out, e));
@@ -20,9 +20,10 @@ static int list_params(const struct model *m, enum key_space space, const struct
     return ST_OK;
 }
 
-/* Everything is checked before the first value changes. note (may be NULL) says what was allowed. */
-static int load_space(struct model *m, const struct key_file *f, enum key_space space, unsigned allow, struct err *note,
-                      struct err *e)
+/* Everything is checked before the first value changes. note (may be NULL) says what was allowed.
+ */
+static int load_space(struct model *m, const struct key_file *f, enum key_space space,
+                      unsigned allow, struct err *note, struct err *e)
 {
     const struct param **params = NULL;
     struct keymap *map = NULL;
@@ -31,13 +32,16 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
     TRY_OUT(keymap_open(&map, f, space, params, n, m->dev->real, e));
     st = keymap_check(map, allow, e);
     if (st != ST_OK && note != NULL)
-        err_hint(e, "run.load_allow=missing, unexpected or both goes on without them; `braid ckpt ls` lists a file's tensors");
+        err_hint(e, "run.load_allow=missing, unexpected or both goes on without them; `braid ckpt "
+                    "ls` lists a file's tensors");
     if (st == ST_OK)
         keymap_check(map, 0, note);
     for (int i = 0; st == ST_OK && i < n; i++) {
         if (!keymap_has(map, i))
             continue;
-        struct tensor dst = space == KEYS_MODEL ? model_param(m, index[i]) : optim_state(m, index[i], space == KEYS_EXP_AVG_SQ);
+        struct tensor dst = space == KEYS_MODEL
+                                ? model_param(m, index[i])
+                                : optim_state(m, index[i], space == KEYS_EXP_AVG_SQ);
         st = keymap_load(map, i, &dst, e);
     }
 out:
@@ -47,7 +51,8 @@ out:
     return st;
 }
 
-/* Only training has the parts for prediction depths; who evaluates or generates leaves them in the file. */
+/* Only training has the parts for prediction depths; who evaluates or generates leaves them in the
+ * file. */
 static void drop_unbuilt_depths(struct key_file *f, const struct model *m)
 {
     bool built = m->pattern.n_mtp_depths == 0;
@@ -83,9 +88,11 @@ int load_moments(struct model *m, const struct ckpt *c, struct err *e)
 
 int load_weights(struct model *m, const char *path, int allow, struct err *note, struct err *e)
 {
-    static const unsigned flags[] = {[CFG_LOAD_ALLOW_NONE] = 0, [CFG_LOAD_ALLOW_MISSING] = CKPT_ALLOW_MISSING,
+    static const unsigned flags[] = {[CFG_LOAD_ALLOW_NONE] = 0,
+                                     [CFG_LOAD_ALLOW_MISSING] = CKPT_ALLOW_MISSING,
                                      [CFG_LOAD_ALLOW_UNEXPECTED] = CKPT_ALLOW_UNEXPECTED,
-                                     [CFG_LOAD_ALLOW_BOTH] = CKPT_ALLOW_MISSING | CKPT_ALLOW_UNEXPECTED};
+                                     [CFG_LOAD_ALLOW_BOTH] =
+                                         CKPT_ALLOW_MISSING | CKPT_ALLOW_UNEXPECTED};
     struct key_file f;
     err_clear(note);
     TRY(key_file_open(&f, path, e));

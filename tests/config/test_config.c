@@ -169,6 +169,10 @@ struct rule_case {
     const char *settings[8]; /* name, value, ... */
 };
 static const struct rule_case rule_cases[] = {
+    {"mhc-two-streams", {"model.mhc_streams", "1"}},
+    {"mhc-options-need-streams", {"model.mhc_iterations", "5"}},
+    {"recompute-block-format", {"plan.recompute_block", "two", "model.mhc_streams", "4"}},
+    {"recompute-block-needs-streams", {"plan.recompute_block", "2"}},
     {"ratios-within-one",
      {"model.attn_ratio", "0.6", "model.mlp_ratio", "0.5", "model.layers", "8"}},
     {"pattern-or-ratios",
@@ -202,6 +206,16 @@ static const struct rule_case rule_cases[] = {
     {"mamba-groups-divide-heads",
      {"model.mamba_heads", "6", "model.mamba_groups", "4", "model.pattern", "M"}},
     {"mamba-steps-ordered", {"model.mamba_dt_min", "2", "model.mamba_dt_max", "1"}},
+    {"topk-within-experts", {"model.topk", "9"}},
+    {"one-expert-needs-pre-softmax", {"model.topk", "1"}},
+    {"pre-softmax-needs-softmax", {"model.router_pre_softmax", "on", "model.router_score", "sigmoid"}},
+    {"router-bias-needs-sigmoid", {"model.router_bias", "on"}},
+    {"router-groups-fit", {"model.router_groups", "3"}},
+    {"router-groups-fit", {"model.router_group_topk", "1"}},
+    {"router-groups-fit", {"model.router_groups", "8", "model.router_group_topk", "1"}},
+    {"interleave-fits", {"model.glu_interleave", "5"}},
+    {"interleave-fits", {"model.glu_interleave", "4", "model.act", "gelu"}},
+    {"shared-gate-needs-shared", {"model.shared_gate", "on"}},
     {"global-batch-multiple", {"train.global_batch", "24"}},
     {"global-batch-multiple", {"train.global_batch", "8"}},
     {"microbatch-tokens", {"train.micro_batch", "65536", "train.seq", "32768"}},

@@ -1,5 +1,5 @@
-/* Any bytes as a layer pattern: no crash; what is refused says why; what is accepted can be written again
- * from its parts, and its chunks are the whole pattern, each part once. */
+/* Any bytes as a layer pattern: no crash; what is refused says why; what is accepted can be written
+ * again from its parts, and its chunks are the whole pattern, each part once. */
 #include "model/pattern.h"
 
 #include <stdlib.h>
@@ -32,7 +32,8 @@ static void main_is_its_parts(const struct pattern *p)
             if (it->grouped)
                 text[n++] = '[';
             for (int l = 0; l < it->n; l++, layer++) {
-                must(p->item_of[layer] == i && p->at[layer] == n && p->text[n] == p->symbols[layer]);
+                must(p->item_of[layer] == i && p->at[layer] == n &&
+                     p->text[n] == p->symbols[layer]);
                 text[n++] = p->symbols[layer];
             }
             if (it->grouped)
@@ -40,7 +41,8 @@ static void main_is_its_parts(const struct pattern *p)
         }
         item += p->segments[s].n_items;
     }
-    must(item == p->n_items && layer == p->n_layers && n == p->main_len && memcmp(text, p->text, (size_t)n) == 0);
+    must(item == p->n_items && layer == p->n_layers && n == p->main_len &&
+         memcmp(text, p->text, (size_t)n) == 0);
     must(p->symbols[layer] == '\0' && (int)strlen(p->mtp_symbols) == p->n_mtp_layers);
     must((p->n_mtp_layers > 0) == (p->n_mtp_depths > 0));
 }
@@ -56,7 +58,8 @@ static void chunks_are_the_whole(const struct pattern *p, int size, int first, i
         return;
     }
     for (int k = 0; k < size * (stages > 0 ? stages : 1); k++) {
-        struct pattern_place at = {k % size, size, stages > 0 ? k / size : PATTERN_NOT_GIVEN, first, last};
+        struct pattern_place at = {k % size, size, stages > 0 ? k / size : PATTERN_NOT_GIVEN, first,
+                                   last};
         struct pattern_chunk c;
         int st = pattern_choose(p, &at, &c, &e);
         if (st != ST_OK) {

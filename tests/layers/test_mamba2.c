@@ -1,5 +1,6 @@
-/* The Mamba-2 core as declared: keys, shapes, initial values, decay, and what the plan keeps. The maths of the whole
- * model (gradients, schedules, decoding) is tested in model/ and train/ on the patterns of tiny.h. */
+/* The Mamba-2 core as declared: keys, shapes, initial values, decay, and what the plan keeps. The
+ * maths of the whole model (gradients, schedules, decoding) is tested in model/ and train/ on the
+ * patterns of tiny.h. */
 #include "support.h"
 
 #include "layers/layer.h"
@@ -17,7 +18,8 @@ struct declared {
     struct err e;
 };
 
-static void declare(struct declared *d, enum build_mode mode, int64_t seq, const char *const *settings)
+static void declare(struct declared *d, enum build_mode mode, int64_t seq,
+                    const char *const *settings)
 {
     memset(d, 0, sizeof *d);
     assert_ok(config_init(&d->c, &d->e), &d->e);
@@ -29,13 +31,36 @@ static void declare(struct declared *d, enum build_mode mode, int64_t seq, const
     graph_init(&d->g);
     param_table_init(&d->params);
     int64_t hidden = d->c.model.hidden;
-    struct build b = {.cfg = &d->c, .dev = &d->dev, .ops = ops_for(&d->dev), .mode = mode, .g = &d->g, .mem = &d->mem,
-                      .params = &d->params, .tables = &d->tables, .metrics = &d->metrics, .updates = &d->updates, .batch = 2,
-                      .seq = seq, .rows = 2 * seq, .cache_len = seq, .n_layers = 4, .prefix = "decoder.layers.0.", .e = &d->e};
-    b.in = (struct batch_slots){.token = NO_SLOT, .label = NO_SLOT, .pos = NO_SLOT, .doc_start = NO_SLOT, .info = NO_SLOT,
-                                .start = NO_SLOT, .scale = NO_SLOT, .mb_share = NO_SLOT, .loss = NO_SLOT};
+    struct build b = {.cfg = &d->c,
+                      .dev = &d->dev,
+                      .ops = ops_for(&d->dev),
+                      .mode = mode,
+                      .g = &d->g,
+                      .mem = &d->mem,
+                      .params = &d->params,
+                      .tables = &d->tables,
+                      .metrics = &d->metrics,
+                      .updates = &d->updates,
+                      .batch = 2,
+                      .seq = seq,
+                      .rows = 2 * seq,
+                      .cache_len = seq,
+                      .n_layers = 4,
+                      .prefix = "decoder.layers.0.",
+                      .e = &d->e};
+    b.in = (struct batch_slots){.token = NO_SLOT,
+                                .label = NO_SLOT,
+                                .pos = NO_SLOT,
+                                .doc_start = NO_SLOT,
+                                .info = NO_SLOT,
+                                .start = NO_SLOT,
+                                .scale = NO_SLOT,
+                                .mb_share = NO_SLOT,
+                                .loss = NO_SLOT};
     graph_scope(&d->g, 0, "test");
-    d->io = (struct core_io){.h = build_real(&b, "h", b.rows, hidden), .f = NO_SLOT, .df = build_grad(&b, "df", b.rows, hidden),
+    d->io = (struct core_io){.h = build_real(&b, "h", b.rows, hidden),
+                             .f = NO_SLOT,
+                             .df = build_grad(&b, "df", b.rows, hidden),
                              .dh = build_grad(&b, "dh", b.rows, hidden)};
     assert_ok(core_find('M')->declare(&b, &d->io), &d->g.err);
 }
@@ -68,8 +93,8 @@ static const struct slot *slot_tagged(const struct declared *d, const char *tag)
     return NULL;
 }
 
-static void assert_param(const struct declared *d, const char *name, int rank, int64_t a, int64_t b, int64_t c, bool decay,
-                         enum init_kind init, double init_a, double init_b)
+static void assert_param(const struct declared *d, const char *name, int rank, int64_t a, int64_t b,
+                         int64_t c, bool decay, enum init_kind init, double init_a, double init_b)
 {
     char key[128];
     snprintf(key, sizeof key, "decoder.layers.0.mixer.%s", name);
@@ -86,14 +111,16 @@ static void assert_param(const struct declared *d, const char *name, int rank, i
 
 static const char *const megatron[] = {"model.hidden", "256", "model.heads", "4", NULL};
 
-/* Shapes of hybrid.md 2.3: hidden 256 with Megatron's defaults has 933,400 parameters, 512 of them its norm's. */
+/* Shapes of hybrid.md 2.3: hidden 256 with Megatron's defaults has 933,400 parameters, 512 of them
+ * its norm's. */
 static void keys_shapes_and_initial_values_are_megatrons(void **state)
 {
     (void)state;
     struct declared d;
     declare(&d, BUILD_TRAIN, 8, megatron);
     assert_string_equal(core_find('M')->norm_key, "mixer.in_proj.layer_norm_weight");
-    assert_param(&d, "in_proj.weight", 2, 2 * 512 + 2 * 8 * 128 + 8, 256, 0, true, INIT_NORMAL, 0.02, 0);
+    assert_param(&d, "in_proj.weight", 2, 2 * 512 + 2 * 8 * 128 + 8, 256, 0, true, INIT_NORMAL,
+                 0.02, 0);
     assert_param(&d, "conv1d.weight", 3, 512 + 2 * 8 * 128, 1, 4, true, INIT_UNIFORM, -0.5, 0.5);
     assert_param(&d, "conv1d.bias", 1, 512 + 2 * 8 * 128, 0, 0, false, INIT_UNIFORM, -0.5, 0.5);
     assert_param(&d, "dt_bias", 1, 8, 0, 0, false, INIT_DT_BIAS, 0.001, 0.1);
@@ -111,7 +138,8 @@ static void decoding_keeps_a_tail_and_a_state_and_nothing_else(void **state)
     struct declared d;
     declare(&d, BUILD_DECODE, 1, megatron);
     assert_int_equal(d.tables.n, 2);
-    assert_int_equal(tensor_elems(&slot_tagged(&d, "mamba.conv_state")->shape), 2 * 3 * (512 + 2 * 8 * 128));
+    assert_int_equal(tensor_elems(&slot_tagged(&d, "mamba.conv_state")->shape),
+                     2 * 3 * (512 + 2 * 8 * 128));
     assert_int_equal(tensor_elems(&slot_tagged(&d, "mamba.ssm_state")->shape), 2 * 8 * 128 * 64);
     assert_null(slot_tagged(&d, "mamba.states"));
     release(&d);
@@ -123,15 +151,19 @@ static void decoding_keeps_a_tail_and_a_state_and_nothing_else(void **state)
 static void everything_between_the_projections_can_be_made_again(void **state)
 {
     (void)state;
-    static const char *const tags[] = {"mamba.zxbcdt", "mamba.xbc", "mamba.y", "mamba.states", "mamba.n", "mamba.rstd"};
+    static const char *const tags[] = {"mamba.zxbcdt", "mamba.xbc", "mamba.y",
+                                       "mamba.states", "mamba.n",   "mamba.rstd"};
     struct declared d;
     declare(&d, BUILD_TRAIN, 300, megatron);
     for (int i = 0; i < countof(tags); i++)
         assert_true(slot_tagged(&d, tags[i])->replay >= 0);
-    assert_int_equal(slot_tagged(&d, "mamba.states")->shape.dim[1], 3); /* 300 rows in chunks of 128 */
+    assert_int_equal(slot_tagged(&d, "mamba.states")->shape.dim[1],
+                     3); /* 300 rows in chunks of 128 */
     assert_int_equal(slot_tagged(&d, "mamba.rstd")->shape.dim[1], 8);
     release(&d);
-    declare(&d, BUILD_TRAIN, 8, (const char *const[]){"model.hidden", "256", "model.heads", "4", "model.mamba_norm", "whole", NULL});
+    declare(&d, BUILD_TRAIN, 8,
+            (const char *const[]){"model.hidden", "256", "model.heads", "4", "model.mamba_norm",
+                                  "whole", NULL});
     assert_int_equal(slot_tagged(&d, "mamba.rstd")->shape.dim[1], 1);
     release(&d);
 }

@@ -1,5 +1,5 @@
-/* The mixture-of-experts layer inside a model: metrics and updates by layer, layouts that must not matter,
- * one expert against a dense layer, options that clash. */
+/* The mixture-of-experts layer inside a model: metrics and updates by layer, layouts that must not
+ * matter, one expert against a dense layer, options that clash. */
 #include "tiny.h"
 
 /* Bytes of a parameter, by key. */
@@ -24,11 +24,16 @@ static void every_layer_reports_for_itself(void **state)
 {
     (void)state;
     struct tiny t;
-    tiny_open(&t, "model.pattern=E-E model.aux_loss=0.1 model.router_z_loss=0.01 model.router_capacity=0.5", DEV_CPU, 1);
+    tiny_open(
+        &t,
+        "model.pattern=E-E model.aux_loss=0.1 model.router_z_loss=0.01 model.router_capacity=0.5",
+        DEV_CPU, 1);
     tiny_run(&t, 4);
     for (int layer = 0; layer < 3; layer += 2) {
-        double aux = *metric(&t, "router aux loss", layer) / 2, z = *metric(&t, "router z loss", layer) / 2;
-        double sum = *metric(&t, "router loss", layer) / 2, load = *metric(&t, "expert load max", layer) / 2;
+        double aux = *metric(&t, "router aux loss", layer) / 2,
+               z = *metric(&t, "router z loss", layer) / 2;
+        double sum = *metric(&t, "router loss", layer) / 2,
+               load = *metric(&t, "expert load max", layer) / 2;
         assert_true(aux > 0.5 && aux < 8);
         assert_true(fabs(sum - (0.1 * aux + 0.01 * z)) < 1e-9);
         assert_true(load >= 1 && load <= 8);
@@ -44,7 +49,10 @@ static void each_biased_router_brings_one_update(void **state)
 {
     (void)state;
     struct tiny t;
-    tiny_open(&t, "model.pattern=EE*E model.router_score=sigmoid model.router_bias=on model.router_hash_layers=1", DEV_CPU, 1);
+    tiny_open(&t,
+              "model.pattern=EE*E model.router_score=sigmoid model.router_bias=on "
+              "model.router_hash_layers=1",
+              DEV_CPU, 1);
     assert_int_equal(t.m.updates.n, 2); /* the first layer routes by table and has no bias */
     assert_int_equal(param_find(&t.m.params, "decoder.layers.0.mlp.router.expert_bias"), -1);
     int k = param_find(&t.m.params, "decoder.layers.3.mlp.router.expert_bias");
@@ -66,7 +74,9 @@ static void each_biased_router_brings_one_update(void **state)
     struct step_ctx ctx = {.ops = t.m.ops, .lane = &lane, .self = u->self, .t = use};
     assert_ok(u->fn(&ctx), &t.e);
     for (int e = 0; e < 8; e++) {
-        double tally = tensor_get(&use[0], e), want = tally < total / 8 ? 1e-3 : tally > total / 8 ? -1e-3 : 0;
+        double tally = tensor_get(&use[0], e), want = tally < total / 8   ? 1e-3
+                                                      : tally > total / 8 ? -1e-3
+                                                                          : 0;
         assert_true(fabs(tensor_get(&use[1], e) - want) < 1e-9);
     }
     tiny_close(&t);
@@ -80,7 +90,8 @@ static void interleaved_weights_mean_the_same_as_halves(void **state)
     struct tiny a, b;
     tiny_open(&a, "model.pattern=E model.expert_bias=on", DEV_REF, 1);
     tiny_open(&b, "model.pattern=E model.expert_bias=on model.glu_interleave=3", DEV_REF, 1);
-    struct tensor from = param(&a, "decoder.layers.0.mlp.experts.linear_fc1.weight"), to = param(&b, "decoder.layers.0.mlp.experts.linear_fc1.weight");
+    struct tensor from = param(&a, "decoder.layers.0.mlp.experts.linear_fc1.weight"),
+                  to = param(&b, "decoder.layers.0.mlp.experts.linear_fc1.weight");
     for (int64_t e = 0; e < 8; e++)
         for (int64_t half = 0; half < 2; half++)
             for (int64_t j = 0; j < F; j++)
@@ -100,8 +111,10 @@ static void one_expert_is_a_dense_layer(void **state)
     struct tiny moe, dense;
     tiny_open(&moe, "model.pattern=E model.experts=1 model.topk=1", DEV_REF, 1);
     tiny_open(&dense, "model.pattern=-", DEV_REF, 1);
-    const char *keys[][2] = {{"decoder.layers.0.mlp.experts.linear_fc1.weight", "decoder.layers.0.mlp.linear_fc1.weight"},
-                             {"decoder.layers.0.mlp.experts.linear_fc2.weight", "decoder.layers.0.mlp.linear_fc2.weight"}};
+    const char *keys[][2] = {{"decoder.layers.0.mlp.experts.linear_fc1.weight",
+                              "decoder.layers.0.mlp.linear_fc1.weight"},
+                             {"decoder.layers.0.mlp.experts.linear_fc2.weight",
+                              "decoder.layers.0.mlp.linear_fc2.weight"}};
     for (int i = 0; i < countof(keys); i++) {
         struct tensor from = param(&dense, keys[i][1]), to = param(&moe, keys[i][0]);
         assert_int_equal(tensor_bytes(&from), tensor_bytes(&to));
@@ -114,15 +127,46 @@ static void one_expert_is_a_dense_layer(void **state)
     tiny_close(&dense);
 }
 
+/* What is drawn while training is drawn again, the same, when it is recomputed. */
+static void recomputing_noise_changes_no_bit(void **state)
+{
+    (void)state;
+    static const char *const models[] = {
+        "model.pattern=EE model.router_jitter=0.2 model.aux_loss=0.1 model.router_capacity=0.6",
+        "model.pattern=EE model.router_force_balance=on model.global_aux_loss=0.1"};
+    for (int i = 0; i < countof(models); i++) {
+        char options[256];
+        struct tiny a, b;
+        snprintf(options, sizeof options,
+                 "%s plan.recompute=full plan.poison=on plan.delay_dw=on plan.random_lanes=3",
+                 models[i]);
+        tiny_open(&a, models[i], DEV_CPU, 1);
+        tiny_open(&b, options, DEV_CPU, 2);
+        tiny_run(&a, 4);
+        tiny_run(&b, 4);
+        assert_true(b.train.p.n_replays > 4);
+        assert_memory_equal(a.m.mem.base[ARENA_GRAD], b.m.mem.base[ARENA_GRAD],
+                            (size_t)a.m.mem.allocated[ARENA_GRAD]);
+        assert_true(*metric(&a, "router loss", 1) == *metric(&b, "router loss", 1));
+        tiny_close(&a);
+        tiny_close(&b);
+    }
+}
+
 /* Forced balance replaces the logits, and the gradient still reaches the router. */
 static void forced_balance_spreads_tokens_and_keeps_gradients(void **state)
 {
     (void)state;
     struct tiny t;
-    tiny_open(&t, "model.pattern=E model.experts=4 model.router_force_balance=on train.seq=64 train.micro_batch=4", DEV_CPU, 2);
+    tiny_open(&t,
+              "model.pattern=E model.experts=4 model.router_force_balance=on train.seq=64 "
+              "train.micro_batch=4",
+              DEV_CPU, 2);
     tiny_run(&t, 4);
-    assert_true(*metric(&t, "expert load max", 0) < 1.4 && *metric(&t, "expert load entropy", 0) > 0.98);
-    struct tensor g = model_grad(&t.m, param_find(&t.m.params, "decoder.layers.0.mlp.router.weight"));
+    assert_true(*metric(&t, "expert load max", 0) < 1.4 &&
+                *metric(&t, "expert load entropy", 0) > 0.98);
+    struct tensor g =
+        model_grad(&t.m, param_find(&t.m.params, "decoder.layers.0.mlp.router.weight"));
     double sum = 0;
     for (int64_t i = 0; i < tensor_elems(&g); i++)
         sum += fabs(tensor_get(&g, i));
@@ -150,7 +194,8 @@ static void options_that_clash_are_refused(void **state)
         struct config c;
         struct err e = {0};
         assert_ok(config_init(&c, &e), &e);
-        assert_ok(tiny_set(&c, "model.pattern=E model.hidden=16 model.heads=2 model.vocab=9", &e), &e);
+        assert_ok(tiny_set(&c, "model.pattern=E model.hidden=16 model.heads=2 model.vocab=9", &e),
+                  &e);
         assert_ok(tiny_set(&c, bad[i].options, &e), &e);
         assert_fails(config_finish(&c, &e), ST_USAGE, &e, bad[i].rule);
         config_release(&c);
@@ -164,6 +209,7 @@ int main(void)
         cmocka_unit_test(each_biased_router_brings_one_update),
         cmocka_unit_test(interleaved_weights_mean_the_same_as_halves),
         cmocka_unit_test(one_expert_is_a_dense_layer),
+        cmocka_unit_test(recomputing_noise_changes_no_bit),
         cmocka_unit_test(forced_balance_spreads_tokens_and_keeps_gradients),
         cmocka_unit_test(options_that_clash_are_refused),
     };

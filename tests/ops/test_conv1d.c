@@ -1,5 +1,5 @@
-/* conv1d beyond the descriptor's samples: known values, pieces against the whole, the start of a text, views into wide
- * rows, and what it refuses. */
+/* conv1d beyond the descriptor's samples: known values, pieces against the whole, the start of a
+ * text, views into wide rows, and what it refuses. */
 #include "support.h"
 
 #include "ops/ops.h"
@@ -45,8 +45,10 @@ static void taps_reach_back_from_the_present_row(void **state)
         struct bench *t = open_bench(kinds[k]);
         double x[5], y[5], w[3], bias[1];
         const double in[] = {1, 10, 100, 1000, 10000}, want[] = {3.5, 32.5, 321.5, 3210.5, 32100.5};
-        struct conv1d_fwd_args a = {.x = tensor_3d(x, t->ops->real, 1, 5, 1), .w = tensor_2d(w, t->ops->real, 1, 3),
-                                    .bias = tensor_1d(bias, t->ops->real, 1), .y = tensor_3d(y, t->ops->real, 1, 5, 1),
+        struct conv1d_fwd_args a = {.x = tensor_3d(x, t->ops->real, 1, 5, 1),
+                                    .w = tensor_2d(w, t->ops->real, 1, 3),
+                                    .bias = tensor_1d(bias, t->ops->real, 1),
+                                    .y = tensor_3d(y, t->ops->real, 1, 5, 1),
                                     .work = scratch(t)};
         for (int i = 0; i < 5; i++)
             tensor_set(&a.x, i, in[i]);
@@ -69,9 +71,14 @@ static void pieces_with_a_tail_equal_the_whole(void **state)
     for (int k = 0; k < countof(kinds); k++) {
         struct bench *t = open_bench(kinds[k]);
         enum dtype real = t->ops->real;
-        double x[B * S * C], y[B * S * C], part[B * S * C], w[C * W], bias[C], tail[B * (W - 1) * C];
-        struct conv1d_fwd_args a = {.x = tensor_3d(x, real, B, S, C), .w = tensor_2d(w, real, C, W), .bias = tensor_1d(bias, real, C),
-                                    .y = tensor_3d(y, real, B, S, C), .work = scratch(t), .silu = true};
+        double x[B * S * C], y[B * S * C], part[B * S * C], w[C * W], bias[C],
+            tail[B * (W - 1) * C];
+        struct conv1d_fwd_args a = {.x = tensor_3d(x, real, B, S, C),
+                                    .w = tensor_2d(w, real, C, W),
+                                    .bias = tensor_1d(bias, real, C),
+                                    .y = tensor_3d(y, real, B, S, C),
+                                    .work = scratch(t),
+                                    .silu = true};
         fill(&a.x, 1);
         fill(&a.w, 2);
         fill(&a.bias, 3);
@@ -82,8 +89,10 @@ static void pieces_with_a_tail_equal_the_whole(void **state)
         int64_t start = 0;
         p.start = tensor_1d(&start, DT_I64, 1);
         for (int i = 0; i < countof(pieces); i++) {
-            p.x = tensor_3d((char *)x + start * C * (int64_t)dtype_bytes(real), real, B, pieces[i], C);
-            p.y = tensor_3d((char *)part + start * C * (int64_t)dtype_bytes(real), real, B, pieces[i], C);
+            p.x = tensor_3d((char *)x + start * C * (int64_t)dtype_bytes(real), real, B, pieces[i],
+                            C);
+            p.y = tensor_3d((char *)part + start * C * (int64_t)dtype_bytes(real), real, B,
+                            pieces[i], C);
             p.x.stride[0] = p.y.stride[0] = S * C;
             assert_ok(t->ops->conv1d_fwd(&t->lane, &p), &t->e);
             start += pieces[i];
@@ -107,8 +116,12 @@ static void documents_do_not_see_each_other(void **state)
         int32_t doc[S];
         for (int i = 0; i < S; i++)
             doc[i] = i < CUT ? 0 : CUT;
-        struct conv1d_fwd_args a = {.x = tensor_3d(x, real, 1, S, C), .w = tensor_2d(w, real, C, W), .y = tensor_3d(y, real, 1, S, C),
-                                    .doc_start = tensor_2d(doc, DT_I32, 1, S), .work = scratch(t), .silu = true};
+        struct conv1d_fwd_args a = {.x = tensor_3d(x, real, 1, S, C),
+                                    .w = tensor_2d(w, real, C, W),
+                                    .y = tensor_3d(y, real, 1, S, C),
+                                    .doc_start = tensor_2d(doc, DT_I32, 1, S),
+                                    .work = scratch(t),
+                                    .silu = true};
         fill(&a.x, 1);
         fill(&a.w, 2);
         assert_ok(t->ops->conv1d_fwd(&t->lane, &a), &t->e);
@@ -129,8 +142,10 @@ static void bad_shapes_are_named(void **state)
     (void)state;
     struct bench *t = open_bench(DEV_CPU);
     float x[64] = {0}, w[64] = {0};
-    struct conv1d_fwd_args a = {.x = tensor_3d(x, DT_F32, 1, 4, 3), .w = tensor_2d(w, DT_F32, 3, 17),
-                                .y = tensor_3d(x, DT_F32, 1, 4, 3), .work = scratch(t)};
+    struct conv1d_fwd_args a = {.x = tensor_3d(x, DT_F32, 1, 4, 3),
+                                .w = tensor_2d(w, DT_F32, 3, 17),
+                                .y = tensor_3d(x, DT_F32, 1, 4, 3),
+                                .work = scratch(t)};
     assert_fails(t->ops->conv1d_fwd(&t->lane, &a), ST_INVALID, &t->e, "17 taps");
     a.w = tensor_2d(w, DT_F32, 4, 4);
     assert_fails(t->ops->conv1d_fwd(&t->lane, &a), ST_INVALID, &t->e, "w");

@@ -2,6 +2,7 @@
  * values. */
 #include "support.h"
 
+#include "ops/cpu_gemm.h"
 #include "ops/ops.h"
 
 struct bench {
@@ -43,11 +44,11 @@ static void the_product_of_two_known_matrices_is_right(void **state)
     dev_close(&t.dev);
 }
 
-static void beta_zero_never_reads_c(void **state)
+static void beta_zero_never_reads_c_of(int M, int N, int K)
 {
-    (void)state;
-    enum { M = 37, N = 65, K = 19 };
-    static float a[M * K], b[N * K], bias[N], c[M * N];
+    float *a = calloc((size_t)(M * K), sizeof *a), *b = calloc((size_t)(N * K), sizeof *b);
+    float *bias = calloc((size_t)N, sizeof *bias), *c = calloc((size_t)(M * N), sizeof *c);
+    assert_true(a != NULL && b != NULL && bias != NULL && c != NULL);
     struct bench t;
     open_bench(&t, DEV_CPU);
     for (int variant = 0; variant < 32; variant++) {
@@ -66,6 +67,39 @@ static void beta_zero_never_reads_c(void **state)
             assert_true(c[i] == 0);
     }
     dev_close(&t.dev);
+    free(a);
+    free(b);
+    free(bias);
+    free(c);
+}
+
+static void beta_zero_never_reads_c(void **state)
+{
+    (void)state;
+    beta_zero_never_reads_c_of(37, 65, 19);
+    beta_zero_never_reads_c_of(131, 125, 400); /* in tiles */
+}
+
+static void tiles_are_chosen_by_the_whole_shape(void **state)
+{
+    (void)state;
+    struct sgemm g = {.m = 4096, .n = 320, .k = 864, .lda = 864, .ldb = 320, .ldc = 320};
+    assert_true(sgemm_prefers_tiles(&g));
+    struct sgemm few_rows = g, narrow = g, shallow = g, small = g, ragged = g, aliased = g;
+    few_rows.m = 16;
+    narrow.n = 33;
+    shallow.k = 8;
+    small.m = small.n = small.k = 64;
+    ragged.n = 100; /* 28 of 128 columns would be for nothing */
+    aliased.lda = 4096;
+    assert_false(sgemm_prefers_tiles(&few_rows));
+    assert_false(sgemm_prefers_tiles(&narrow));
+    assert_false(sgemm_prefers_tiles(&shallow));
+    assert_false(sgemm_prefers_tiles(&small));
+    assert_false(sgemm_prefers_tiles(&ragged));
+    assert_false(sgemm_prefers_tiles(&aliased));
+    ragged.n = 1000;
+    assert_true(sgemm_prefers_tiles(&ragged));
 }
 
 static void one_row_may_have_any_stride(void **state)
@@ -142,6 +176,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_product_of_two_known_matrices_is_right),
         cmocka_unit_test(beta_zero_never_reads_c),
+        cmocka_unit_test(tiles_are_chosen_by_the_whole_shape),
         cmocka_unit_test(one_row_may_have_any_stride),
         cmocka_unit_test(wrong_shapes_and_strides_are_refused),
         cmocka_unit_test(sizes_beyond_the_library_are_refused_before_memory_is_touched),

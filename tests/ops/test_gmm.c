@@ -1,5 +1,5 @@
-/* gmm beyond the descriptors' samples: biases scaled by probabilities, empty experts, no rows at all, offsets
- * that lie. */
+/* gmm beyond the descriptors' samples: biases scaled by probabilities, empty experts, no rows at
+ * all, offsets that lie. */
 #include "support.h"
 
 #include "ops/ops.h"
@@ -33,12 +33,16 @@ static int close_bench(void **state)
 static void a_bias_is_scaled_by_the_probability_of_its_row(void **state)
 {
     struct bench *t = *state;
-    float x[] = {1, 2, 3, 4, 5, 6}, w[] = {1, 0, 0, 1, 1, 0, 0, 1}, bias[] = {10, 20, 100, 200}, y[6];
+    float x[] = {1, 2, 3, 4, 5, 6}, w[] = {1, 0, 0, 1, 1, 0, 0, 1}, bias[] = {10, 20, 100, 200},
+          y[6];
     float prob[2][3] = {{0.5f, 0.5f, 1}, {0.25f, 0.5f, 1.5f}};
     const float want[2][6] = {{6, 12, 8, 14, 105, 206}, {3.5f, 7, 8, 14, 155, 306}};
     int32_t offset[] = {0, 2, 3};
-    struct gmm_fwd_args a = {.x = tensor_2d(x, DT_F32, 3, 2), .w = tensor_3d(w, DT_F32, 2, 2, 2), .bias = tensor_2d(bias, DT_F32, 2, 2),
-                             .offset = tensor_1d(offset, DT_I32, 3), .y = tensor_2d(y, DT_F32, 3, 2)};
+    struct gmm_fwd_args a = {.x = tensor_2d(x, DT_F32, 3, 2),
+                             .w = tensor_3d(w, DT_F32, 2, 2, 2),
+                             .bias = tensor_2d(bias, DT_F32, 2, 2),
+                             .offset = tensor_1d(offset, DT_I32, 3),
+                             .y = tensor_2d(y, DT_F32, 3, 2)};
     for (int i = 0; i < 2; i++) {
         a.prob = tensor_1d(prob[i], DT_F32, 3);
         assert_ok(t->ops->gmm_fwd(&t->lane, &a), &t->e);
@@ -46,8 +50,13 @@ static void a_bias_is_scaled_by_the_probability_of_its_row(void **state)
     }
     float dy[] = {1, 1, 1, 1, 1, 1}, dbias[4], dprob[3] = {1, 1, 1};
     const float want_dbias[] = {0.75f, 0.75f, 1.5f, 1.5f}, want_dprob[] = {31, 31, 301};
-    struct gmm_bwd_args b = {.dy = tensor_2d(dy, DT_F32, 3, 2), .bias = a.bias, .prob = a.prob, .offset = a.offset,
-                             .dbias = tensor_2d(dbias, DT_F32, 2, 2), .dprob = tensor_1d(dprob, DT_F32, 3), .acc_dprob = true};
+    struct gmm_bwd_args b = {.dy = tensor_2d(dy, DT_F32, 3, 2),
+                             .bias = a.bias,
+                             .prob = a.prob,
+                             .offset = a.offset,
+                             .dbias = tensor_2d(dbias, DT_F32, 2, 2),
+                             .dprob = tensor_1d(dprob, DT_F32, 3),
+                             .acc_dprob = true};
     assert_ok(t->ops->gmm_bwd(&t->lane, &b), &t->e);
     assert_memory_equal(dbias, want_dbias, sizeof dbias);
     assert_memory_equal(dprob, want_dprob, sizeof dprob);
@@ -61,8 +70,13 @@ static void an_empty_expert_keeps_its_gradient_or_gets_zeros(void **state)
     for (int acc = 0; acc < 2; acc++) {
         for (int i = 0; i < 3; i++)
             dw[i][0] = dw[i][1] = dbias[i] = acc ? 0.5f : NAN;
-        struct gmm_bwd_args b = {.dy = tensor_2d(dy, DT_F32, 2, 1), .x = tensor_2d(x, DT_F32, 2, 2), .offset = tensor_1d(offset, DT_I32, 4),
-                                 .dw = tensor_3d(dw, DT_F32, 3, 1, 2), .dbias = tensor_2d(dbias, DT_F32, 3, 1), .acc_dw = acc, .acc_dbias = acc};
+        struct gmm_bwd_args b = {.dy = tensor_2d(dy, DT_F32, 2, 1),
+                                 .x = tensor_2d(x, DT_F32, 2, 2),
+                                 .offset = tensor_1d(offset, DT_I32, 4),
+                                 .dw = tensor_3d(dw, DT_F32, 3, 1, 2),
+                                 .dbias = tensor_2d(dbias, DT_F32, 3, 1),
+                                 .acc_dw = acc,
+                                 .acc_dbias = acc};
         assert_ok(t->ops->gmm_bwd(&t->lane, &b), &t->e);
         float start = acc ? 0.5f : 0;
         assert_true(dw[0][0] == start + 3 && dw[0][1] == start + 4 && dbias[0] == start + 1);
@@ -76,14 +90,21 @@ static void no_rows_still_give_every_gradient(void **state)
     struct bench *t = *state;
     float none[1] = {0}, w[4] = {1, 2, 3, 4}, dw[4] = {NAN, NAN, NAN, NAN}, y[2] = {NAN, NAN};
     int32_t offset[] = {0, 0, 0};
-    struct gmm_bwd_args b = {.dy = tensor_2d(none, DT_F32, 0, 1), .x = tensor_2d(none, DT_F32, 0, 2), .w = tensor_3d(w, DT_F32, 2, 1, 2),
-                             .offset = tensor_1d(offset, DT_I32, 3), .dx = tensor_2d(none, DT_F32, 0, 2), .dw = tensor_3d(dw, DT_F32, 2, 1, 2)};
+    struct gmm_bwd_args b = {.dy = tensor_2d(none, DT_F32, 0, 1),
+                             .x = tensor_2d(none, DT_F32, 0, 2),
+                             .w = tensor_3d(w, DT_F32, 2, 1, 2),
+                             .offset = tensor_1d(offset, DT_I32, 3),
+                             .dx = tensor_2d(none, DT_F32, 0, 2),
+                             .dw = tensor_3d(dw, DT_F32, 2, 1, 2)};
     assert_ok(t->ops->gmm_bwd(&t->lane, &b), &t->e);
     for (int i = 0; i < 4; i++)
         assert_true(dw[i] == 0);
     /* Rows that belong to nobody are zero. */
     float x[4] = {NAN, NAN, NAN, NAN};
-    struct gmm_fwd_args f = {.x = tensor_2d(x, DT_F32, 2, 2), .w = b.w, .offset = b.offset, .y = tensor_2d(y, DT_F32, 2, 1)};
+    struct gmm_fwd_args f = {.x = tensor_2d(x, DT_F32, 2, 2),
+                             .w = b.w,
+                             .offset = b.offset,
+                             .y = tensor_2d(y, DT_F32, 2, 1)};
     assert_ok(t->ops->gmm_fwd(&t->lane, &f), &t->e);
     assert_true(y[0] == 0 && y[1] == 0);
 }
@@ -96,7 +117,9 @@ static void offsets_that_lie_are_refused(void **state)
     for (int i = 0; i < countof(bad); i++) {
         int32_t offset[3];
         memcpy(offset, bad[i], sizeof offset);
-        struct gmm_fwd_args a = {.x = tensor_2d(x, DT_F32, 2, 2), .w = tensor_3d(w, DT_F32, 2, 1, 2), .offset = tensor_1d(offset, DT_I32, 3),
+        struct gmm_fwd_args a = {.x = tensor_2d(x, DT_F32, 2, 2),
+                                 .w = tensor_3d(w, DT_F32, 2, 1, 2),
+                                 .offset = tensor_1d(offset, DT_I32, 3),
                                  .y = tensor_2d(y, DT_F32, 2, 1)};
         assert_fails(t->ops->gmm_fwd(&t->lane, &a), ST_INVALID, &t->e, "offsets");
     }
@@ -109,8 +132,10 @@ static void offsets_that_lie_are_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(a_bias_is_scaled_by_the_probability_of_its_row), TEST(an_empty_expert_keeps_its_gradient_or_gets_zeros),
-        TEST(no_rows_still_give_every_gradient), TEST(offsets_that_lie_are_refused),
+        TEST(a_bias_is_scaled_by_the_probability_of_its_row),
+        TEST(an_empty_expert_keeps_its_gradient_or_gets_zeros),
+        TEST(no_rows_still_give_every_gradient),
+        TEST(offsets_that_lie_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,8 +16,10 @@ static void route(struct maps *m, bool drops)
         int32_t e = (int32_t)rng_below(3, (uint64_t)i, E - 1); /* the last expert stays empty */
         m->idx[i] = drops && i % 4 == 1 ? -1 - e : e;
     }
-    m->a = (struct moeplan_args){.idx = tensor_2d(m->idx, DT_I32, T, K), .offset = tensor_1d(m->offset, DT_I32, E + 1),
-                                 .row = tensor_2d(m->row, DT_I32, T, K), .src = tensor_1d(m->src, DT_I32, R)};
+    m->a = (struct moeplan_args){.idx = tensor_2d(m->idx, DT_I32, T, K),
+                                 .offset = tensor_1d(m->offset, DT_I32, E + 1),
+                                 .row = tensor_2d(m->row, DT_I32, T, K),
+                                 .src = tensor_1d(m->src, DT_I32, R)};
 }
 
 struct bench {
@@ -96,12 +98,19 @@ static void there_and_back_restores_the_tokens(void **state)
         x[i] = (float)rng_normal(8, (uint64_t)i);
     for (int i = 0; i < R; i++)
         prob[i] = (float)i;
-    struct permute_args there = {.x = tensor_2d(x, DT_F32, T, D), .src = m.a.src, .prob = tensor_2d(prob, DT_F32, T, K),
-                                 .y = tensor_2d(rows, DT_F32, R, D), .yprob = tensor_1d(prow, DT_F32, R), .k = K};
+    struct permute_args there = {.x = tensor_2d(x, DT_F32, T, D),
+                                 .src = m.a.src,
+                                 .prob = tensor_2d(prob, DT_F32, T, K),
+                                 .y = tensor_2d(rows, DT_F32, R, D),
+                                 .yprob = tensor_1d(prow, DT_F32, R),
+                                 .k = K};
     assert_ok(t->ops->permute(&t->lane, &there), &t->e);
     for (int i = 0; i < R * D; i++)
         rows[i] /= K;
-    struct unpermute_args back = {.x = there.y, .row = m.a.row, .xprob = there.yprob, .y = tensor_2d(y, DT_F32, T, D),
+    struct unpermute_args back = {.x = there.y,
+                                  .row = m.a.row,
+                                  .xprob = there.yprob,
+                                  .y = tensor_2d(y, DT_F32, T, D),
                                   .yprob = tensor_2d(pback, DT_F32, T, K)};
     assert_ok(t->ops->unpermute(&t->lane, &back), &t->e);
     for (int i = 0; i < T * D; i++)
@@ -119,7 +128,10 @@ static void dropped_rows_are_zero_and_give_nothing_back(void **state)
     for (int i = 0; i < T * D; i++)
         x[i] = 1;
     memset(rows, 0xFF, sizeof rows);
-    struct permute_args there = {.x = tensor_2d(x, DT_F32, T, D), .src = m.a.src, .y = tensor_2d(rows, DT_F32, R, D), .k = K};
+    struct permute_args there = {.x = tensor_2d(x, DT_F32, T, D),
+                                 .src = m.a.src,
+                                 .y = tensor_2d(rows, DT_F32, R, D),
+                                 .k = K};
     assert_ok(t->ops->permute(&t->lane, &there), &t->e);
     for (int i = m.offset[E] * D; i < R * D; i++)
         assert_true(rows[i] == 0);
@@ -133,14 +145,17 @@ static void dropped_rows_are_zero_and_give_nothing_back(void **state)
     }
 }
 
-/* Values whose sum depends on the order: 1 + 2^-24 + 2^-24 is 1 from the left, more from the right. */
+/* Values whose sum depends on the order: 1 + 2^-24 + 2^-24 is 1 from the left, more from the right.
+ */
 static void a_token_is_summed_in_order_of_choice(void **state)
 {
     struct bench *t = *state;
     const float tiny = 0x1p-24f;
     float rows[3] = {1, tiny, tiny}, y[1], base[1] = {0};
     int32_t forward[] = {0, 1, 2}, backward[] = {1, 2, 0};
-    struct unpermute_args a = {.x = tensor_2d(rows, DT_F32, 3, 1), .row = tensor_2d(forward, DT_I32, 1, 3), .y = tensor_2d(y, DT_F32, 1, 1)};
+    struct unpermute_args a = {.x = tensor_2d(rows, DT_F32, 3, 1),
+                               .row = tensor_2d(forward, DT_I32, 1, 3),
+                               .y = tensor_2d(y, DT_F32, 1, 1)};
     assert_ok(t->ops->unpermute(&t->lane, &a), &t->e);
     assert_true(y[0] == 1);
     a.row = tensor_2d(backward, DT_I32, 1, 3);
@@ -157,8 +172,10 @@ static void a_token_is_summed_in_order_of_choice(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(rows_are_ordered_by_expert_then_token), TEST(an_expert_out_of_range_is_refused),
-        TEST(there_and_back_restores_the_tokens),    TEST(dropped_rows_are_zero_and_give_nothing_back),
+        TEST(rows_are_ordered_by_expert_then_token),
+        TEST(an_expert_out_of_range_is_refused),
+        TEST(there_and_back_restores_the_tokens),
+        TEST(dropped_rows_are_zero_and_give_nothing_back),
         TEST(a_token_is_summed_in_order_of_choice),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

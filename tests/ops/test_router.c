@@ -1,5 +1,5 @@
-/* router beyond the descriptors' samples: who is chosen, what biases, groups, capacity and tables do, losses
- * against known values, noise, values that are not finite, rejected arguments. */
+/* router beyond the descriptors' samples: who is chosen, what biases, groups, capacity and tables
+ * do, losses against known values, noise, values that are not finite, rejected arguments. */
 #include "support.h"
 
 #include "ops/ops.h"
@@ -45,9 +45,12 @@ static void prepare(struct call *c, int64_t rows, int64_t n, int64_t k)
     *c = (struct call){0};
     for (int i = 0; i < T * E; i++)
         c->logits[i] = (float)rng_normal(5, (uint64_t)i);
-    c->a = (struct router_fwd_args){.logits = tensor_2d(c->logits, DT_F32, rows, n), .probs = tensor_2d(c->probs, DT_F32, rows, k),
-                                    .idx = tensor_2d(c->idx, DT_I32, rows, k), .stat = tensor_1d(c->stat, DT_F64, ROUTER_STATS),
-                                    .tally = tensor_1d(c->tally, DT_F64, n), .loss = tensor_1d(&c->loss, DT_F32, 1),
+    c->a = (struct router_fwd_args){.logits = tensor_2d(c->logits, DT_F32, rows, n),
+                                    .probs = tensor_2d(c->probs, DT_F32, rows, k),
+                                    .idx = tensor_2d(c->idx, DT_I32, rows, k),
+                                    .stat = tensor_1d(c->stat, DT_F64, ROUTER_STATS),
+                                    .tally = tensor_1d(c->tally, DT_F64, n),
+                                    .loss = tensor_1d(&c->loss, DT_F32, 1),
                                     .rule = {.scale = 1, .norm = true, .seq = rows}};
 }
 
@@ -77,7 +80,8 @@ static void the_lowest_index_wins_among_equals(void **state)
 {
     struct bench *t = *state;
     struct call c;
-    const float rows[3][8] = {{0, 0, 0, 0, 0, 0, 0, 0}, {1, 3, 2, 3, 2, 3, 0, 0}, {-1, -2, -1, -2, -1, -2, -1, -9}};
+    const float rows[3][8] = {
+        {0, 0, 0, 0, 0, 0, 0, 0}, {1, 3, 2, 3, 2, 3, 0, 0}, {-1, -2, -1, -2, -1, -2, -1, -9}};
     const int32_t want[3][3] = {{0, 1, 2}, {1, 3, 5}, {0, 2, 4}};
     prepare(&c, 3, 8, 3);
     memcpy(c.logits, rows, sizeof rows);
@@ -102,7 +106,8 @@ static void a_bias_changes_the_choice_and_not_the_probability(void **state)
     double s3 = 1 / (1 + exp(1.0)), s0 = 1 / (1 + exp(-2.0));
     assert_int_equal(c.idx[0], 3);
     assert_int_equal(c.idx[1], 0);
-    assert_true(fabs(c.probs[0] - s3 / (s3 + s0)) < 1e-6 && fabs(c.probs[1] - s0 / (s3 + s0)) < 1e-6);
+    assert_true(fabs(c.probs[0] - s3 / (s3 + s0)) < 1e-6 &&
+                fabs(c.probs[1] - s0 / (s3 + s0)) < 1e-6);
 }
 
 static void chosen_experts_come_from_the_best_groups_only(void **state)
@@ -298,7 +303,8 @@ static void the_bias_moves_towards_balance(void **state)
     struct bench *t = *state;
     float bias[] = {0, 1, 2, 3};
     double tally[] = {7, 1, 4, 4};
-    struct router_bias_args a = {.tally = tensor_1d(tally, DT_F64, 4), .bias = tensor_1d(bias, DT_F32, 4), .rate = 0.5};
+    struct router_bias_args a = {
+        .tally = tensor_1d(tally, DT_F64, 4), .bias = tensor_1d(bias, DT_F32, 4), .rate = 0.5};
     assert_ok(t->ops->router_bias(&t->lane, &a), &t->e);
     assert_true(bias[0] == -0.5f && bias[1] == 1.5f && bias[2] == 2 && bias[3] == 3);
 }
@@ -309,7 +315,10 @@ static void noise_is_balanced_and_a_function_of_the_sample(void **state)
     enum { ROWS = 512, SEQ = 64 };
     static float z[ROWS * E], half[ROWS / 2 * E];
     int64_t info[] = {4, 10, 0, 0};
-    struct router_noise_args a = {.info = tensor_1d(info, DT_I64, 4), .logits = tensor_2d(z, DT_F32, ROWS, E), .key = 9, .seq = SEQ};
+    struct router_noise_args a = {.info = tensor_1d(info, DT_I64, 4),
+                                  .logits = tensor_2d(z, DT_F32, ROWS, E),
+                                  .key = 9,
+                                  .seq = SEQ};
     assert_ok(t->ops->router_noise(&t->lane, &a), &t->e);
     double sum = 0, square = 0;
     for (int i = 0; i < ROWS * E; i++) {
@@ -330,8 +339,12 @@ static void jitter_stays_in_its_range_and_is_its_own_gradient(void **state)
     int64_t info[] = {4, 10, 0, 0};
     for (int i = 0; i < T * E; i++)
         x[i] = (float)(i % 7 + 1);
-    struct router_jitter_args a = {.x = tensor_2d(x, DT_F32, T, E), .info = tensor_1d(info, DT_I64, 4), .y = tensor_2d(y, DT_F32, T, E),
-                                   .eps = 0.25, .key = 3, .seq = 8};
+    struct router_jitter_args a = {.x = tensor_2d(x, DT_F32, T, E),
+                                   .info = tensor_1d(info, DT_I64, 4),
+                                   .y = tensor_2d(y, DT_F32, T, E),
+                                   .eps = 0.25,
+                                   .key = 3,
+                                   .seq = 8};
     assert_ok(t->ops->router_jitter(&t->lane, &a), &t->e);
     for (int i = 0; i < T * E; i++) {
         float f = y[i] / x[i];
@@ -346,7 +359,8 @@ static void jitter_stays_in_its_range_and_is_its_own_gradient(void **state)
     a.acc_y = true;
     assert_ok(t->ops->router_jitter(&t->lane, &a), &t->e);
     for (int i = 0; i < T * E; i++)
-        assert_true(fabsf(y[i] - (float)(i % 7 + 1) * factor[i]) < 1e-5f && fabsf(dx[i] - 1 - factor[i]) < 1e-6f);
+        assert_true(fabsf(y[i] - (float)(i % 7 + 1) * factor[i]) < 1e-5f &&
+                    fabsf(dx[i] - 1 - factor[i]) < 1e-6f);
 }
 
 static void bad_arguments_are_refused(void **state)

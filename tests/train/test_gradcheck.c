@@ -57,6 +57,22 @@ static const char *const models[] = {
     "train.micro_batch=1 train.seq=1",
     "train.micro_batch=3 train.seq=5",
     "plan.recompute=norm,mlp.act,attn.qkv plan.delay_dw=on plan.poison=on plan.random_lanes=7",
+    "model.pattern=E model.experts=4 model.aux_loss=0.5 model.seq_aux_loss=0.3 "
+    "model.global_aux_loss=0.2 model.router_z_loss=0.1",
+    "model.pattern=*E model.router_pre_softmax=on model.topk=1 model.aux_loss=1 "
+    "model.router_scale=2.5",
+    "model.pattern=E model.router_score=sigmoid model.router_bias=on model.shared_ffn=10 "
+    "model.seq_aux_loss=1 model.router_groups=4 model.router_group_topk=1",
+    "model.pattern=E model.router_score=sqrtsoftplus model.router_bias=on model.shared_ffn=10 "
+    "model.shared_gate=on model.expert_bias=on model.topk=3 model.router_z_loss=0.2",
+    "model.pattern=E model.expert_bias=on model.glu_interleave=4 model.router_jitter=0.1",
+    "model.pattern=E model.act=relu2 model.expert_bias=on model.router_norm=off "
+    "model.router_score=sigmoid",
+    "model.pattern=E model.experts=4 model.router_capacity=0.7 model.aux_loss=0.1",
+    "model.pattern=E model.experts=4 model.router_capacity=0.5 model.router_drop=position "
+    "model.expert_bias=on",
+    "model.pattern=EE model.router_hash_layers=1 model.router_score=sqrtsoftplus model.aux_loss=0.1",
+    "model.pattern=E- model.router_hash_layers=1 model.expert_ffn=6",
 };
 
 struct tally {

@@ -1,11 +1,11 @@
-/* attention backward, fast CPU version; see attention.h and attention_tile_int.h.
+/* attention backward, fast CPU version; see attention.h and cpu_tile.h.
  *
  * A step is one block of queries of one head against one block of keys: recompute p, then ds, then
  * add to dv, dk (in place) and dq (transposed, in scratch). With enough kv heads a unit of work is
  * one kv head and every step is done once. With fewer kv heads than threads there are two passes,
  * one by key block for dk and dv, one by query block for dq: 7 products instead of 5, but no lack
  * of units. Each sum has the same order in both, so the choice may follow the number of threads. */
-#include "ops/attention/attention_tile_int.h"
+#include "ops/cpu_tile.h"
 
 #include <math.h>
 #include <omp.h>

@@ -1,7 +1,7 @@
-/* attention forward, fast CPU version; see attention.h and attention_tile_int.h. One unit of work
+/* attention forward, fast CPU version; see attention.h and cpu_tile.h. One unit of work
  * is a block of queries of one head: units do not share anything, so threads do not change the
  * result. */
-#include "ops/attention/attention_tile_int.h"
+#include "ops/cpu_tile.h"
 #include "ops/cpu_math.h"
 
 #include <math.h>

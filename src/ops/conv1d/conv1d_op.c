@@ -2,15 +2,16 @@
 #include "ops/check.h"
 #include "ops/opdesc.h"
 
-static int check_common(const char *op, const struct tensor *x, const struct tensor *w, const struct tensor *bias,
-                        const struct tensor *init, const struct tensor *doc_start, struct err *e)
+static int check_common(const char *op, const struct tensor *x, const struct tensor *w,
+                        const struct tensor *bias, const struct tensor *init,
+                        const struct tensor *doc_start, struct err *e)
 {
     enum dtype real = x->dtype;
     CHECK_T(op, "x", x, real, 3, -1, -1, -1);
     CHECK_T(op, "w", w, real, 2, x->dim[2], -1);
     if (w->dim[1] < 1 || w->dim[1] > CONV1D_MAX_WIDTH)
-        return err_set(e, ST_INVALID, "%s: w has %lld taps per channel, expected 1 to %d", op, (long long)w->dim[1],
-                       CONV1D_MAX_WIDTH);
+        return err_set(e, ST_INVALID, "%s: w has %lld taps per channel, expected 1 to %d", op,
+                       (long long)w->dim[1], CONV1D_MAX_WIDTH);
     CHECK_OPT(op, "bias", bias, real, 1, x->dim[2]);
     CHECK_OPT(op, "init", init, real, 3, x->dim[0], w->dim[1] - 1, x->dim[2]);
     CHECK_OPT(op, "doc_start", doc_start, DT_I32, 2, x->dim[0], x->dim[1]);
@@ -21,7 +22,8 @@ int conv1d_fwd_check(const struct conv1d_fwd_args *a, struct err *e)
 {
     TRY(check_common("conv1d_fwd", &a->x, &a->w, &a->bias, &a->init, &a->doc_start, e));
     CHECK_T("conv1d_fwd", "y", &a->y, a->x.dtype, 3, a->x.dim[0], a->x.dim[1], a->x.dim[2]);
-    CHECK_OPT("conv1d_fwd", "final", &a->final, a->x.dtype, 3, a->x.dim[0], a->w.dim[1] - 1, a->x.dim[2]);
+    CHECK_OPT("conv1d_fwd", "final", &a->final, a->x.dtype, 3, a->x.dim[0], a->w.dim[1] - 1,
+              a->x.dim[2]);
     CHECK_OPT("conv1d_fwd", "start", &a->start, DT_I64, 1, 1);
     return ST_OK;
 }
@@ -69,10 +71,13 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
     return true;
 }
 
-static int check_ranks(const char *op, const struct tensor *x, const struct tensor *w, struct err *e)
+static int check_ranks(const char *op, const struct tensor *x, const struct tensor *w,
+                       struct err *e)
 {
     if (x->rank != 3 || w->rank != 2)
-        return err_set(e, ST_INVALID, "%s: x must have rank 3 (batch, row, channel) and w rank 2 (channel, tap)", op);
+        return err_set(e, ST_INVALID,
+                       "%s: x must have rank 3 (batch, row, channel) and w rank 2 (channel, tap)",
+                       op);
     return ST_OK;
 }
 
@@ -112,9 +117,16 @@ static void fwd_shapes(struct op_call *c)
 
 static struct conv1d_fwd_args fwd_pack(const struct op_call *c)
 {
-    return (struct conv1d_fwd_args){.x = c->t[F_X], .w = c->t[F_W], .bias = c->t[F_BIAS], .init = c->t[F_INIT],
-                                    .doc_start = c->t[F_DOC], .start = c->t[F_START], .y = c->t[F_Y], .final = c->t[F_FINAL],
-                                    .work = c->t[F_WORK], .silu = c->attr[0] != 0};
+    return (struct conv1d_fwd_args){.x = c->t[F_X],
+                                    .w = c->t[F_W],
+                                    .bias = c->t[F_BIAS],
+                                    .init = c->t[F_INIT],
+                                    .doc_start = c->t[F_DOC],
+                                    .start = c->t[F_START],
+                                    .y = c->t[F_Y],
+                                    .final = c->t[F_FINAL],
+                                    .work = c->t[F_WORK],
+                                    .silu = c->attr[0] != 0};
 }
 
 static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -122,7 +134,8 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     const struct tensor *x = &c->t[F_X];
     TRY(check_ranks("conv1d_fwd", x, &c->t[F_W], e));
     c->t[F_Y] = tensor_shape(x->dtype, 3, x->dim);
-    c->t[F_FINAL] = tensor_3d(NULL, x->dtype, x->dim[0], max_i64(0, c->t[F_W].dim[1] - 1), x->dim[2]);
+    c->t[F_FINAL] =
+        tensor_3d(NULL, x->dtype, x->dim[0], max_i64(0, c->t[F_W].dim[1] - 1), x->dim[2]);
     struct conv1d_fwd_args a = fwd_pack(c);
     c->t[F_WORK] = tensor_1d(NULL, DT_U8, ops->conv1d_fwd_work ? ops->conv1d_fwd_work(&a) : 0);
     return ST_OK;
@@ -137,7 +150,8 @@ static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     double n = (double)tensor_elems(&c->t[F_X]), taps = (double)c->t[F_W].dim[1];
-    *out = (struct op_cost){.flops = n * (2 * taps + (c->attr[0] != 0 ? 4 : 0)), .bytes = bytes_of(c)};
+    *out =
+        (struct op_cost){.flops = n * (2 * taps + (c->attr[0] != 0 ? 4 : 0)), .bytes = bytes_of(c)};
 }
 
 enum { B_DY, B_X, B_W, B_BIAS, B_INIT, B_DOC, B_DX, B_DW, B_DBIAS, B_DINIT, B_WORK };
@@ -168,10 +182,20 @@ static void bwd_shapes(struct op_call *c)
 
 static struct conv1d_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct conv1d_bwd_args){.dy = c->t[B_DY], .x = c->t[B_X], .w = c->t[B_W], .bias = c->t[B_BIAS], .init = c->t[B_INIT],
-                                    .doc_start = c->t[B_DOC], .dx = c->t[B_DX], .dw = c->t[B_DW], .dbias = c->t[B_DBIAS],
-                                    .dinit = c->t[B_DINIT], .work = c->t[B_WORK], .silu = c->attr[0] != 0,
-                                    .acc_dw = c->attr[1] != 0, .acc_dbias = c->attr[2] != 0};
+    return (struct conv1d_bwd_args){.dy = c->t[B_DY],
+                                    .x = c->t[B_X],
+                                    .w = c->t[B_W],
+                                    .bias = c->t[B_BIAS],
+                                    .init = c->t[B_INIT],
+                                    .doc_start = c->t[B_DOC],
+                                    .dx = c->t[B_DX],
+                                    .dw = c->t[B_DW],
+                                    .dbias = c->t[B_DBIAS],
+                                    .dinit = c->t[B_DINIT],
+                                    .work = c->t[B_WORK],
+                                    .silu = c->attr[0] != 0,
+                                    .acc_dw = c->attr[1] != 0,
+                                    .acc_dbias = c->attr[2] != 0};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -198,7 +222,8 @@ static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     double n = (double)tensor_elems(&c->t[B_X]), taps = (double)c->t[B_W].dim[1];
-    *out = (struct op_cost){.flops = n * (c->attr[0] != 0 ? 6 * taps + 8 : 4 * taps), .bytes = bytes_of(c)};
+    *out = (struct op_cost){.flops = n * (c->attr[0] != 0 ? 6 * taps + 8 : 4 * taps),
+                            .bytes = bytes_of(c)};
 }
 
 static const struct op_sample samples[] = {
@@ -222,16 +247,43 @@ static const struct op_sample bench[] = {
 };
 
 const struct op_desc conv1d_fwd_desc = {
-    .name = "conv1d_fwd", .summary = "causal convolution of each channel, with bias, SiLU, documents and decode state",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fill, .infer = fwd_infer,
-    .run = fwd_run, .cost = fwd_cost, .backward = "conv1d_bwd", .tolerance = 2e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "conv1d_fwd",
+    .summary = "causal convolution of each channel, with bias, SiLU, documents and decode state",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "conv1d_bwd",
+    .tolerance = 2e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc conv1d_bwd_desc = {
-    .name = "conv1d_bwd", .summary = "gradient of conv1d_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill, .infer = bwd_infer,
-    .run = bwd_run, .cost = bwd_cost, .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "conv1d_bwd",
+    .summary = "gradient of conv1d_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

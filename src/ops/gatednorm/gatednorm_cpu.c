@@ -1,5 +1,5 @@
-/* gatednorm, fast CPU version; see gatednorm.h. Rows in parallel; the sums of dw go by fixed blocks of rows
- * into work and are then added in block order, so threads do not change the result. */
+/* gatednorm, fast CPU version; see gatednorm.h. Rows in parallel; the sums of dw go by fixed blocks
+ * of rows into work and are then added in block order, so threads do not change the result. */
 #include "ops/cpu_math.h"
 #include "ops/ops_cpu_int.h"
 
@@ -33,7 +33,8 @@ int CPU_NAME(gatednorm_fwd_cpu)(struct lane *l, const struct gatednorm_fwd_args 
         for (int64_t k = 0; k < groups; k++) {
             const float *w = gain_of(&a->w, g, k);
             float *y = f32_row(&a->y, r) + k * g;
-            float sum = fwd_sum(f32_row(&a->x, r) + k * g, f32_row(&a->z, r) + k * g, y, g, a->norm_first);
+            float sum =
+                fwd_sum(f32_row(&a->x, r) + k * g, f32_row(&a->z, r) + k * g, y, g, a->norm_first);
             float rstd = 1.0f / sqrtf(sum / (float)g + (float)a->eps);
             f32_row(&a->rstd, r)[k] = rstd;
 #pragma omp simd
@@ -101,10 +102,16 @@ static void bwd_row(const struct gatednorm_bwd_args *a, int64_t r, float *dw)
     int64_t g = a->group, groups = a->x.dim[1] / g;
     bool shared = a->w.dim[0] == g;
     for (int64_t k = 0; k < groups; k++) {
-        struct group p = {.x = f32_row(&a->x, r) + k * g, .z = f32_row(&a->z, r) + k * g, .dy = f32_row(&a->dy, r) + k * g,
-                          .w = gain_of(&a->w, g, k), .dx = f32_row(&a->dx, r) + k * g, .dz = f32_row(&a->dz, r) + k * g,
-                          .dw = dw + (shared ? 0 : k * g), .rstd = f32_row(&a->rstd, r)[k],
-                          .one = a->zero_centered ? 1.0f : 0.0f, .n = g};
+        struct group p = {.x = f32_row(&a->x, r) + k * g,
+                          .z = f32_row(&a->z, r) + k * g,
+                          .dy = f32_row(&a->dy, r) + k * g,
+                          .w = gain_of(&a->w, g, k),
+                          .dx = f32_row(&a->dx, r) + k * g,
+                          .dz = f32_row(&a->dz, r) + k * g,
+                          .dw = dw + (shared ? 0 : k * g),
+                          .rstd = f32_row(&a->rstd, r)[k],
+                          .one = a->zero_centered ? 1.0f : 0.0f,
+                          .n = g};
         if (a->norm_first)
             norm_first(&p);
         else

@@ -2,19 +2,22 @@
 #include "ops/check.h"
 #include "ops/opdesc.h"
 
-static int check_common(const char *op, const struct tensor *x, const struct tensor *z, const struct tensor *w,
-                        const struct tensor *rstd, int64_t group, struct err *e)
+static int check_common(const char *op, const struct tensor *x, const struct tensor *z,
+                        const struct tensor *w, const struct tensor *rstd, int64_t group,
+                        struct err *e)
 {
     enum dtype real = x->dtype;
     CHECK_T(op, "x", x, real, 2, -1, -1);
     if (group < 1 || x->dim[1] % group != 0)
-        return err_set(e, ST_INVALID, "%s: groups of %lld channels do not divide a width of %lld", op, (long long)group,
-                       (long long)x->dim[1]);
+        return err_set(e, ST_INVALID, "%s: groups of %lld channels do not divide a width of %lld",
+                       op, (long long)group, (long long)x->dim[1]);
     CHECK_T(op, "z", z, real, 2, x->dim[0], x->dim[1]);
     CHECK_T(op, "w", w, real, 1, -1);
     if (w->dim[0] != x->dim[1] && w->dim[0] != group)
-        return err_set(e, ST_INVALID, "%s: w has %lld gains, expected one per channel (%lld) or per channel of a group (%lld)", op,
-                       (long long)w->dim[0], (long long)x->dim[1], (long long)group);
+        return err_set(e, ST_INVALID,
+                       "%s: w has %lld gains, expected one per channel (%lld) or per channel of a "
+                       "group (%lld)",
+                       op, (long long)w->dim[0], (long long)x->dim[1], (long long)group);
     CHECK_T(op, "rstd", rstd, real, 2, x->dim[0], x->dim[1] / group);
     return ST_OK;
 }
@@ -42,11 +45,15 @@ int gatednorm_bwd_check(const struct gatednorm_bwd_args *a, struct err *e)
 /* The attribute group is the size; shared: w holds one group's gains. */
 static const struct op_attr dims[] = {{"rows", 5}, {"d", 24}, {"shared", 0}};
 
-static struct tensor x_like(const struct op_call *c) { return tensor_2d(NULL, DT_NONE, (int64_t)c->dim[0], (int64_t)c->dim[1]); }
+static struct tensor x_like(const struct op_call *c)
+{
+    return tensor_2d(NULL, DT_NONE, (int64_t)c->dim[0], (int64_t)c->dim[1]);
+}
 
 static struct tensor w_like(const struct op_call *c)
 {
-    return tensor_1d(NULL, DT_NONE, c->dim[2] != 0 ? (int64_t)op_attr(c, "group") : (int64_t)c->dim[1]);
+    return tensor_1d(NULL, DT_NONE,
+                     c->dim[2] != 0 ? (int64_t)op_attr(c, "group") : (int64_t)c->dim[1]);
 }
 
 static struct tensor rstd_like(const struct tensor *x, double group)
@@ -54,7 +61,8 @@ static struct tensor rstd_like(const struct tensor *x, double group)
     return tensor_2d(NULL, x->dtype, x->dim[0], group >= 1 ? x->dim[1] / (int64_t)group : 0);
 }
 
-static int check_shapes(const char *op, const struct tensor *x, const struct tensor *w, double group, struct err *e)
+static int check_shapes(const char *op, const struct tensor *x, const struct tensor *w,
+                        double group, struct err *e)
 {
     if (!(group >= 1 && group <= INT32_MAX))
         return err_set(e, ST_INVALID, "%s: group is %g, expected a number of channels", op, group);
@@ -75,10 +83,14 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 
 enum { F_X, F_Z, F_W, F_Y, F_RSTD };
 static const struct op_arg fwd_args[] = {
-    {.name = "x"}, {.name = "z"}, {.name = "w"}, {.name = "y", .role = ARG_OUT},
+    {.name = "x"},
+    {.name = "z"},
+    {.name = "w"},
+    {.name = "y", .role = ARG_OUT},
     {.name = "rstd", .role = ARG_OUT, .no_grad = true},
 };
-static const struct op_attr fwd_attrs[] = {{"group", 8}, {"eps", 1e-5}, {"norm_first", 0}, {"zero_centered", 0}};
+static const struct op_attr fwd_attrs[] = {
+    {"group", 8}, {"eps", 1e-5}, {"norm_first", 0}, {"zero_centered", 0}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -88,8 +100,14 @@ static void fwd_shapes(struct op_call *c)
 
 static struct gatednorm_fwd_args fwd_pack(const struct op_call *c)
 {
-    return (struct gatednorm_fwd_args){.x = c->t[F_X], .z = c->t[F_Z], .w = c->t[F_W], .y = c->t[F_Y], .rstd = c->t[F_RSTD],
-                                       .group = (int64_t)c->attr[0], .eps = c->attr[1], .norm_first = c->attr[2] != 0,
+    return (struct gatednorm_fwd_args){.x = c->t[F_X],
+                                       .z = c->t[F_Z],
+                                       .w = c->t[F_W],
+                                       .y = c->t[F_Y],
+                                       .rstd = c->t[F_RSTD],
+                                       .group = (int64_t)c->attr[0],
+                                       .eps = c->attr[1],
+                                       .norm_first = c->attr[2] != 0,
                                        .zero_centered = c->attr[3] != 0};
 }
 
@@ -116,11 +134,18 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 
 enum { B_DY, B_X, B_Z, B_W, B_RSTD, B_DX, B_DZ, B_DW, B_WORK };
 static const struct op_arg bwd_args[] = {
-    {.name = "dy"}, {.name = "x"}, {.name = "z"}, {.name = "w"}, {.name = "rstd"},
-    {.name = "dx", .role = ARG_OUT}, {.name = "dz", .role = ARG_OUT}, {.name = "dw", .role = ARG_OUT},
+    {.name = "dy"},
+    {.name = "x"},
+    {.name = "z"},
+    {.name = "w"},
+    {.name = "rstd"},
+    {.name = "dx", .role = ARG_OUT},
+    {.name = "dz", .role = ARG_OUT},
+    {.name = "dw", .role = ARG_OUT},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"group", 8}, {"norm_first", 0}, {"zero_centered", 0}, {"acc_dw", 0}};
+static const struct op_attr bwd_attrs[] = {
+    {"group", 8}, {"norm_first", 0}, {"zero_centered", 0}, {"acc_dw", 0}};
 
 static void bwd_shapes(struct op_call *c)
 {
@@ -131,10 +156,19 @@ static void bwd_shapes(struct op_call *c)
 
 static struct gatednorm_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct gatednorm_bwd_args){.dy = c->t[B_DY], .x = c->t[B_X], .z = c->t[B_Z], .w = c->t[B_W], .rstd = c->t[B_RSTD],
-                                       .dx = c->t[B_DX], .dz = c->t[B_DZ], .dw = c->t[B_DW], .work = c->t[B_WORK],
-                                       .group = (int64_t)c->attr[0], .norm_first = c->attr[1] != 0,
-                                       .zero_centered = c->attr[2] != 0, .acc_dw = c->attr[3] != 0};
+    return (struct gatednorm_bwd_args){.dy = c->t[B_DY],
+                                       .x = c->t[B_X],
+                                       .z = c->t[B_Z],
+                                       .w = c->t[B_W],
+                                       .rstd = c->t[B_RSTD],
+                                       .dx = c->t[B_DX],
+                                       .dz = c->t[B_DZ],
+                                       .dw = c->t[B_DW],
+                                       .work = c->t[B_WORK],
+                                       .group = (int64_t)c->attr[0],
+                                       .norm_first = c->attr[1] != 0,
+                                       .zero_centered = c->attr[2] != 0,
+                                       .acc_dw = c->attr[3] != 0};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -143,7 +177,8 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     c->t[B_DX] = c->t[B_DZ] = tensor_shape(c->t[B_X].dtype, 2, c->t[B_X].dim);
     c->t[B_DW] = tensor_1d(NULL, c->t[B_X].dtype, c->t[B_W].dim[0]);
     struct gatednorm_bwd_args a = bwd_pack(c);
-    c->t[B_WORK] = tensor_1d(NULL, DT_U8, ops->gatednorm_bwd_work ? ops->gatednorm_bwd_work(&a) : 0);
+    c->t[B_WORK] =
+        tensor_1d(NULL, DT_U8, ops->gatednorm_bwd_work ? ops->gatednorm_bwd_work(&a) : 0);
     return ST_OK;
 }
 
@@ -170,19 +205,47 @@ static const struct op_sample samples[] = {
     {"rows=66 d=40 group=20 norm_first=1 zero_centered=1 acc_dw=1"},
     {"rows=130 d=96 group=16 shared=1 strided=1"},
 };
-static const struct op_sample bench[] = {{"rows=4096 d=1024 group=128"}, {"rows=4096 d=4096 group=128 norm_first=1 shared=1"}};
+static const struct op_sample bench[] = {{"rows=4096 d=1024 group=128"},
+                                         {"rows=4096 d=4096 group=128 norm_first=1 shared=1"}};
 
 const struct op_desc gatednorm_fwd_desc = {
-    .name = "gatednorm_fwd", .summary = "grouped RMSNorm with a SiLU gate before or after it",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fill, .infer = fwd_infer,
-    .run = fwd_run, .cost = fwd_cost, .backward = "gatednorm_bwd", .tolerance = 3e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "gatednorm_fwd",
+    .summary = "grouped RMSNorm with a SiLU gate before or after it",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "gatednorm_bwd",
+    .tolerance = 3e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc gatednorm_bwd_desc = {
-    .name = "gatednorm_bwd", .summary = "gradient of gatednorm_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill, .infer = bwd_infer,
-    .run = bwd_run, .cost = bwd_cost, .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "gatednorm_bwd",
+    .summary = "gradient of gatednorm_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

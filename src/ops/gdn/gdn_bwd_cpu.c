@@ -1,12 +1,16 @@
 /* gdn backward, fast CPU version; see gdn.h and gdn_chunk_int.h. Names as there; E is the gradient
- * of the state that leaves a chunk, P = tril(Q K^T * D): dX = P^T dO + diag(e^(s_end - s)) K E; (I
- * + A)^T dR = dX;   dA = -tril(dR X^T, -1);   dV = diag(w) dR d(q_i.k_j) = D_ij (dO_i . X_j);
- * d(k_i.k_j) = w_i D_ij dA_ij: summed over the value heads before they meet Q and K dQ += diag(e^s)
- * dO S^T;   dK += diag(e^(s_end - s)) X E^T - diag(w e^s) dR S^T E of the chunk before: e^(s_end) E
- * + Q^T diag(e^s) dO - K^T diag(w e^s) dR dw_i = dR_i . (V - diag(e^s) K S)_i + sum_j dA_ij D_ij
- * (k_i . k_j) dg_r = sum_(i>=r, j<r) T_ij + sum_(i>=r) p_i + sum_(j<r) n_j + e^(s_end) <E, S> with
- * T the product of the gradients of P and A with P and A, p_i = e^(s_i) (dO_i . S^T q_i - w_i dR_i
- * . S^T k_i) and n_j = e^(s_end - s_j) X_j . E^T k_j. No term is a difference of large sums. */
+ * of the state that leaves a chunk, P = tril(Q K^T * D):
+ *   dX = P^T dO + diag(e^(s_end - s)) K E;   (I + A)^T dR = dX;   dA = -tril(dR X^T, -1)
+ *   dV = diag(w) dR
+ *   d(q_i.k_j) = D_ij (dO_i . X_j);   d(k_i.k_j) = w_i D_ij dA_ij: both are summed over the value
+ *     heads before they meet Q and K
+ *   dQ += diag(e^s) dO S^T;   dK += diag(e^(s_end - s)) X E^T - diag(w e^s) dR S^T
+ *   E of the chunk before: e^(s_end) E + Q^T diag(e^s) dO - K^T diag(w e^s) dR
+ *   dw_i = dR_i . (V - diag(e^s) K S)_i + sum_j dA_ij D_ij (k_i . k_j)
+ *   dg_r = sum_(i>=r, j<r) T_ij + sum_(i>=r) p_i + sum_(j<r) n_j + e^(s_end) <E, S>
+ * with T the product of the gradients of P and A with P and A,
+ * p_i = e^(s_i) (dO_i . S^T q_i - w_i dR_i . S^T k_i) and n_j = e^(s_end - s_j) X_j . E^T k_j.
+ * Unlike dq.q - dk.k summed from the end, no term is a difference of large sums. */
 #include "ops/gdn/gdn_chunk_int.h"
 
 #include <omp.h>
@@ -381,8 +385,7 @@ static void bwd_chunk_head(const struct gdn_bwd_args *a, const struct inputs *in
     gate_gradients(a, s, through, head, sums);
 }
 
-/* From the gradient of y = x * factor, |y| about 1, to that of x: `sum` of d and y held at `scale`
- * times y. */
+/* From d, the gradient of y = scale * factor * x (factor brings x to unit length), to that of x. */
 static void through_length(float *out, const float *d, const float *y, float scale, float factor,
                            int64_t n)
 {

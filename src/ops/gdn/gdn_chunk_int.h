@@ -2,21 +2,22 @@
  * private to gdn_*_cpu.c, compiled once per instruction set.
  *
  * Inside a chunk, with s the running sum of g, D_ij = e^(s_i - s_j) for i >= j, w = sigmoid(beta),
- * q scaled by dk^-1/2 and S the state that enters: A_ij = w_i D_ij (k_i . k_j) for i > j;   (I + A)
- * X = diag(w) (V - diag(e^s) K S) O = diag(e^s) Q S + tril(Q K^T * D) X;   S' = e^(s_end) S +
- * (diag(e^(s_end - s)) K)^T X which is the WY form with X for V' = U - W S. Solving for X by blocks
- * of rows costs a third of forming (I + A)^-1, W and U, and loses nothing to their rounding.
+ * q scaled by dk^-1/2 and S the state that enters:
+ *   A_ij = w_i D_ij (k_i . k_j) for i > j;   (I + A) X = diag(w) (V - diag(e^s) K S)
+ *   O = diag(e^s) Q S + tril(Q K^T * D) X;   S' = e^(s_end) S + (diag(e^(s_end - s)) K)^T X
+ * which is the WY form with X for V' = U - W S. X is solved for by blocks of rows: neither
+ * (I + A)^-1 nor W nor U is formed, and nothing is lost to their rounding.
  *
  * A unit of work is one key head of one sequence with all its value heads; it walks the chunks in
  * order (backward: in reverse) and owns all it writes. Products of q and k depend on the key head
- * alone and are made once per chunk. Square matrices are held transposed, [j][i] with the later row
- * i in the lanes, and only the blocks of BLOCK x BLOCK on and beyond the diagonal are ever touched.
- * Rows and channels are padded with zeros to whole blocks: a padded row has g 0 and w 0 and changes
- * nothing. */
+ * alone and are made once per chunk. Square matrices are held transposed, [j][i] with the later
+ * row i in the lanes, and only the blocks of BLOCK x BLOCK on and beyond the diagonal are ever
+ * touched. Rows and channels are padded with zeros to whole blocks: a padded row has g 0 and w 0
+ * and changes nothing. */
 #ifndef BRAID_OPS_GDN_CHUNK_INT_H
 #define BRAID_OPS_GDN_CHUNK_INT_H
 
-#include "ops/attention/attention_tile_int.h"
+#include "ops/cpu_tile.h"
 
 #include <math.h>
 #include <string.h>

@@ -99,6 +99,11 @@ static const struct op_sample samples[] = {
     {"m=9 n=11 k=13 strided=1"},
     {"m=9 n=11 k=13 trans_a=1 trans_b=1 beta=1 strided=1"},
     {"m=130 n=67 k=257 no_bias=1 trans_b=1 strided=1"},
+    /* Large enough for sgemm_cpu.c: tails of rows, columns and depth, one and two blocks of depth. */
+    {"m=203 n=127 k=389 trans_b=1"},
+    {"m=203 n=160 k=70 no_bias=1 strided=1"},
+    {"m=70 n=96 k=770 trans_a=1 no_bias=1 alpha=0.5 beta=2 strided=1"},
+    {"m=77 n=125 k=385 trans_a=1 trans_b=1 beta=1"},
 };
 /* Linear layers of a small model forward, by input and by weight; then a large one. */
 static const struct op_sample bench[] = {

@@ -33,7 +33,7 @@ typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
 /* Unrolled loops over sums[][]: a loop left rolled would put the sums into memory. */
 #if defined(__clang__)
-#define UNROLL _Pragma("unroll")
+#define UNROLL _Pragma("clang loop unroll(full)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif

@@ -1,24 +1,29 @@
-/* gmm, fast CPU version; see gmm.h. Tiles of all experts are dealt to threads one by one; inside a parallel
- * region OpenBLAS computes each on the thread that asked. */
+/* gmm, fast CPU version; see gmm.h. Tiles of all experts are dealt to threads one by one; inside a
+ * parallel region sgemm() computes each on the thread that asked. */
+#include "ops/cpu_gemm.h"
 #include "ops/gmm/gmm_int.h"
 #include "ops/ops_cpu_int.h"
 
-#include <cblas.h>
 #include <limits.h>
 #include <string.h>
 
 /* OpenBLAS counts in 32 bits. */
-static int check_range(const char *op, const struct tensor *x, const struct tensor *y, struct err *e)
+static int check_range(const char *op, const struct tensor *x, const struct tensor *y,
+                       struct err *e)
 {
     const struct tensor *t[] = {x, y};
     for (int i = 0; i < countof(t); i++)
         if (present(t[i]) && max_i64(t[i]->dim[1], t[i]->stride[0]) > INT_MAX)
-            return err_set(e, ST_UNSUPPORTED, "%s: rows of %lld elements are beyond OpenBLAS's 32-bit sizes", op,
+            return err_set(e, ST_UNSUPPORTED,
+                           "%s: rows of %lld elements are beyond OpenBLAS's 32-bit sizes", op,
                            (long long)max_i64(t[i]->dim[1], t[i]->stride[0]));
     return ST_OK;
 }
 
-static blasint leading(const struct tensor *t) { return (blasint)max_i64(max_i64(1, t->stride[0]), t->dim[1]); }
+static int64_t leading(const struct tensor *t)
+{
+    return max_i64(max_i64(1, t->stride[0]), t->dim[1]);
+}
 
 /* The tile-th tile of rows, counted over all experts; false past the last. */
 struct tile {
@@ -52,7 +57,8 @@ static void zero_tail(const struct tensor *y, int64_t first)
         memset(f32_row(y, r), 0, (size_t)y->dim[1] * sizeof(float));
 }
 
-/* ---- forward ---------------------------------------------------------------------------------------- */
+/* ---- forward
+ * ---------------------------------------------------------------------------------------- */
 
 static void put_bias(const struct gmm_fwd_args *a, const struct tile *t)
 {
@@ -86,15 +92,25 @@ int CPU_NAME(gmm_fwd_cpu)(struct lane *l, const struct gmm_fwd_args *a)
             for (int64_t r = t.first; r < t.first + t.rows; r++)
                 memset(f32_row(&a->y, r), 0, (size_t)out * sizeof(float));
         if (in > 0)
-            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (blasint)t.rows, (blasint)out, (blasint)in, 1.0f, f32_row(&a->x, t.first),
-                        leading(&a->x), (const float *)a->w.data + t.expert * out * in, (blasint)in, biased ? 1.0f : 0.0f,
-                        f32_row(&a->y, t.first), leading(&a->y));
+            sgemm(&(struct sgemm){.trans_b = true,
+                                  .m = t.rows,
+                                  .n = out,
+                                  .k = in,
+                                  .alpha = 1,
+                                  .a = f32_row(&a->x, t.first),
+                                  .lda = leading(&a->x),
+                                  .b = (const float *)a->w.data + t.expert * out * in,
+                                  .ldb = in,
+                                  .beta = biased ? 1 : 0,
+                                  .c = f32_row(&a->y, t.first),
+                                  .ldc = leading(&a->y)});
     }
     zero_tail(&a->y, offset[experts]);
     return ST_OK;
 }
 
-/* ---- backward --------------------------------------------------------------------------------------- */
+/* ---- backward
+ * --------------------------------------------------------------------------------------- */
 
 static void input_gradient(const struct gmm_bwd_args *a)
 {
@@ -105,27 +121,45 @@ static void input_gradient(const struct gmm_bwd_args *a)
     for (int64_t i = 0; i < tiles; i++) {
         struct tile t;
         if (find_tile(offset, experts, i, &t))
-            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (blasint)t.rows, (blasint)in, (blasint)out, 1.0f,
-                        f32_row(&a->dy, t.first), leading(&a->dy), (const float *)a->w.data + t.expert * out * in, (blasint)in, 0.0f,
-                        f32_row(&a->dx, t.first), leading(&a->dx));
+            sgemm(&(struct sgemm){.m = t.rows,
+                                  .n = in,
+                                  .k = out,
+                                  .alpha = 1,
+                                  .a = f32_row(&a->dy, t.first),
+                                  .lda = leading(&a->dy),
+                                  .b = (const float *)a->w.data + t.expert * out * in,
+                                  .ldb = in,
+                                  .c = f32_row(&a->dx, t.first),
+                                  .ldc = leading(&a->dx)});
     }
     zero_tail(&a->dx, out > 0 ? offset[experts] : 0);
 }
 
 static void weight_gradient(const struct gmm_bwd_args *a)
 {
-    int64_t experts = a->dw.dim[0], out = a->dw.dim[1], in = a->dw.dim[2], per = ceil_div(out, GMM_ROWS);
+    int64_t experts = a->dw.dim[0], out = a->dw.dim[1], in = a->dw.dim[2],
+            per = ceil_div(out, GMM_ROWS);
     const int32_t *offset = a->offset.data;
     if (in == 0)
         return;
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < experts * per; i++) {
-        int64_t e = i / per, first = i % per * GMM_ROWS, m = min_i64(GMM_ROWS, out - first), n = offset[e + 1] - offset[e];
+        int64_t e = i / per, first = i % per * GMM_ROWS, m = min_i64(GMM_ROWS, out - first),
+                n = offset[e + 1] - offset[e];
         float *dw = (float *)a->dw.data + (e * out + first) * in;
         if (n > 0)
-            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (blasint)m, (blasint)in, (blasint)n, 1.0f,
-                        f32_row(&a->dy, offset[e]) + first, leading(&a->dy), f32_row(&a->x, offset[e]), leading(&a->x),
-                        a->acc_dw ? 1.0f : 0.0f, dw, (blasint)in);
+            sgemm(&(struct sgemm){.trans_a = true,
+                                  .m = m,
+                                  .n = in,
+                                  .k = n,
+                                  .alpha = 1,
+                                  .a = f32_row(&a->dy, offset[e]) + first,
+                                  .lda = leading(&a->dy),
+                                  .b = f32_row(&a->x, offset[e]),
+                                  .ldb = leading(&a->x),
+                                  .beta = a->acc_dw ? 1 : 0,
+                                  .c = dw,
+                                  .ldc = in});
         else if (!a->acc_dw)
             memset(dw, 0, (size_t)(m * in) * sizeof *dw);
     }

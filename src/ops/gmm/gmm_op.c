@@ -26,7 +26,8 @@ int gmm_bwd_check(const struct gmm_bwd_args *a, struct err *e)
     int64_t rows = a->dy.dim[0], out = a->dy.dim[1], experts = a->offset.dim[0] - 1;
     CHECK_OPT(op, "prob", &a->prob, real, 1, rows);
     if (experts < 1)
-        return err_set(e, ST_INVALID, "gmm_bwd: offset needs an entry for each expert and one more");
+        return err_set(e, ST_INVALID,
+                       "gmm_bwd: offset needs an entry for each expert and one more");
     if (present(&a->dx)) {
         CHECK_T(op, "w", &a->w, real, 3, experts, out, -1);
         CHECK_T(op, "dx", &a->dx, real, 2, rows, a->w.dim[2]);
@@ -56,12 +57,16 @@ int gmm_offset_check(const char *op, const struct tensor *offset, int64_t rows, 
     bool good = at[0] == 0 && at[n] <= rows;
     for (int64_t x = 0; x < n && good; x++)
         good = at[x] <= at[x + 1];
-    return good ? ST_OK : err_set(e, ST_INVALID, "%s: offsets must rise from 0 to at most %lld rows", op, (long long)rows);
+    return good ? ST_OK
+                : err_set(e, ST_INVALID, "%s: offsets must rise from 0 to at most %lld rows", op,
+                          (long long)rows);
 }
 
-/* ---- descriptors --------------------------------------------------------------------------------------- */
+/* ---- descriptors
+ * --------------------------------------------------------------------------------------- */
 
-static const struct op_attr dims[] = {{"rows", 11}, {"in", 9}, {"out", 13}, {"experts", 3}, {"tail", 0}};
+static const struct op_attr dims[] = {
+    {"rows", 11}, {"in", 9}, {"out", 13}, {"experts", 3}, {"tail", 0}};
 static const struct op_attr bwd_attrs[] = {{"acc_dw", 0}, {"acc_dbias", 0}, {"acc_dprob", 0}};
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
@@ -76,7 +81,11 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     at[0] = 0;
     for (int64_t x = 0; x < n; x++) {
         int64_t left = rows - used, mean = rows / n;
-        int64_t take = x == n - 1 ? left : x % 3 == 1 ? 0 : min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
+        int64_t take =
+            x == n - 1 ? left
+            : x % 3 == 1
+                ? 0
+                : min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
         used += take;
         at[x + 1] = (int32_t)used;
     }
@@ -85,8 +94,12 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 
 enum { F_X, F_W, F_BIAS, F_PROB, F_OFFSET, F_Y };
 static const struct op_arg fwd_args[] = {
-    {.name = "x"}, {.name = "w"}, {.name = "bias", .role = ARG_OPT}, {.name = "prob", .role = ARG_OPT},
-    {.name = "offset", .type = ARG_I32}, {.name = "y", .role = ARG_OUT},
+    {.name = "x"},
+    {.name = "w"},
+    {.name = "bias", .role = ARG_OPT},
+    {.name = "prob", .role = ARG_OPT},
+    {.name = "offset", .type = ARG_I32},
+    {.name = "y", .role = ARG_OUT},
 };
 
 static void fwd_shapes(struct op_call *c)
@@ -108,21 +121,35 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct gmm_fwd_args a = {.x = c->t[F_X], .w = c->t[F_W], .bias = c->t[F_BIAS], .prob = c->t[F_PROB], .offset = c->t[F_OFFSET], .y = c->t[F_Y]};
+    struct gmm_fwd_args a = {.x = c->t[F_X],
+                             .w = c->t[F_W],
+                             .bias = c->t[F_BIAS],
+                             .prob = c->t[F_PROB],
+                             .offset = c->t[F_OFFSET],
+                             .y = c->t[F_Y]};
     return ops->gmm_fwd(lane, &a);
 }
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
-    double rows = c->dim[0], in = c->dim[1], width = c->dim[2], size = (double)dtype_bytes(c->t[F_X].dtype);
-    *out = (struct op_cost){.flops = 2 * rows * in * width, .bytes = size * (rows * (in + width) + c->dim[3] * in * width)};
+    double rows = c->dim[0], in = c->dim[1], width = c->dim[2],
+           size = (double)dtype_bytes(c->t[F_X].dtype);
+    *out = (struct op_cost){.flops = 2 * rows * in * width,
+                            .bytes = size * (rows * (in + width) + c->dim[3] * in * width)};
 }
 
 enum { B_DY, B_X, B_W, B_BIAS, B_PROB, B_OFFSET, B_DX, B_DW, B_DBIAS, B_DPROB };
 static const struct op_arg bwd_args[] = {
-    {.name = "dy"}, {.name = "x"}, {.name = "w"}, {.name = "bias", .role = ARG_OPT}, {.name = "prob", .role = ARG_OPT},
-    {.name = "offset", .type = ARG_I32}, {.name = "dx", .role = ARG_OOUT}, {.name = "dw", .role = ARG_OOUT},
-    {.name = "dbias", .role = ARG_OOUT}, {.name = "dprob", .role = ARG_OOUT},
+    {.name = "dy"},
+    {.name = "x"},
+    {.name = "w"},
+    {.name = "bias", .role = ARG_OPT},
+    {.name = "prob", .role = ARG_OPT},
+    {.name = "offset", .type = ARG_I32},
+    {.name = "dx", .role = ARG_OOUT},
+    {.name = "dw", .role = ARG_OOUT},
+    {.name = "dbias", .role = ARG_OOUT},
+    {.name = "dprob", .role = ARG_OOUT},
 };
 
 static void bwd_shapes(struct op_call *c)
@@ -151,9 +178,19 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct gmm_bwd_args a = {.dy = c->t[B_DY], .x = c->t[B_X], .w = c->t[B_W], .bias = c->t[B_BIAS], .prob = c->t[B_PROB],
-                             .offset = c->t[B_OFFSET], .dx = c->t[B_DX], .dw = c->t[B_DW], .dbias = c->t[B_DBIAS], .dprob = c->t[B_DPROB],
-                             .acc_dw = c->attr[0] != 0, .acc_dbias = c->attr[1] != 0, .acc_dprob = c->attr[2] != 0};
+    struct gmm_bwd_args a = {.dy = c->t[B_DY],
+                             .x = c->t[B_X],
+                             .w = c->t[B_W],
+                             .bias = c->t[B_BIAS],
+                             .prob = c->t[B_PROB],
+                             .offset = c->t[B_OFFSET],
+                             .dx = c->t[B_DX],
+                             .dw = c->t[B_DW],
+                             .dbias = c->t[B_DBIAS],
+                             .dprob = c->t[B_DPROB],
+                             .acc_dw = c->attr[0] != 0,
+                             .acc_dbias = c->attr[1] != 0,
+                             .acc_dprob = c->attr[2] != 0};
     return ops->gmm_bwd(lane, &a);
 }
 
@@ -165,21 +202,54 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {
-    {"rows=11"}, {"rows=0"}, {"rows=1 experts=1 in=1 out=1"}, {"rows=600 experts=2 in=5 out=7 no_prob=1 no_dprob=1"},
-    {"rows=30 experts=7 tail=6 acc_dw=1 acc_dbias=1 acc_dprob=1"}, {"rows=20 no_bias=1 no_prob=1 no_dprob=1 experts=5"},
-    {"rows=6 experts=16 no_bias=1 no_prob=1 no_dprob=1 acc_dw=1 in=33"}, {"rows=20 in=17 out=260 tail=20"},
+    {"rows=11"},
+    {"rows=0"},
+    {"rows=1 experts=1 in=1 out=1"},
+    {"rows=600 experts=2 in=5 out=7 no_prob=1 no_dprob=1"},
+    {"rows=30 experts=7 tail=6 acc_dw=1 acc_dbias=1 acc_dprob=1"},
+    {"rows=20 no_bias=1 no_prob=1 no_dprob=1 experts=5"},
+    {"rows=6 experts=16 no_bias=1 no_prob=1 no_dprob=1 acc_dw=1 in=33"},
+    {"rows=20 in=17 out=260 tail=20"},
 };
-static const struct op_sample bench[] = {{"rows=8192 in=512 out=1024 experts=8 no_bias=1"}, {"rows=4096 in=512 out=512 experts=64 no_bias=1"}};
+static const struct op_sample bench[] = {{"rows=8192 in=512 out=1024 experts=8 no_bias=1"},
+                                         {"rows=4096 in=512 out=512 experts=64 no_bias=1"}};
 
 const struct op_desc gmm_fwd_desc = {
-    .name = "gmm_fwd", .summary = "grouped linear: a weight matrix for each range of rows",
-    .args = fwd_args, .n_args = countof(fwd_args), .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes,
-    .sample_fill = fill, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost, .backward = "gmm_bwd", .tolerance = 2e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "gmm_fwd",
+    .summary = "grouped linear: a weight matrix for each range of rows",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "gmm_bwd",
+    .tolerance = 2e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc gmm_bwd_desc = {
-    .name = "gmm_bwd", .summary = "gradients of gmm_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs), .dims = dims,
-    .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
-    .tolerance = 3e-6, .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "gmm_bwd",
+    .summary = "gradients of gmm_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 3e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -2,8 +2,14 @@
 #include "ops/gmm/gmm_int.h"
 #include "ops/ops_ref_int.h"
 
-static const double *matrix(const struct tensor *w, int64_t e) { return (const double *)w->data + e * w->dim[1] * w->dim[2]; }
-static double prob_of(const struct tensor *prob, int64_t r) { return present(prob) ? ((const double *)prob->data)[r] : 1; }
+static const double *matrix(const struct tensor *w, int64_t e)
+{
+    return (const double *)w->data + e * w->dim[1] * w->dim[2];
+}
+static double prob_of(const struct tensor *prob, int64_t r)
+{
+    return present(prob) ? ((const double *)prob->data)[r] : 1;
+}
 
 int gmm_fwd_ref(struct lane *l, const struct gmm_fwd_args *a)
 {

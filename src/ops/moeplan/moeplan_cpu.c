@@ -1,4 +1,7 @@
 /* moeplan, CPU version: the host one; see moeplan.h. */
 #include "ops/ops_cpu_int.h"
 
-int CPU_NAME(moeplan_cpu)(struct lane *l, const struct moeplan_args *a) { return moeplan_host(a, l->err); }
+int CPU_NAME(moeplan_cpu)(struct lane *l, const struct moeplan_args *a)
+{
+    return moeplan_host(a, l->err);
+}

@@ -12,8 +12,8 @@ int moeplan_check(const struct moeplan_args *a, struct err *e)
     TRY(check_dense(op, "idx", &a->idx, e));
     TRY(check_dense(op, "row", &a->row, e));
     if (a->offset.dim[0] < 2 || tensor_elems(&a->idx) > INT32_MAX)
-        return err_set(e, ST_INVALID, "moeplan: %lld choices among %lld experts", (long long)tensor_elems(&a->idx),
-                       (long long)a->offset.dim[0] - 1);
+        return err_set(e, ST_INVALID, "moeplan: %lld choices among %lld experts",
+                       (long long)tensor_elems(&a->idx), (long long)a->offset.dim[0] - 1);
     return ST_OK;
 }
 
@@ -54,7 +54,8 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct moeplan_args a = {.idx = c->t[A_IDX], .offset = c->t[A_OFFSET], .row = c->t[A_ROW], .src = c->t[A_SRC]};
+    struct moeplan_args a = {
+        .idx = c->t[A_IDX], .offset = c->t[A_OFFSET], .row = c->t[A_ROW], .src = c->t[A_SRC]};
     return ops->moeplan(lane, &a);
 }
 
@@ -64,13 +65,31 @@ static void cost(const struct op_call *c, struct op_cost *out)
     *out = (struct op_cost){.flops = 3 * n, .bytes = 12 * n};
 }
 
-static const struct op_sample samples[] = {{"rows=9 k=2"}, {"rows=0 k=2"}, {"rows=1 k=1 experts=1"}, {"rows=33 k=3 dropped=1 experts=7"},
+static const struct op_sample samples[] = {{"rows=9 k=2"},
+                                           {"rows=0 k=2"},
+                                           {"rows=1 k=1 experts=1"},
+                                           {"rows=33 k=3 dropped=1 experts=7"},
                                            {"rows=3 k=2 experts=64"}};
-static const struct op_sample bench[] = {{"rows=4096 k=8 experts=64"}, {"rows=16384 k=8 experts=256"}};
+static const struct op_sample bench[] = {{"rows=4096 k=8 experts=64"},
+                                         {"rows=16384 k=8 experts=256"}};
 
 const struct op_desc moeplan_desc = {
-    .name = "moeplan", .summary = "stable sort of tokens by expert: row ranges and both maps",
-    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs), .dims = dims, .n_dims = countof(dims),
-    .sample_shapes = shapes, .sample_fill = fill, .infer = infer, .run = run, .cost = cost, .tolerance = 0,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "moeplan",
+    .summary = "stable sort of tokens by expert: row ranges and both maps",
+    .args = args,
+    .n_args = countof(args),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = shapes,
+    .sample_fill = fill,
+    .infer = infer,
+    .run = run,
+    .cost = cost,
+    .tolerance = 0,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -1,4 +1,5 @@
-/* permute and unpermute: argument checks, cost, descriptors, test samples and bench shapes; see permute.h. */
+/* permute and unpermute: argument checks, cost, descriptors, test samples and bench shapes; see
+ * permute.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
 
@@ -28,7 +29,8 @@ int unpermute_check(const struct unpermute_args *a, struct err *e)
     int64_t rows = a->row.dim[0], k = a->row.dim[1];
     TRY(check_dense(op, "row", &a->row, e));
     if (k < 1 || k > PERMUTE_MAX_K)
-        return err_set(e, ST_INVALID, "unpermute: k is %lld, expected 1 to %d", (long long)k, PERMUTE_MAX_K);
+        return err_set(e, ST_INVALID, "unpermute: k is %lld, expected 1 to %d", (long long)k,
+                       PERMUTE_MAX_K);
     if (present(&a->x) || present(&a->y)) {
         CHECK_T(op, "x", &a->x, real, 2, -1, -1);
         CHECK_T(op, "y", &a->y, real, 2, rows, a->x.dim[1]);
@@ -42,7 +44,8 @@ int unpermute_check(const struct unpermute_args *a, struct err *e)
     return ST_OK;
 }
 
-/* ---- samples: maps of a fixed routing, so that both directions agree ------------------------------ */
+/* ---- samples: maps of a fixed routing, so that both directions agree
+ * ------------------------------ */
 
 static const struct op_attr dims[] = {{"rows", 7}, {"d", 33}, {"experts", 4}, {"dropped", 0}};
 static const struct op_attr attrs[] = {{"k", 2}, {"acc_y", 0}};
@@ -82,20 +85,28 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 }
 
 static const struct op_sample samples[] = {
-    {"rows=7 d=33"}, {"rows=0 d=8"}, {"rows=1 d=1 k=1 experts=1"}, {"rows=20 d=65 k=3 dropped=1"},
+    {"rows=7 d=33"},
+    {"rows=0 d=8"},
+    {"rows=1 d=1 k=1 experts=1"},
+    {"rows=20 d=65 k=3 dropped=1"},
     {"rows=20 d=65 k=3 dropped=1 strided=1 no_prob=1 no_yprob=1 no_dyprob=1 no_dprob=1"},
     {"rows=9 d=64 k=4 experts=9 no_prob=1 no_yprob=1 no_dyprob=1 no_dprob=1"},
     {"rows=12 d=130 k=5 experts=3 no_base=1 acc_y=1 dropped=1"},
 };
-static const struct op_sample bench[] = {{"rows=1024 d=512 k=8 experts=64"}, {"rows=1024 d=2048 k=2 experts=8"}};
+static const struct op_sample bench[] = {{"rows=1024 d=512 k=8 experts=64"},
+                                         {"rows=1024 d=2048 k=2 experts=8"}};
 
-/* ---- permute and its gradient ------------------------------------------------------------------------ */
+/* ---- permute and its gradient
+ * ------------------------------------------------------------------------ */
 
 static int64_t k_of(const struct op_call *c) { return (int64_t)c->attr[0]; }
 
 enum { P_X, P_SRC, P_PROB, P_Y, P_YPROB };
 static const struct op_arg permute_args_list[] = {
-    {.name = "x"}, {.name = "src", .type = ARG_I32}, {.name = "prob", .role = ARG_OPT}, {.name = "y", .role = ARG_OUT},
+    {.name = "x"},
+    {.name = "src", .type = ARG_I32},
+    {.name = "prob", .role = ARG_OPT},
+    {.name = "y", .role = ARG_OUT},
     {.name = "yprob", .role = ARG_OOUT},
 };
 
@@ -118,19 +129,28 @@ static int permute_infer(struct op_call *c, const struct ops *ops, struct err *e
 
 static int permute_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct permute_args a = {.x = c->t[P_X], .src = c->t[P_SRC], .prob = c->t[P_PROB], .y = c->t[P_Y], .yprob = c->t[P_YPROB], .k = k_of(c)};
+    struct permute_args a = {.x = c->t[P_X],
+                             .src = c->t[P_SRC],
+                             .prob = c->t[P_PROB],
+                             .y = c->t[P_Y],
+                             .yprob = c->t[P_YPROB],
+                             .k = k_of(c)};
     return ops->permute(lane, &a);
 }
 
 static void copy_cost(const struct op_call *c, struct op_cost *out)
 {
-    double rows = op_dim(c, "rows") * op_attr(c, "k"), d = op_dim(c, "d"), size = (double)dtype_bytes(c->t[0].dtype);
+    double rows = op_dim(c, "rows") * op_attr(c, "k"), d = op_dim(c, "d"),
+           size = (double)dtype_bytes(c->t[0].dtype);
     *out = (struct op_cost){.flops = rows * d, .bytes = 2 * rows * d * size};
 }
 
 enum { Q_DY, Q_ROW, Q_DYPROB, Q_DX, Q_DPROB };
 static const struct op_arg permute_bwd_args_list[] = {
-    {.name = "dy"}, {.name = "row", .type = ARG_I32}, {.name = "dyprob", .role = ARG_OPT}, {.name = "dx", .role = ARG_OUT},
+    {.name = "dy"},
+    {.name = "row", .type = ARG_I32},
+    {.name = "dyprob", .role = ARG_OPT},
+    {.name = "dx", .role = ARG_OUT},
     {.name = "dprob", .role = ARG_OOUT},
 };
 
@@ -154,30 +174,65 @@ static int permute_bwd_infer(struct op_call *c, const struct ops *ops, struct er
 
 static int permute_bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct unpermute_args a = {.x = c->t[Q_DY], .row = c->t[Q_ROW], .xprob = c->t[Q_DYPROB], .y = c->t[Q_DX], .yprob = c->t[Q_DPROB]};
+    struct unpermute_args a = {.x = c->t[Q_DY],
+                               .row = c->t[Q_ROW],
+                               .xprob = c->t[Q_DYPROB],
+                               .y = c->t[Q_DX],
+                               .yprob = c->t[Q_DPROB]};
     return ops->unpermute(lane, &a);
 }
 
 const struct op_desc permute_desc = {
-    .name = "permute", .summary = "copy token rows to the rows of their experts",
-    .args = permute_args_list, .n_args = countof(permute_args_list), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = permute_shapes, .sample_fill = fill, .infer = permute_infer,
-    .run = permute_run, .cost = copy_cost, .backward = "permute_bwd", .tolerance = 1e-7,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "permute",
+    .summary = "copy token rows to the rows of their experts",
+    .args = permute_args_list,
+    .n_args = countof(permute_args_list),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = permute_shapes,
+    .sample_fill = fill,
+    .infer = permute_infer,
+    .run = permute_run,
+    .cost = copy_cost,
+    .backward = "permute_bwd",
+    .tolerance = 1e-7,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc permute_bwd_desc = {
-    .name = "permute_bwd", .summary = "gradient of permute: unpermute",
-    .args = permute_bwd_args_list, .n_args = countof(permute_bwd_args_list), .attrs = back_attrs, .n_attrs = countof(back_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = permute_bwd_shapes, .sample_fill = fill, .infer = permute_bwd_infer,
-    .run = permute_bwd_run, .cost = copy_cost, .tolerance = 1e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "permute_bwd",
+    .summary = "gradient of permute: unpermute",
+    .args = permute_bwd_args_list,
+    .n_args = countof(permute_bwd_args_list),
+    .attrs = back_attrs,
+    .n_attrs = countof(back_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = permute_bwd_shapes,
+    .sample_fill = fill,
+    .infer = permute_bwd_infer,
+    .run = permute_bwd_run,
+    .cost = copy_cost,
+    .tolerance = 1e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 
-/* ---- unpermute and its gradient ---------------------------------------------------------------------- */
+/* ---- unpermute and its gradient
+ * ---------------------------------------------------------------------- */
 
 enum { U_X, U_ROW, U_BASE, U_Y };
 static const struct op_arg unpermute_args_list[] = {
-    {.name = "x"}, {.name = "row", .type = ARG_I32}, {.name = "base", .role = ARG_OPT, .no_grad = true}, {.name = "y", .role = ARG_OUT},
+    {.name = "x"},
+    {.name = "row", .type = ARG_I32},
+    {.name = "base", .role = ARG_OPT, .no_grad = true},
+    {.name = "y", .role = ARG_OUT},
 };
 
 static void unpermute_shapes(struct op_call *c)
@@ -198,12 +253,17 @@ static int unpermute_infer(struct op_call *c, const struct ops *ops, struct err 
 
 static int unpermute_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct unpermute_args a = {.x = c->t[U_X], .row = c->t[U_ROW], .base = c->t[U_BASE], .y = c->t[U_Y], .acc_y = c->attr[1] != 0};
+    struct unpermute_args a = {.x = c->t[U_X],
+                               .row = c->t[U_ROW],
+                               .base = c->t[U_BASE],
+                               .y = c->t[U_Y],
+                               .acc_y = c->attr[1] != 0};
     return ops->unpermute(lane, &a);
 }
 
 enum { V_DY, V_SRC, V_DX };
-static const struct op_arg unpermute_bwd_args_list[] = {{.name = "dy"}, {.name = "src", .type = ARG_I32}, {.name = "dx", .role = ARG_OUT}};
+static const struct op_arg unpermute_bwd_args_list[] = {
+    {.name = "dy"}, {.name = "src", .type = ARG_I32}, {.name = "dx", .role = ARG_OUT}};
 
 static void unpermute_bwd_shapes(struct op_call *c)
 {
@@ -227,16 +287,43 @@ static int unpermute_bwd_run(const struct ops *ops, struct lane *lane, const str
 }
 
 const struct op_desc unpermute_desc = {
-    .name = "unpermute", .summary = "sum the expert rows of each token, in order of choice",
-    .args = unpermute_args_list, .n_args = countof(unpermute_args_list), .attrs = attrs, .n_attrs = countof(attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = unpermute_shapes, .sample_fill = fill, .infer = unpermute_infer,
-    .run = unpermute_run, .cost = copy_cost, .backward = "unpermute_bwd", .tolerance = 1e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "unpermute",
+    .summary = "sum the expert rows of each token, in order of choice",
+    .args = unpermute_args_list,
+    .n_args = countof(unpermute_args_list),
+    .attrs = attrs,
+    .n_attrs = countof(attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = unpermute_shapes,
+    .sample_fill = fill,
+    .infer = unpermute_infer,
+    .run = unpermute_run,
+    .cost = copy_cost,
+    .backward = "unpermute_bwd",
+    .tolerance = 1e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc unpermute_bwd_desc = {
-    .name = "unpermute_bwd", .summary = "gradient of unpermute: permute",
-    .args = unpermute_bwd_args_list, .n_args = countof(unpermute_bwd_args_list), .attrs = back_attrs, .n_attrs = countof(back_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = unpermute_bwd_shapes, .sample_fill = fill, .infer = unpermute_bwd_infer,
-    .run = unpermute_bwd_run, .cost = copy_cost, .tolerance = 1e-7,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "unpermute_bwd",
+    .summary = "gradient of unpermute: permute",
+    .args = unpermute_bwd_args_list,
+    .n_args = countof(unpermute_bwd_args_list),
+    .attrs = back_attrs,
+    .n_attrs = countof(back_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = unpermute_bwd_shapes,
+    .sample_fill = fill,
+    .infer = unpermute_bwd_infer,
+    .run = unpermute_bwd_run,
+    .cost = copy_cost,
+    .tolerance = 1e-7,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -28,7 +28,8 @@ int unpermute_ref(struct lane *l, const struct unpermute_args *a)
             *y = (a->acc_y ? *y : 0) + with_base;
         }
         for (int64_t j = 0; present(&a->yprob) && j < k; j++)
-            ((double *)a->yprob.data)[t * k + j] = row[t * k + j] < 0 ? 0 : ((const double *)a->xprob.data)[row[t * k + j]];
+            ((double *)a->yprob.data)[t * k + j] =
+                row[t * k + j] < 0 ? 0 : ((const double *)a->xprob.data)[row[t * k + j]];
     }
     return ST_OK;
 }

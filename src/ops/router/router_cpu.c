@@ -1,5 +1,5 @@
-/* router, fast CPU version; see router.h. Rows go by fixed blocks: each leaves its sums in work, and they
- * are added in block order, so that threads do not change the result. */
+/* router, fast CPU version; see router.h. Rows go by fixed blocks: each leaves its sums in work,
+ * and they are added in block order, so that threads do not change the result. */
 #include "ops/ops_cpu_int.h"
 
 #include "ops/cpu_math.h"
@@ -10,7 +10,8 @@
 
 enum { MAX_E = ROUTER_MAX_EXPERTS, MAX_K = ROUTER_MAX_TOPK };
 
-/* ---- rows ------------------------------------------------------------------------------------------ */
+/* ---- rows
+ * ------------------------------------------------------------------------------------------ */
 
 static float largest(const float *z, int64_t n)
 {
@@ -61,9 +62,9 @@ static void plain_scores(enum router_score kind, const float *z, int64_t n, floa
     }
 }
 
-/* Indices of the k largest, falling, the lowest index first among equals. Most values lose against the
- * k-th best so far and cost one comparison. Values that compare with nothing (NaN) are never taken; the
- * initial entries then stay, which are valid indices. */
+/* Indices of the k largest, falling, the lowest index first among equals. Most values lose against
+ * the k-th best so far and cost one comparison. Values that compare with nothing (NaN) are never
+ * taken; the initial entries then stay, which are valid indices. */
 static void top(const float *v, int64_t n, int64_t k, int32_t *out)
 {
     float best[MAX_K];
@@ -105,14 +106,16 @@ static void mask_groups(const struct router_rule *r, int64_t n, int64_t k, float
             v[e] = -INFINITY;
 }
 
-static void choose(const struct router_fwd_args *a, int64_t t, const float *z, const float *s, int32_t *chosen)
+static void choose(const struct router_fwd_args *a, int64_t t, const float *z, const float *s,
+                   int32_t *chosen)
 {
     const struct router_rule *r = &a->rule;
     int64_t n = a->logits.dim[1], k = a->probs.dim[1];
     const float *bias = a->bias.data, *from = r->score == ROUTER_SOFTMAX && !r->pre_softmax ? z : s;
     float v[MAX_E];
     if (present(&a->table)) {
-        memcpy(chosen, (const int32_t *)a->table.data + ((const int32_t *)a->token.data)[t] * k, (size_t)k * sizeof *chosen);
+        memcpy(chosen, (const int32_t *)a->table.data + ((const int32_t *)a->token.data)[t] * k,
+               (size_t)k * sizeof *chosen);
         return;
     }
     if (bias == NULL && r->groups == 0) {
@@ -128,8 +131,8 @@ static void choose(const struct router_fwd_args *a, int64_t t, const float *z, c
 }
 
 /* Unscaled; returns the sum that chosen scores were divided by (1 where none was). */
-static float probabilities(const struct router_rule *r, bool hashed, const float *z, const float *s, const int32_t *chosen,
-                           int64_t k, float *p)
+static float probabilities(const struct router_rule *r, bool hashed, const float *z, const float *s,
+                           const int32_t *chosen, int64_t k, float *p)
 {
     if (r->score == ROUTER_SOFTMAX && !router_softmax_all(r, hashed)) {
         for (int64_t j = 0; j < k; j++)
@@ -149,7 +152,8 @@ static float probabilities(const struct router_rule *r, bool hashed, const float
     return sum;
 }
 
-/* ---- work ----------------------------------------------------------------------------------------- */
+/* ---- work
+ * ----------------------------------------------------------------------------------------- */
 
 /* Carved from work: 8-byte things first. */
 struct scratch {
@@ -162,16 +166,19 @@ struct scratch {
 
 static int64_t carve(const struct router_fwd_args *a, struct scratch *s, char *base)
 {
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1], blocks = router_blocks(rows, a->rule.seq);
-    int64_t at[5], size = 0, want[5] = {rows / a->rule.seq * n * 8, blocks * 8, blocks * n * 4, blocks * n * 4,
-                                        a->rule.capacity > 0 ? (rows * k + n + 1) * 4 : 0};
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1],
+            blocks = router_blocks(rows, a->rule.seq);
+    int64_t at[5], size = 0,
+                   want[5] = {rows / a->rule.seq * n * 8, blocks * 8, blocks * n * 4,
+                              blocks * n * 4, a->rule.capacity > 0 ? (rows * k + n + 1) * 4 : 0};
     for (int i = 0; i < 5; i++) {
         at[i] = size;
         size += round_up(want[i], 64);
     }
     if (base != NULL)
-        *s = (struct scratch){(double *)(void *)(base + at[0]), (double *)(void *)(base + at[1]), (float *)(void *)(base + at[2]),
-                              (int32_t *)(void *)(base + at[3]), (int32_t *)(void *)(base + at[4])};
+        *s = (struct scratch){(double *)(void *)(base + at[0]), (double *)(void *)(base + at[1]),
+                              (float *)(void *)(base + at[2]), (int32_t *)(void *)(base + at[3]),
+                              (int32_t *)(void *)(base + at[4])};
     return size;
 }
 
@@ -180,7 +187,8 @@ int64_t CPU_NAME(router_fwd_work_cpu)(const struct router_fwd_args *a)
     return carve(a, NULL, NULL);
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------- */
+/* ---- forward
+ * ----------------------------------------------------------------------------------------- */
 
 struct forward {
     const struct router_fwd_args *a;
@@ -188,7 +196,8 @@ struct forward {
     bool balance, wants_z; /* what of the losses is asked for */
 };
 
-static void add_balance(const struct forward *f, const float *z, const float *s, const int32_t *chosen, float *sums, int32_t *hits)
+static void add_balance(const struct forward *f, const float *z, const float *s,
+                        const int32_t *chosen, float *sums, int32_t *hits)
 {
     const struct router_fwd_args *a = f->a;
     int64_t n = a->logits.dim[1], k = a->probs.dim[1];
@@ -203,7 +212,8 @@ static void add_balance(const struct forward *f, const float *z, const float *s,
 #pragma omp simd
     for (int64_t e = 0; e < n; e++)
         sums[e] += s[e] * over;
-    bool same = a->rule.score == ROUTER_SOFTMAX && !a->rule.pre_softmax && a->rule.groups == 0 && !present(&a->bias) && !present(&a->table);
+    bool same = a->rule.score == ROUTER_SOFTMAX && !a->rule.pre_softmax && a->rule.groups == 0 &&
+                !present(&a->bias) && !present(&a->table);
     if (!same)
         top(z, n, k, plain);
     for (int64_t j = 0; j < k; j++)
@@ -220,7 +230,8 @@ static void forward_block(const struct forward *f, int64_t block)
     float s[MAX_E], soft[MAX_E], *sums = f->s.sums + block * n, scale = (float)r->scale;
     int32_t *hits = f->s.hits + block * n;
     bool hashed = present(&a->table);
-    bool wants_soft = f->wants_z || (r->score == ROUTER_SOFTMAX && (f->balance || router_softmax_all(r, hashed)));
+    bool wants_soft =
+        f->wants_z || (r->score == ROUTER_SOFTMAX && (f->balance || router_softmax_all(r, hashed)));
     double z_sum = 0;
     memset(sums, 0, (size_t)n * sizeof *sums);
     memset(hits, 0, (size_t)n * sizeof *hits);
@@ -242,7 +253,8 @@ static void forward_block(const struct forward *f, int64_t block)
     f->s.z[block] = z_sum;
 }
 
-/* ---- capacity ---------------------------------------------------------------------------------------- */
+/* ---- capacity
+ * ---------------------------------------------------------------------------------------- */
 
 /* The bits of a non-negative float, which order like the float. */
 static uint32_t order_of(float p)
@@ -253,7 +265,8 @@ static uint32_t order_of(float p)
 }
 
 /* The choices of one expert, in order of tokens; all but `capacity` of them are marked. */
-static void drop_expert(const struct router_fwd_args *a, const int32_t *list, int64_t n, int64_t capacity)
+static void drop_expert(const struct router_fwd_args *a, const int32_t *list, int64_t n,
+                        int64_t capacity)
 {
     float *p = a->probs.data;
     int32_t *idx = a->idx.data;
@@ -273,7 +286,8 @@ static void drop_expert(const struct router_fwd_args *a, const int32_t *list, in
         above += order_of(p[list[i]]) > low;
     for (int64_t i = 0; i < n; i++) {
         uint32_t v = order_of(p[list[i]]);
-        bool stays = a->rule.drop_late ? kept < capacity : v > low || (v == low && kept < capacity - above);
+        bool stays =
+            a->rule.drop_late ? kept < capacity : v > low || (v == low && kept < capacity - above);
         kept += stays && (a->rule.drop_late || v == low);
         if (!stays) {
             idx[list[i]] = -1 - idx[list[i]];
@@ -301,7 +315,8 @@ static void drop(const struct router_fwd_args *a, int32_t *list, int64_t capacit
     }
 }
 
-/* ---- sums ---------------------------------------------------------------------------------------------- */
+/* ---- sums
+ * ---------------------------------------------------------------------------------------------- */
 
 static void gather_balance(const struct forward *f, double stat[ROUTER_STATS])
 {
@@ -322,7 +337,8 @@ static void gather_balance(const struct forward *f, double stat[ROUTER_STATS])
         }
     }
     router_global_load(load, batch, n, a->global.data, a->acc_global);
-    struct router_sums all = {.experts = n, .k = k, .rows = rows, .seq = seq, .load = load, .score = f->s.by_seq};
+    struct router_sums all = {
+        .experts = n, .k = k, .rows = rows, .seq = seq, .load = load, .score = f->s.by_seq};
     if (rows > 0)
         router_losses(&all, stat);
 }
@@ -352,8 +368,10 @@ int CPU_NAME(router_fwd_cpu)(struct lane *l, const struct router_fwd_args *a)
     TRY(router_fwd_check(a, l->err));
     TRY(router_table_check(a, l->err));
     TRY(check_work("router_fwd", &a->work, carve(a, NULL, NULL), l->err));
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], blocks = router_blocks(rows, a->rule.seq);
-    struct forward f = {.a = a, .balance = present(&a->load), .wants_z = present(&a->stat) || present(&a->loss)};
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1],
+            blocks = router_blocks(rows, a->rule.seq);
+    struct forward f = {
+        .a = a, .balance = present(&a->load), .wants_z = present(&a->stat) || present(&a->loss)};
     double stat[ROUTER_STATS] = {0};
     carve(a, &f.s, a->work.data);
 #pragma omp parallel for schedule(static) if (rows * n > 4096)
@@ -369,7 +387,8 @@ int CPU_NAME(router_fwd_cpu)(struct lane *l, const struct router_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward ---------------------------------------------------------------------------------------- */
+/* ---- backward
+ * ---------------------------------------------------------------------------------------- */
 
 struct backward {
     const struct router_bwd_args *a;
@@ -378,7 +397,8 @@ struct backward {
     bool balances, hashed;
 };
 
-static void through_probs(const struct backward *b, int64_t t, const float *z, const float *s, float *dz)
+static void through_probs(const struct backward *b, int64_t t, const float *z, const float *s,
+                          float *dz)
 {
     const struct router_bwd_args *a = b->a;
     const struct router_rule *r = &a->rule;
@@ -406,7 +426,8 @@ static void through_probs(const struct backward *b, int64_t t, const float *z, c
         else if (r->score == ROUTER_SOFTMAX)
             dz[at[j]] += p[j] * (g[j] - dot);
         else
-            dz[at[j]] += (divides ? (g[j] - dot) / sum : g[j]) * slope_of(r->score, z[at[j]], s[at[j]]);
+            dz[at[j]] +=
+                (divides ? (g[j] - dot) / sum : g[j]) * slope_of(r->score, z[at[j]], s[at[j]]);
     }
 }
 
@@ -438,7 +459,8 @@ static void backward_rows(struct backward *b, int64_t first, int64_t end)
     const struct router_rule *r = &a->rule;
     int64_t n = a->logits.dim[1];
     float s[MAX_E], soft[MAX_E], dz[MAX_E];
-    bool wants_soft = b->z != 0 || (r->score == ROUTER_SOFTMAX && (b->balances || router_softmax_all(r, b->hashed)));
+    bool wants_soft = b->z != 0 || (r->score == ROUTER_SOFTMAX &&
+                                    (b->balances || router_softmax_all(r, b->hashed)));
     for (int64_t t = first; t < end; t++) {
         const float *z = f32_row(&a->logits, t);
         float lse = wants_soft ? softmax(z, n, soft) : 0;
@@ -463,13 +485,16 @@ int CPU_NAME(router_bwd_cpu)(struct lane *l, const struct router_bwd_args *a)
 {
     TRY(router_bwd_check(a, l->err));
     const struct router_rule *r = &a->rule;
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->idx.dim[1], blocks = router_blocks(rows, r->seq);
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->idx.dim[1],
+            blocks = router_blocks(rows, r->seq);
     int64_t per_seq = ceil_div(r->seq, ROUTER_BLOCK), batch = rows / r->seq;
     double dloss = present(&a->dloss) ? *(const double *)a->dloss.data : 0;
 #pragma omp parallel for schedule(static) if (rows * n > 4096)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t seq = block / per_seq, first = seq * r->seq + block % per_seq * ROUTER_BLOCK;
-        struct backward b = {.a = a, .balances = router_balances(r) && dloss != 0, .hashed = a->hashed,
+        struct backward b = {.a = a,
+                             .balances = router_balances(r) && dloss != 0,
+                             .hashed = a->hashed,
                              .z = (float)(2 * r->coef.z * dloss / (double)rows)};
         for (int64_t e = 0; b.balances && e < n; e++)
             b.balance[e] = (float)(dloss * router_loss_slope(r, a->load.data, batch, n, k, seq, e));
@@ -478,7 +503,8 @@ int CPU_NAME(router_bwd_cpu)(struct lane *l, const struct router_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- noise, jitter, bias ----------------------------------------------------------------------------- */
+/* ---- noise, jitter, bias
+ * ----------------------------------------------------------------------------- */
 
 int CPU_NAME(router_noise_cpu)(struct lane *l, const struct router_noise_args *a)
 {
@@ -514,7 +540,8 @@ int CPU_NAME(router_jitter_cpu)(struct lane *l, const struct router_jitter_args 
             dropout_bits(a->key, info[0], info[1] + t / a->seq, t % a->seq, c, bits);
 #pragma omp simd
             for (int64_t i = 0; i < m; i++) {
-                float factor = 1.0f + eps * ((float)bits[i] * unit - 1.0f), old = keep == 0.0f ? 0.0f : y[c + i];
+                float factor = 1.0f + eps * ((float)bits[i] * unit - 1.0f),
+                      old = keep == 0.0f ? 0.0f : y[c + i];
                 y[c + i] = old + x[c + i] * factor;
             }
         }

@@ -8,25 +8,54 @@ enum { D_ROWS, D_E, D_BIAS, D_HASHED };
 enum { VOCAB = 11 };
 
 /* The first attributes are those of the rule, for both directions. */
-enum { A_K, A_SCORE, A_PRE, A_NORM, A_GROUPS, A_GROUP_TOPK, A_SCALE, A_CAPACITY, A_LATE, A_AUX, A_SEQ_AUX, A_GLOBAL_AUX, A_Z, A_SEQ,
-       A_ACC_STAT, A_ACC_TALLY, A_ACC_GLOBAL, A_HASHED = A_ACC_STAT };
-#define RULE_ATTRS                                                                                            \
-    {"k", 2}, {"score", 0}, {"pre_softmax", 0}, {"norm", 1}, {"groups", 0}, {"group_topk", 0}, {"scale", 1},  \
-        {"capacity", 0}, {"drop_late", 0}, {"aux", 0}, {"seq_aux", 0}, {"global_aux", 0}, {"z", 0}, {"seq", 4}
-static const struct op_attr fwd_attrs[] = {RULE_ATTRS, {"acc_stat", 0}, {"acc_tally", 0}, {"acc_global", 0}};
+enum {
+    A_K,
+    A_SCORE,
+    A_PRE,
+    A_NORM,
+    A_GROUPS,
+    A_GROUP_TOPK,
+    A_SCALE,
+    A_CAPACITY,
+    A_LATE,
+    A_AUX,
+    A_SEQ_AUX,
+    A_GLOBAL_AUX,
+    A_Z,
+    A_SEQ,
+    A_ACC_STAT,
+    A_ACC_TALLY,
+    A_ACC_GLOBAL,
+    A_HASHED = A_ACC_STAT
+};
+#define RULE_ATTRS                                                                                 \
+    {"k", 2}, {"score", 0}, {"pre_softmax", 0}, {"norm", 1}, {"groups", 0}, {"group_topk", 0},     \
+        {"scale", 1}, {"capacity", 0}, {"drop_late", 0}, {"aux", 0}, {"seq_aux", 0},               \
+        {"global_aux", 0}, {"z", 0},                                                               \
+    {                                                                                              \
+        "seq", 4                                                                                   \
+    }
+static const struct op_attr fwd_attrs[] = {
+    RULE_ATTRS, {"acc_stat", 0}, {"acc_tally", 0}, {"acc_global", 0}};
 static const struct op_attr bwd_attrs[] = {RULE_ATTRS, {"hashed", 0}};
 
 static struct router_rule rule_of(const struct op_call *c)
 {
     const double *a = c->attr;
-    return (struct router_rule){
-        .score = (enum router_score)a[A_SCORE], .pre_softmax = a[A_PRE] != 0, .norm = a[A_NORM] != 0, .groups = (int64_t)a[A_GROUPS],
-        .group_topk = (int64_t)a[A_GROUP_TOPK], .scale = a[A_SCALE], .capacity = a[A_CAPACITY], .drop_late = a[A_LATE] != 0,
-        .coef = {a[A_AUX], a[A_SEQ_AUX], a[A_GLOBAL_AUX], a[A_Z]}, .seq = (int64_t)a[A_SEQ]};
+    return (struct router_rule){.score = (enum router_score)a[A_SCORE],
+                                .pre_softmax = a[A_PRE] != 0,
+                                .norm = a[A_NORM] != 0,
+                                .groups = (int64_t)a[A_GROUPS],
+                                .group_topk = (int64_t)a[A_GROUP_TOPK],
+                                .scale = a[A_SCALE],
+                                .capacity = a[A_CAPACITY],
+                                .drop_late = a[A_LATE] != 0,
+                                .coef = {a[A_AUX], a[A_SEQ_AUX], a[A_GLOBAL_AUX], a[A_Z]},
+                                .seq = (int64_t)a[A_SEQ]};
 }
 
-/* A different order of E well separated values for each row, so that neither rounding nor the steps of
- * gradcheck change which are the largest. */
+/* A different order of E well separated values for each row, so that neither rounding nor the steps
+ * of gradcheck change which are the largest. */
 static void fill_logits(struct tensor *t, uint64_t key)
 {
     int64_t n = t->dim[1];
@@ -35,20 +64,36 @@ static void fill_logits(struct tensor *t, uint64_t key)
         for (int64_t e = 0; e < n; e++)
             order[e] = e;
         for (int64_t e = n - 1; e > 0; e--) {
-            int64_t other = (int64_t)rng_below(key, (uint64_t)(r * n + e), (uint64_t)e + 1), swap = order[e];
+            int64_t other = (int64_t)rng_below(key, (uint64_t)(r * n + e), (uint64_t)e + 1),
+                    swap = order[e];
             order[e] = order[other];
             order[other] = swap;
         }
         for (int64_t e = 0; e < n; e++) {
             double noise = 0.8 * (rng_uniform(key + 1, (uint64_t)(r * n + e)) - 0.5);
-            tensor_set(t, r * n + e, (double)(float)(5 * (((double)order[e] + 0.5 + noise) / (double)n - 0.5)));
+            tensor_set(t, r * n + e,
+                       (double)(float)(5 * (((double)order[e] + 0.5 + noise) / (double)n - 0.5)));
         }
     }
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------- */
+/* ---- forward
+ * ----------------------------------------------------------------------------------------- */
 
-enum { F_LOGITS, F_BIAS, F_TOKEN, F_TABLE, F_PROBS, F_IDX, F_LOAD, F_LOSS, F_STAT, F_TALLY, F_GLOBAL, F_WORK };
+enum {
+    F_LOGITS,
+    F_BIAS,
+    F_TOKEN,
+    F_TABLE,
+    F_PROBS,
+    F_IDX,
+    F_LOAD,
+    F_LOSS,
+    F_STAT,
+    F_TALLY,
+    F_GLOBAL,
+    F_WORK
+};
 static const struct op_arg fwd_args[] = {
     {.name = "logits"},
     {.name = "bias", .role = ARG_OPT, .no_grad = true},
@@ -92,18 +137,31 @@ static bool fwd_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
 
 static struct router_fwd_args fwd_pack(const struct op_call *c)
 {
-    return (struct router_fwd_args){
-        .logits = c->t[F_LOGITS], .bias = c->t[F_BIAS], .token = c->t[F_TOKEN], .table = c->t[F_TABLE], .probs = c->t[F_PROBS],
-        .idx = c->t[F_IDX], .load = c->t[F_LOAD], .loss = c->t[F_LOSS], .stat = c->t[F_STAT], .tally = c->t[F_TALLY],
-        .global = c->t[F_GLOBAL], .work = c->t[F_WORK], .rule = rule_of(c), .acc_stat = c->attr[A_ACC_STAT] != 0,
-        .acc_tally = c->attr[A_ACC_TALLY] != 0, .acc_global = c->attr[A_ACC_GLOBAL] != 0};
+    return (struct router_fwd_args){.logits = c->t[F_LOGITS],
+                                    .bias = c->t[F_BIAS],
+                                    .token = c->t[F_TOKEN],
+                                    .table = c->t[F_TABLE],
+                                    .probs = c->t[F_PROBS],
+                                    .idx = c->t[F_IDX],
+                                    .load = c->t[F_LOAD],
+                                    .loss = c->t[F_LOSS],
+                                    .stat = c->t[F_STAT],
+                                    .tally = c->t[F_TALLY],
+                                    .global = c->t[F_GLOBAL],
+                                    .work = c->t[F_WORK],
+                                    .rule = rule_of(c),
+                                    .acc_stat = c->attr[A_ACC_STAT] != 0,
+                                    .acc_tally = c->attr[A_ACC_TALLY] != 0,
+                                    .acc_global = c->attr[A_ACC_GLOBAL] != 0};
 }
 
 static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
-    int64_t rows = c->t[F_LOGITS].dim[0], n = c->t[F_LOGITS].dim[1], k = (int64_t)c->attr[A_K], seq = (int64_t)c->attr[A_SEQ];
+    int64_t rows = c->t[F_LOGITS].dim[0], n = c->t[F_LOGITS].dim[1], k = (int64_t)c->attr[A_K],
+            seq = (int64_t)c->attr[A_SEQ];
     if (c->t[F_LOGITS].rank != 2 || seq < 1)
-        return err_set(e, ST_INVALID, "router_fwd: logits must have rank 2, and seq must be at least 1");
+        return err_set(e, ST_INVALID,
+                       "router_fwd: logits must have rank 2, and seq must be at least 1");
     c->t[F_PROBS] = tensor_2d(NULL, c->t[F_LOGITS].dtype, rows, k);
     c->t[F_IDX] = tensor_2d(NULL, DT_I32, rows, k);
     c->t[F_LOAD] = tensor_2d(NULL, DT_F64, rows / seq + 1, n);
@@ -129,7 +187,8 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
     *out = (struct op_cost){.flops = 8 * n, .bytes = n * size + chosen * (size + 4)};
 }
 
-/* ---- backward ---------------------------------------------------------------------------------------- */
+/* ---- backward
+ * ---------------------------------------------------------------------------------------- */
 
 enum { B_DPROBS, B_DLOSS, B_LOGITS, B_IDX, B_LOAD, B_DLOGITS };
 static const struct op_arg bwd_args[] = {
@@ -143,7 +202,8 @@ static const struct op_arg bwd_args[] = {
 
 static void bwd_shapes(struct op_call *c)
 {
-    int64_t rows = (int64_t)c->dim[D_ROWS], n = (int64_t)c->dim[D_E], k = (int64_t)c->attr[A_K], seq = (int64_t)c->attr[A_SEQ];
+    int64_t rows = (int64_t)c->dim[D_ROWS], n = (int64_t)c->dim[D_E], k = (int64_t)c->attr[A_K],
+            seq = (int64_t)c->attr[A_SEQ];
     c->t[B_DPROBS] = tensor_2d(NULL, DT_NONE, rows, k);
     c->t[B_DLOSS] = tensor_1d(NULL, DT_NONE, 1);
     c->t[B_LOGITS] = tensor_2d(NULL, DT_NONE, rows, n);
@@ -157,7 +217,8 @@ static bool bwd_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
     if (arg == B_LOGITS)
         fill_logits(host, key);
     for (int64_t i = 0; arg == B_IDX && i < tensor_elems(host); i++) {
-        int32_t expert = (int32_t)((5 * (i / k) + i % k) % n); /* k neighbours, every ninth choice dropped */
+        int32_t expert =
+            (int32_t)((5 * (i / k) + i % k) % n); /* k neighbours, every ninth choice dropped */
         ((int32_t *)host->data)[i] = c->attr[A_CAPACITY] > 0 && i % 9 == 4 ? -1 - expert : expert;
     }
     for (int64_t i = 0; arg == B_LOAD && i < tensor_elems(host); i++)
@@ -167,8 +228,14 @@ static bool bwd_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
 
 static struct router_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct router_bwd_args){.dprobs = c->t[B_DPROBS], .dloss = c->t[B_DLOSS], .logits = c->t[B_LOGITS], .idx = c->t[B_IDX],
-                                    .load = c->t[B_LOAD], .dlogits = c->t[B_DLOGITS], .rule = rule_of(c), .hashed = c->attr[A_HASHED] != 0};
+    return (struct router_bwd_args){.dprobs = c->t[B_DPROBS],
+                                    .dloss = c->t[B_DLOSS],
+                                    .logits = c->t[B_LOGITS],
+                                    .idx = c->t[B_IDX],
+                                    .load = c->t[B_LOAD],
+                                    .dlogits = c->t[B_DLOGITS],
+                                    .rule = rule_of(c),
+                                    .hashed = c->attr[A_HASHED] != 0};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -187,7 +254,8 @@ static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
-    double n = (double)tensor_elems(&c->t[B_LOGITS]), size = (double)dtype_bytes(c->t[B_LOGITS].dtype);
+    double n = (double)tensor_elems(&c->t[B_LOGITS]),
+           size = (double)dtype_bytes(c->t[B_LOGITS].dtype);
     *out = (struct op_cost){.flops = 16 * n, .bytes = 2 * n * size};
 }
 
@@ -201,7 +269,8 @@ static const struct op_sample samples[] = {
     {"rows=12 experts=8 score=1 k=1 bias=1 z=1 scale=1.7"},
     {"rows=20 experts=16 k=4 score=1 bias=1 groups=4 group_topk=2 scale=2.5 seq_aux=0.9 seq=5"},
     {"rows=20 experts=16 k=4 score=1 norm=0 aux=0.4 seq=10"},
-    {"rows=24 experts=12 k=3 score=2 aux=1 seq_aux=0.5 global_aux=0.25 z=0.1 seq=8 acc_stat=1 acc_tally=1 acc_global=1"},
+    {"rows=24 experts=12 k=3 score=2 aux=1 seq_aux=0.5 global_aux=0.25 z=0.1 seq=8 acc_stat=1 "
+     "acc_tally=1 acc_global=1"},
     {"rows=16 experts=8 k=3 score=2 bias=1 groups=4 group_topk=3"},
     {"rows=16 experts=8 k=4 groups=4 group_topk=3 global_aux=1"},
     {"rows=16 experts=8 k=3 capacity=0.8 scale=1.5"},
@@ -211,33 +280,65 @@ static const struct op_sample samples[] = {
     {"rows=16 experts=8 k=3 hashed=1 score=2"},
     {"rows=12 experts=33 k=5 no_dloss=1 no_loss=1"},
 };
-static const struct op_sample bench[] = {{"rows=4096 experts=64 k=8 seq=1024 aux=0.01"},
-                                         {"rows=4096 experts=256 k=8 seq=1024 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01"}};
+static const struct op_sample bench[] = {
+    {"rows=4096 experts=64 k=8 seq=1024 aux=0.01"},
+    {"rows=4096 experts=256 k=8 seq=1024 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01"}};
 
 const struct op_desc router_fwd_desc = {
-    .name = "router_fwd", .summary = "top-k experts and their probabilities, with balance and z losses",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fwd_fill, .infer = fwd_infer,
-    .run = fwd_run, .cost = fwd_cost, .backward = "router_bwd", .tolerance = 3e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "router_fwd",
+    .summary = "top-k experts and their probabilities, with balance and z losses",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fwd_fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "router_bwd",
+    .tolerance = 3e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc router_bwd_desc = {
-    .name = "router_bwd", .summary = "gradient of router_fwd with respect to the logits",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = bwd_fill, .infer = bwd_infer,
-    .run = bwd_run, .cost = bwd_cost, .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "router_bwd",
+    .summary = "gradient of router_fwd with respect to the logits",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = bwd_fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 
-/* ---- noise, jitter, bias ------------------------------------------------------------------------------ */
+/* ---- noise, jitter, bias
+ * ------------------------------------------------------------------------------ */
 
 static const struct op_attr noise_dims[] = {{"rows", 6}, {"d", 33}};
-static const struct op_attr noise_attrs[] = {{"eps", 0.1}, {"key", 12345}, {"seq", 4}, {"acc_y", 0}};
+static const struct op_attr noise_attrs[] = {
+    {"eps", 0.1}, {"key", 12345}, {"seq", 4}, {"acc_y", 0}};
 
 enum { N_X, N_INFO, N_Y };
-static const struct op_arg jitter_args[] = {{.name = "x"}, {.name = "info", .type = ARG_I64}, {.name = "y", .role = ARG_OUT}};
+static const struct op_arg jitter_args[] = {
+    {.name = "x"}, {.name = "info", .type = ARG_I64}, {.name = "y", .role = ARG_OUT}};
 enum { L_INFO, L_LOGITS };
-static const struct op_arg noise_args[] = {{.name = "info", .type = ARG_I64}, {.name = "logits", .role = ARG_OUT}};
+static const struct op_arg noise_args[] = {{.name = "info", .type = ARG_I64},
+                                           {.name = "logits", .role = ARG_OUT}};
 
 static bool fill_info(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
@@ -266,8 +367,13 @@ static int jitter_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int jitter_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct router_jitter_args a = {.x = c->t[N_X], .info = c->t[N_INFO], .y = c->t[N_Y], .eps = c->attr[0],
-                                   .key = (uint64_t)c->attr[1], .seq = (int64_t)c->attr[2], .acc_y = c->attr[3] != 0};
+    struct router_jitter_args a = {.x = c->t[N_X],
+                                   .info = c->t[N_INFO],
+                                   .y = c->t[N_Y],
+                                   .eps = c->attr[0],
+                                   .key = (uint64_t)c->attr[1],
+                                   .seq = (int64_t)c->attr[2],
+                                   .acc_y = c->attr[3] != 0};
     return ops->router_jitter(lane, &a);
 }
 
@@ -277,10 +383,7 @@ static void jitter_cost(const struct op_call *c, struct op_cost *out)
     *out = (struct op_cost){.flops = 12 * n, .bytes = 2 * n * (double)dtype_bytes(c->t[N_X].dtype)};
 }
 
-static void noise_shapes(struct op_call *c)
-{
-    c->t[L_INFO] = tensor_1d(NULL, DT_NONE, 4);
-}
+static void noise_shapes(struct op_call *c) { c->t[L_INFO] = tensor_1d(NULL, DT_NONE, 4); }
 
 static int noise_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
@@ -291,36 +394,68 @@ static int noise_infer(struct op_call *c, const struct ops *ops, struct err *e)
 
 static int noise_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct router_noise_args a = {.info = c->t[L_INFO], .logits = c->t[L_LOGITS], .key = (uint64_t)c->attr[1], .seq = (int64_t)c->attr[2]};
+    struct router_noise_args a = {.info = c->t[L_INFO],
+                                  .logits = c->t[L_LOGITS],
+                                  .key = (uint64_t)c->attr[1],
+                                  .seq = (int64_t)c->attr[2]};
     return ops->router_noise(lane, &a);
 }
 
 static void noise_cost(const struct op_call *c, struct op_cost *out)
 {
     double n = (double)tensor_elems(&c->t[L_LOGITS]);
-    *out = (struct op_cost){.flops = 40 * n, .bytes = n * (double)dtype_bytes(c->t[L_LOGITS].dtype)};
+    *out =
+        (struct op_cost){.flops = 40 * n, .bytes = n * (double)dtype_bytes(c->t[L_LOGITS].dtype)};
 }
 
-static const struct op_sample noise_samples[] = {{"rows=6 d=33"}, {"rows=0 d=4"}, {"rows=9 d=1 seq=3 acc_y=1"}, {"rows=3 d=130 strided=1"}};
+static const struct op_sample noise_samples[] = {
+    {"rows=6 d=33"}, {"rows=0 d=4"}, {"rows=9 d=1 seq=3 acc_y=1"}, {"rows=3 d=130 strided=1"}};
 static const struct op_sample noise_bench[] = {{"rows=4096 d=64"}, {"rows=4096 d=1024"}};
 
 const struct op_desc router_jitter_desc = {
-    .name = "router_jitter", .summary = "multiply by uniform noise around 1; its own backward",
-    .args = jitter_args, .n_args = countof(jitter_args), .attrs = noise_attrs, .n_attrs = countof(noise_attrs),
-    .dims = noise_dims, .n_dims = countof(noise_dims), .sample_shapes = jitter_shapes, .sample_fill = fill_info, .infer = jitter_infer,
-    .run = jitter_run, .cost = jitter_cost, .tolerance = 1e-6,
-    .samples = noise_samples, .n_samples = countof(noise_samples), .bench = noise_bench, .n_bench = countof(noise_bench),
+    .name = "router_jitter",
+    .summary = "multiply by uniform noise around 1; its own backward",
+    .args = jitter_args,
+    .n_args = countof(jitter_args),
+    .attrs = noise_attrs,
+    .n_attrs = countof(noise_attrs),
+    .dims = noise_dims,
+    .n_dims = countof(noise_dims),
+    .sample_shapes = jitter_shapes,
+    .sample_fill = fill_info,
+    .infer = jitter_infer,
+    .run = jitter_run,
+    .cost = jitter_cost,
+    .tolerance = 1e-6,
+    .samples = noise_samples,
+    .n_samples = countof(noise_samples),
+    .bench = noise_bench,
+    .n_bench = countof(noise_bench),
 };
 const struct op_desc router_noise_desc = {
-    .name = "router_noise", .summary = "standard normal logits, for a balanced load",
-    .args = noise_args, .n_args = countof(noise_args), .attrs = noise_attrs, .n_attrs = countof(noise_attrs),
-    .dims = noise_dims, .n_dims = countof(noise_dims), .sample_shapes = noise_shapes, .sample_fill = fill_info, .infer = noise_infer,
-    .run = noise_run, .cost = noise_cost, .tolerance = 1e-6,
-    .samples = noise_samples, .n_samples = countof(noise_samples), .bench = noise_bench, .n_bench = countof(noise_bench),
+    .name = "router_noise",
+    .summary = "standard normal logits, for a balanced load",
+    .args = noise_args,
+    .n_args = countof(noise_args),
+    .attrs = noise_attrs,
+    .n_attrs = countof(noise_attrs),
+    .dims = noise_dims,
+    .n_dims = countof(noise_dims),
+    .sample_shapes = noise_shapes,
+    .sample_fill = fill_info,
+    .infer = noise_infer,
+    .run = noise_run,
+    .cost = noise_cost,
+    .tolerance = 1e-6,
+    .samples = noise_samples,
+    .n_samples = countof(noise_samples),
+    .bench = noise_bench,
+    .n_bench = countof(noise_bench),
 };
 
 enum { U_TALLY, U_BIAS };
-static const struct op_arg bias_args[] = {{.name = "tally", .type = ARG_F64}, {.name = "bias", .role = ARG_OUT}};
+static const struct op_arg bias_args[] = {{.name = "tally", .type = ARG_F64},
+                                          {.name = "bias", .role = ARG_OUT}};
 static const struct op_attr bias_attrs[] = {{"rate", 0.001}};
 static const struct op_attr bias_dims[] = {{"experts", 7}};
 
@@ -356,13 +491,27 @@ static void bias_cost(const struct op_call *c, struct op_cost *out)
     *out = (struct op_cost){.flops = 3 * n, .bytes = 16 * n};
 }
 
-static const struct op_sample bias_samples[] = {{"experts=7"}, {"experts=1"}, {"experts=64 rate=0.5"}};
+static const struct op_sample bias_samples[] = {
+    {"experts=7"}, {"experts=1"}, {"experts=64 rate=0.5"}};
 static const struct op_sample bias_bench[] = {{"experts=256"}};
 
 const struct op_desc router_bias_desc = {
-    .name = "router_bias", .summary = "move the selection bias of each expert towards balance",
-    .args = bias_args, .n_args = countof(bias_args), .attrs = bias_attrs, .n_attrs = countof(bias_attrs),
-    .dims = bias_dims, .n_dims = countof(bias_dims), .sample_shapes = bias_shapes, .sample_fill = bias_fill, .infer = bias_infer,
-    .run = bias_run, .cost = bias_cost, .tolerance = 1e-6,
-    .samples = bias_samples, .n_samples = countof(bias_samples), .bench = bias_bench, .n_bench = countof(bias_bench),
+    .name = "router_bias",
+    .summary = "move the selection bias of each expert towards balance",
+    .args = bias_args,
+    .n_args = countof(bias_args),
+    .attrs = bias_attrs,
+    .n_attrs = countof(bias_attrs),
+    .dims = bias_dims,
+    .n_dims = countof(bias_dims),
+    .sample_shapes = bias_shapes,
+    .sample_fill = bias_fill,
+    .infer = bias_infer,
+    .run = bias_run,
+    .cost = bias_cost,
+    .tolerance = 1e-6,
+    .samples = bias_samples,
+    .n_samples = countof(bias_samples),
+    .bench = bias_bench,
+    .n_bench = countof(bias_bench),
 };

@@ -1,19 +1,24 @@
-/* router: argument checks, shared host code and cost; the descriptors are in router_desc.c. See router.h. */
+/* router: argument checks, shared host code and cost; the descriptors are in router_desc.c. See
+ * router.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
 #include "ops/router/router_int.h"
 
-static int check_rule(const char *op, const struct router_rule *r, int64_t rows, int64_t n, int64_t k, struct err *e)
+static int check_rule(const char *op, const struct router_rule *r, int64_t rows, int64_t n,
+                      int64_t k, struct err *e)
 {
     if (n < 1 || n > ROUTER_MAX_EXPERTS || k < 1 || k > ROUTER_MAX_TOPK || k > n)
-        return err_set(e, ST_INVALID, "%s: %lld of %lld experts; at most %d of %d are possible", op, (long long)k, (long long)n,
-                       ROUTER_MAX_TOPK, ROUTER_MAX_EXPERTS);
+        return err_set(e, ST_INVALID, "%s: %lld of %lld experts; at most %d of %d are possible", op,
+                       (long long)k, (long long)n, ROUTER_MAX_TOPK, ROUTER_MAX_EXPERTS);
     if (r->seq < 1 || rows % r->seq != 0)
-        return err_set(e, ST_INVALID, "%s: %lld rows are not sequences of %lld", op, (long long)rows, (long long)r->seq);
-    if (r->groups < 0 || (r->groups > 0 && (n % r->groups != 0 || r->group_topk < 1 || r->group_topk > r->groups ||
-                                            r->group_topk > ROUTER_MAX_TOPK || r->group_topk * (n / r->groups) < k)))
-        return err_set(e, ST_INVALID, "%s: %lld of %lld groups cannot hold %lld of %lld experts", op, (long long)r->group_topk,
-                       (long long)r->groups, (long long)k, (long long)n);
+        return err_set(e, ST_INVALID, "%s: %lld rows are not sequences of %lld", op,
+                       (long long)rows, (long long)r->seq);
+    if (r->groups < 0 ||
+        (r->groups > 0 && (n % r->groups != 0 || r->group_topk < 1 || r->group_topk > r->groups ||
+                           r->group_topk > ROUTER_MAX_TOPK || r->group_topk * (n / r->groups) < k)))
+        return err_set(e, ST_INVALID, "%s: %lld of %lld groups cannot hold %lld of %lld experts",
+                       op, (long long)r->group_topk, (long long)r->groups, (long long)k,
+                       (long long)n);
     if (!(r->capacity >= 0))
         return err_set(e, ST_INVALID, "%s: capacity factor %g is negative", op, r->capacity);
     return ST_OK;
@@ -78,7 +83,9 @@ int router_bwd_check(const struct router_bwd_args *a, struct err *e)
 static int check_seq(const char *op, const struct tensor *info, int64_t seq, struct err *e)
 {
     CHECK_T(op, "info", info, DT_I64, 1, 4);
-    return seq >= 1 ? ST_OK : err_set(e, ST_INVALID, "%s: seq is %lld, expected at least 1", op, (long long)seq);
+    return seq >= 1
+               ? ST_OK
+               : err_set(e, ST_INVALID, "%s: seq is %lld, expected at least 1", op, (long long)seq);
 }
 
 int router_noise_check(const struct router_noise_args *a, struct err *e)
@@ -109,13 +116,15 @@ int router_table_check(const struct router_fwd_args *a, struct err *e)
     for (int64_t t = 0; t < a->logits.dim[0]; t++) {
         int64_t token = ((const int32_t *)a->token.data)[t];
         if (token < 0 || token >= vocab)
-            return err_set(e, ST_INVALID, "router_fwd: token %lld of row %lld is not in the table of %lld", (long long)token,
-                           (long long)t, (long long)vocab);
+            return err_set(e, ST_INVALID,
+                           "router_fwd: token %lld of row %lld is not in the table of %lld",
+                           (long long)token, (long long)t, (long long)vocab);
         for (int64_t j = 0; j < k; j++) {
             int64_t expert = ((const int32_t *)a->table.data)[token * k + j];
             if (expert < 0 || expert >= n)
-                return err_set(e, ST_INVALID, "router_fwd: the table sends token %lld to expert %lld of %lld", (long long)token,
-                               (long long)expert, (long long)n);
+                return err_set(e, ST_INVALID,
+                               "router_fwd: the table sends token %lld to expert %lld of %lld",
+                               (long long)token, (long long)expert, (long long)n);
         }
     }
     return ST_OK;

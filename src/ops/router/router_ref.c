@@ -51,7 +51,8 @@ static void top(const double *v, int64_t n, int64_t k, int64_t *out)
 
 static void mask_groups(const struct router_rule *r, int64_t n, int64_t k, double *v)
 {
-    int64_t size = n / r->groups, per = max_i64(1, k / r->group_topk), inside[ROUTER_MAX_TOPK], best[MAX_E];
+    int64_t size = n / r->groups, per = max_i64(1, k / r->group_topk), inside[ROUTER_MAX_TOPK],
+            best[MAX_E];
     double sum[MAX_E];
     bool keep[MAX_E] = {0};
     for (int64_t g = 0; g < r->groups; g++) {
@@ -68,7 +69,8 @@ static void mask_groups(const struct router_rule *r, int64_t n, int64_t k, doubl
         v[e] = keep[e / size] ? v[e] : -INFINITY;
 }
 
-static void choose(const struct router_fwd_args *a, int64_t t, const double *z, const double *s, int64_t *chosen)
+static void choose(const struct router_fwd_args *a, int64_t t, const double *z, const double *s,
+                   int64_t *chosen)
 {
     const struct router_rule *r = &a->rule;
     int64_t n = a->logits.dim[1], k = a->probs.dim[1];
@@ -87,7 +89,8 @@ static void choose(const struct router_fwd_args *a, int64_t t, const double *z, 
     top(v, n, k, chosen);
 }
 
-static void probabilities(const struct router_rule *r, bool hashed, const double *z, const double *s, const int64_t *chosen, int64_t k, double *p)
+static void probabilities(const struct router_rule *r, bool hashed, const double *z,
+                          const double *s, const int64_t *chosen, int64_t k, double *p)
 {
     double sum = 0, picked[ROUTER_MAX_TOPK];
     for (int64_t j = 0; j < k; j++) {
@@ -97,7 +100,9 @@ static void probabilities(const struct router_rule *r, bool hashed, const double
     bool post = r->score == ROUTER_SOFTMAX && !router_softmax_all(r, hashed);
     double lse = post && k > 0 ? log_sum_exp(picked, k) : 0;
     for (int64_t j = 0; j < k; j++)
-        p[j] = r->scale * (post ? exp(picked[j] - lse) : router_normalises(r, k) ? s[chosen[j]] / (sum + 1e-20) : s[chosen[j]]);
+        p[j] = r->scale * (post                      ? exp(picked[j] - lse)
+                           : router_normalises(r, k) ? s[chosen[j]] / (sum + 1e-20)
+                                                     : s[chosen[j]]);
 }
 
 /* How many of the tokens that chose expert e come before choice (t, j). */
@@ -108,7 +113,9 @@ static int64_t rank_in_expert(const struct router_fwd_args *a, int64_t t, int64_
     const int32_t *idx = a->idx.data;
     for (int64_t i = 0; i < rows * k; i++) {
         bool early = i < t * k + j, same = router_expert(idx[i]) == e && i != t * k + j;
-        rank += same && (a->rule.drop_late ? early : p[i] > p[t * k + j] || (p[i] == p[t * k + j] && early));
+        rank +=
+            same &&
+            (a->rule.drop_late ? early : p[i] > p[t * k + j] || (p[i] == p[t * k + j] && early));
     }
     return rank;
 }
@@ -137,7 +144,8 @@ int64_t router_fwd_work_ref(const struct router_fwd_args *a)
 static void balance(const struct router_fwd_args *a, double *sums, double stat[ROUTER_STATS])
 {
     const struct router_rule *r = &a->rule;
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1], batch = rows / r->seq, plain[ROUTER_MAX_TOPK];
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1],
+            batch = rows / r->seq, plain[ROUTER_MAX_TOPK];
     double s[MAX_E], *load = a->load.data;
     for (int64_t i = 0; i < (batch + 1) * n; i++)
         sums[i] = load[i] = 0;
@@ -154,7 +162,8 @@ static void balance(const struct router_fwd_args *a, double *sums, double stat[R
             load[t / r->seq * n + plain[j]] += 1;
     }
     router_global_load(load, batch, n, a->global.data, a->acc_global);
-    struct router_sums all = {.experts = n, .k = k, .rows = rows, .seq = r->seq, .load = load, .score = sums};
+    struct router_sums all = {
+        .experts = n, .k = k, .rows = rows, .seq = r->seq, .load = load, .score = sums};
     if (rows > 0)
         router_losses(&all, stat);
 }
@@ -184,14 +193,16 @@ int router_fwd_ref(struct lane *l, const struct router_fwd_args *a)
 {
     TRY(router_fwd_check(a, l->err));
     TRY(router_table_check(a, l->err));
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1], chosen[ROUTER_MAX_TOPK];
+    int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->probs.dim[1],
+            chosen[ROUTER_MAX_TOPK];
     double s[MAX_E], stat[ROUTER_STATS] = {0};
     TRY(check_work("router_fwd", &a->work, router_fwd_work_ref(a), l->err));
     for (int64_t t = 0; t < rows; t++) {
         const double *z = f64_row(&a->logits, t);
         scores(a->rule.score, z, n, s);
         choose(a, t, z, s, chosen);
-        probabilities(&a->rule, present(&a->table), z, s, chosen, k, (double *)a->probs.data + t * k);
+        probabilities(&a->rule, present(&a->table), z, s, chosen, k,
+                      (double *)a->probs.data + t * k);
         for (int64_t j = 0; j < k; j++)
             ((int32_t *)a->idx.data)[t * k + j] = (int32_t)chosen[j];
     }
@@ -207,7 +218,8 @@ int router_fwd_ref(struct lane *l, const struct router_fwd_args *a)
 /* ---- backward ------------------------------------------------------------------------------ */
 
 /* dz from the gradients of the probabilities. */
-static void through_probs(const struct router_bwd_args *a, int64_t t, const double *z, const double *s, double *dz)
+static void through_probs(const struct router_bwd_args *a, int64_t t, const double *z,
+                          const double *s, double *dz)
 {
     const struct router_rule *r = &a->rule;
     int64_t n = a->logits.dim[1], k = a->idx.dim[1], at[ROUTER_MAX_TOPK];
@@ -231,11 +243,13 @@ static void through_probs(const struct router_bwd_args *a, int64_t t, const doub
         else if (r->score == ROUTER_SOFTMAX)
             dz[at[j]] += p[j] * (g[j] - dot);
         else
-            dz[at[j]] += (router_normalises(r, k) ? (g[j] - dot) / sum : g[j]) * score_slope(r->score, z[at[j]], s[at[j]]);
+            dz[at[j]] += (router_normalises(r, k) ? (g[j] - dot) / sum : g[j]) *
+                         score_slope(r->score, z[at[j]], s[at[j]]);
     }
 }
 
-static void through_losses(const struct router_bwd_args *a, int64_t t, const double *z, const double *s, double *dz)
+static void through_losses(const struct router_bwd_args *a, int64_t t, const double *z,
+                           const double *s, double *dz)
 {
     const struct router_rule *r = &a->rule;
     int64_t rows = a->logits.dim[0], n = a->logits.dim[1], k = a->idx.dim[1], batch = rows / r->seq;
@@ -248,8 +262,9 @@ static void through_losses(const struct router_bwd_args *a, int64_t t, const dou
         dot += slope[e] * s[e] / over;
     }
     for (int64_t e = 0; router_balances(r) && e < n; e++)
-        dz[e] += r->score == ROUTER_SOFTMAX ? s[e] * (slope[e] - dot)
-                                            : (slope[e] - dot) / over * score_slope(r->score, z[e], s[e]);
+        dz[e] += r->score == ROUTER_SOFTMAX
+                     ? s[e] * (slope[e] - dot)
+                     : (slope[e] - dot) / over * score_slope(r->score, z[e], s[e]);
     double lse = log_sum_exp(z, n);
     for (int64_t e = 0; e < n; e++)
         dz[e] += 2 * r->coef.z * dloss * lse * exp(z[e] - lse) / (double)rows;
@@ -274,7 +289,8 @@ int router_bwd_ref(struct lane *l, const struct router_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- noise, jitter, bias ---------------------------------------------------------------------- */
+/* ---- noise, jitter, bias ----------------------------------------------------------------------
+ */
 
 int router_noise_ref(struct lane *l, const struct router_noise_args *a)
 {
@@ -298,7 +314,8 @@ int router_jitter_ref(struct lane *l, const struct router_jitter_args *a)
     for (int64_t t = 0; t < a->x.dim[0]; t++) {
         for (int64_t c = 0; c < a->x.dim[1]; c++) {
             struct philox4 r = dropout_draw(a->key, info[0], info[1] + t / a->seq, t % a->seq, c);
-            double *y = f64_row(&a->y, t) + c, factor = 1 + a->eps * (2 * u32_to_unit(r.v[c % 4]) - 1);
+            double *y = f64_row(&a->y, t) + c,
+                   factor = 1 + a->eps * (2 * u32_to_unit(r.v[c % 4]) - 1);
             *y = (a->acc_y ? *y : 0) + f64_row(&a->x, t)[c] * factor;
         }
     }
@@ -313,7 +330,8 @@ int router_bias_ref(struct lane *l, const struct router_bias_args *a)
     double sum = 0;
     for (int64_t e = 0; e < n; e++)
         sum += tally[e];
-    for (int64_t e = 0; e < n; e++) /* counts are whole numbers, so the comparison with the mean is exact */
+    for (int64_t e = 0; e < n;
+         e++) /* counts are whole numbers, so the comparison with the mean is exact */
         ((double *)a->bias.data)[e] += a->rate * router_sign(sum - tally[e] * (double)n);
     return ST_OK;
 }

@@ -1,10 +1,10 @@
-/* ssd backward, fast CPU version; see ssd.h and ssd_chunk_int.h. Names as there and in ssd.h; E is the gradient
- * of the state that leaves a chunk. Inside a chunk, with L_ij = e^(s_i - s_j) and G_ij = C_i . B_j:
- *   w_j  = sum_(i>=j) G_ij L_ij dy_i + e^(S-s_j) E B_j;   dx_j = delta_j w_j + D dy_j
+/* ssd backward, fast CPU version; see ssd.h and ssd_chunk_int.h. Names as there and in ssd.h; E is
+ * the gradient of the state that leaves a chunk. Inside a chunk, with L_ij = e^(s_i - s_j) and G_ij
+ * = C_i . B_j: w_j  = sum_(i>=j) G_ij L_ij dy_i + e^(S-s_j) E B_j;   dx_j = delta_j w_j + D dy_j
  *   dG_ij = L_ij delta_j (dy_i . x_j), summed over the heads before it meets C and B
  *   da_k = sum_(i>=k, j<k) dG_ij G_ij + sum_(i>=k) p_i + sum_(j<k) n_j + e^S <E, H>
- * where p_i = e^(s_i) dy_i . (H C_i) and n_j = delta_j e^(S-s_j) x_j . (E B_j). No term is a difference of
- * large sums. */
+ * where p_i = e^(s_i) dy_i . (H C_i) and n_j = delta_j e^(S-s_j) x_j . (E B_j). No term is a
+ * difference of large sums. */
 #include "ops/ssd/ssd_chunk_int.h"
 
 #include <omp.h>
@@ -25,8 +25,16 @@ struct scratch {
 
 static struct inputs inputs_of(const struct ssd_bwd_args *a)
 {
-    struct inputs in = {.x = &a->x, .dt = &a->dt, .A_log = &a->A_log, .dt_bias = &a->dt_bias, .Bm = &a->Bm, .Cm = &a->Cm,
-                        .doc_start = &a->doc_start, .chunk = a->chunk, .dt_min = (float)a->dt_min, .dt_max = (float)a->dt_max};
+    struct inputs in = {.x = &a->x,
+                        .dt = &a->dt,
+                        .A_log = &a->A_log,
+                        .dt_bias = &a->dt_bias,
+                        .Bm = &a->Bm,
+                        .Cm = &a->Cm,
+                        .doc_start = &a->doc_start,
+                        .chunk = a->chunk,
+                        .dt_min = (float)a->dt_min,
+                        .dt_max = (float)a->dt_max};
     inputs_sizes(&in);
     return in;
 }
@@ -34,9 +42,9 @@ static struct inputs inputs_of(const struct ssd_bwd_args *a)
 static int64_t scratch_floats(const struct inputs *in)
 {
     int64_t q = in->q_row;
-    return chunk_floats(in) + 2 * round_up(q * q, VL) + 3 * round_up(q * in->p_row, VL) + 2 * round_up(in->p * q, VL) +
-           3 * round_up(in->n * q, VL) + round_up(q * in->n_row, VL) + 5 * round_up(q, VL) +
-           round_up(SSD_HEADS * in->n * in->p_row, VL) + BLOCK;
+    return chunk_floats(in) + 2 * round_up(q * q, VL) + 3 * round_up(q * in->p_row, VL) +
+           2 * round_up(in->p * q, VL) + 3 * round_up(in->n * q, VL) + round_up(q * in->n_row, VL) +
+           5 * round_up(q, VL) + round_up(SSD_HEADS * in->n * in->p_row, VL) + BLOCK;
 }
 
 /* Sums of dA_log, ddt_bias and dD by batch and head. */
@@ -51,7 +59,8 @@ static int64_t part_floats(const struct inputs *in)
 int64_t CPU_NAME(ssd_bwd_work_cpu)(const struct ssd_bwd_args *a)
 {
     struct inputs in = inputs_of(a);
-    return (sum_floats(&in) + part_floats(&in) + omp_get_max_threads() * scratch_floats(&in)) * (int64_t)sizeof(float);
+    return (sum_floats(&in) + part_floats(&in) + omp_get_max_threads() * scratch_floats(&in)) *
+           (int64_t)sizeof(float);
 }
 
 static void scratch_take(const struct inputs *in, struct scratch *s, float *at)
@@ -94,9 +103,9 @@ static float dot(const float *a, const float *b, int64_t n)
     return lanes_sum(sum);
 }
 
-/* One pass over the triangle: m from dy.x to G L, dG added to dg, and da of the pairs inside the chunk.
- * Before row j is added, sum[i] holds the T_ij' of all j' < j, so da_j is its sum over i >= j; rows that lie
- * behind are cleared. */
+/* One pass over the triangle: m from dy.x to G L, dG added to dg, and da of the pairs inside the
+ * chunk. Before row j is added, sum[i] holds the T_ij' of all j' < j, so da_j is its sum over i >=
+ * j; rows that lie behind are cleared. */
 static void triangle(const struct inputs *in, struct scratch *s)
 {
     const struct chunk *k = &s->k;
@@ -106,7 +115,8 @@ static void triangle(const struct inputs *in, struct scratch *s)
         float delta = s->h.delta[j];
         for (int64_t i = j / BLOCK * BLOCK; i < k->pad; i += VL) {
             int64_t at = j * in->q_row + i;
-            vec l = decay_lanes(k, &s->h, j, i), g = *(const vec *)(k->g + at), dg = l * *(const vec *)(s->m + at) * delta;
+            vec l = decay_lanes(k, &s->h, j, i), g = *(const vec *)(k->g + at),
+                dg = l * *(const vec *)(s->m + at) * delta;
             vec *sum = (vec *)(s->sum + i);
             *(vec *)(s->m + at) = g * l;
             *(vec *)(s->dg + at) += dg;
@@ -119,16 +129,24 @@ static void triangle(const struct inputs *in, struct scratch *s)
 }
 
 /* w, dx, and the row sums w.x, n_j and dy.x. */
-static float input_gradients(const struct inputs *in, struct scratch *s, const float *e, float skip, bool leaving, const struct tensor *dx,
-                             int64_t head)
+static float input_gradients(const struct inputs *in, struct scratch *s, const float *e, float skip,
+                             bool leaving, const struct tensor *dx, int64_t head)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
     int64_t row = in->p_row, wide = in->p_pad;
     float d_skip = 0;
     if (leaving)
-        multiply(&(struct product){.a = k->b, .a_row = in->n_row, .a_step = 1, .b = e, .b_row = row, .out = s->w, .out_row = row,
-                                   .rows = k->pad, .cols = wide, .depth = in->n});
+        multiply(&(struct product){.a = k->b,
+                                   .a_row = in->n_row,
+                                   .a_step = 1,
+                                   .b = e,
+                                   .b_row = row,
+                                   .out = s->w,
+                                   .out_row = row,
+                                   .rows = k->pad,
+                                   .cols = wide,
+                                   .depth = in->n});
     else
         memset(s->w, 0, (size_t)(k->pad * row) * sizeof(float));
     for (int64_t j = 0; j < k->pad; j++) {
@@ -137,8 +155,16 @@ static float input_gradients(const struct inputs *in, struct scratch *s, const f
         s->inject[j] = leaving ? h->delta[j] * dot(s->w + j * row, s->x + j * row, wide) : 0.0f;
     }
     for (int64_t j = 0; j < k->pad; j += BLOCK)
-        multiply(&(struct product){.a = s->m + j * in->q_row + j, .a_row = in->q_row, .a_step = 1, .b = s->dy + j * row, .b_row = row,
-                                   .out = s->w + j * row, .out_row = row, .rows = BLOCK, .cols = wide, .depth = k->pad - j,
+        multiply(&(struct product){.a = s->m + j * in->q_row + j,
+                                   .a_row = in->q_row,
+                                   .a_step = 1,
+                                   .b = s->dy + j * row,
+                                   .b_row = row,
+                                   .out = s->w + j * row,
+                                   .out_row = row,
+                                   .rows = BLOCK,
+                                   .cols = wide,
+                                   .depth = k->pad - j,
                                    .add = true});
     for (int64_t j = 0; j < k->n; j++) {
         const float *w = s->w + j * row, *dy = s->dy + j * row;
@@ -153,12 +179,21 @@ static float input_gradients(const struct inputs *in, struct scratch *s, const f
 }
 
 /* A head's part of dC through the incoming state, and p_i. */
-static void through_incoming(const struct inputs *in, struct scratch *s, const float *state, int64_t state_row)
+static void through_incoming(const struct inputs *in, struct scratch *s, const float *state,
+                             int64_t state_row)
 {
     const struct chunk *k = &s->k;
     int64_t q = in->q_row;
-    multiply(&(struct product){.a = state, .a_row = state_row, .a_step = 1, .b = s->dyt, .b_row = q, .out = s->z, .out_row = q,
-                               .rows = in->n, .cols = k->pad, .depth = in->p});
+    multiply(&(struct product){.a = state,
+                               .a_row = state_row,
+                               .a_step = 1,
+                               .b = s->dyt,
+                               .b_row = q,
+                               .out = s->z,
+                               .out_row = q,
+                               .rows = in->n,
+                               .cols = k->pad,
+                               .depth = in->p});
     for (int64_t i = 0; i < k->pad; i += VL) {
         vec pass = {0}, factor = *(const vec *)(s->h.from_start + i);
         for (int64_t n = 0; n < in->n; n++) {
@@ -171,8 +206,8 @@ static void through_incoming(const struct inputs *in, struct scratch *s, const f
 }
 
 /* e^S <E, H>, then E becomes the gradient of the state that entered. */
-static float pass_gradient(const struct inputs *in, struct scratch *s, float *e, const float *state, int64_t state_row, bool incoming,
-                           bool leaving, bool wanted)
+static float pass_gradient(const struct inputs *in, struct scratch *s, float *e, const float *state,
+                           int64_t state_row, bool incoming, bool leaving, bool wanted)
 {
     const struct chunk *k = &s->k;
     int64_t row = in->p_row, wide = in->p_pad;
@@ -190,17 +225,28 @@ static float pass_gradient(const struct inputs *in, struct scratch *s, float *e,
         for (int64_t c = 0; c < wide; c += VL)
             *(vec *)(e + n * row + c) *= s->h.decay;
     scale_rows(s->dy, s->dy, row, s->h.from_start, k->pad, wide);
-    multiply(&(struct product){.a = k->c, .a_row = 1, .a_step = in->n_row, .b = s->dy, .b_row = row, .out = e, .out_row = row,
-                               .rows = in->n, .cols = wide, .depth = k->pad, .add = true});
+    multiply(&(struct product){.a = k->c,
+                               .a_row = 1,
+                               .a_step = in->n_row,
+                               .b = s->dy,
+                               .b_row = row,
+                               .out = e,
+                               .out_row = row,
+                               .rows = in->n,
+                               .cols = wide,
+                               .depth = k->pad,
+                               .add = true});
     return through * s->h.decay;
 }
 
 /* da_k from its four parts, then the gradient of dt and of the head's scalars. */
-static void step_gradients(const struct ssd_bwd_args *a, struct scratch *s, float through, int64_t head, float *sums)
+static void step_gradients(const struct ssd_bwd_args *a, struct scratch *s, float through,
+                           int64_t head, float *sums)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
-    float *ddt = (float *)a->ddt.data + k->batch * a->ddt.stride[0] + k->first * a->ddt.stride[1] + head;
+    float *ddt =
+        (float *)a->ddt.data + k->batch * a->ddt.stride[0] + k->first * a->ddt.stride[1] + head;
     double later = 0, earlier = 0, d_rate = 0, d_bias = 0;
     for (int64_t i = k->n - 1; i >= 0; i--) {
         later += (double)s->pass[i];
@@ -227,24 +273,35 @@ static bool all_zero(const float *state, int64_t row, int64_t n, int64_t p)
     return true;
 }
 
-static void bwd_chunk_head(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s, int64_t index, int64_t head, float *e,
-                           bool leaving, float *sums)
+static void bwd_chunk_head(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s,
+                           int64_t index, int64_t head, float *e, bool leaving, float *sums)
 {
     struct chunk *k = &s->k;
     int64_t q = in->q_row, row = in->p_row, state_row = a->states.stride[3];
     const float *state = entering(&a->states, k->batch, index, head);
     bool incoming = index > 0 || !all_zero(state, state_row, in->n, in->p);
     head_load(in, k, &s->h, head);
-    pack_rows(s->x, row, head_at(&a->x, k->batch, k->first, head), a->x.stride[1], k->n, in->p, k->pad, in->p_pad);
-    pack_rows(s->dy, row, head_at(&a->dy, k->batch, k->first, head), a->dy.stride[1], k->n, in->p, k->pad, in->p_pad);
+    pack_rows(s->x, row, head_at(&a->x, k->batch, k->first, head), a->x.stride[1], k->n, in->p,
+              k->pad, in->p_pad);
+    pack_rows(s->dy, row, head_at(&a->dy, k->batch, k->first, head), a->dy.stride[1], k->n, in->p,
+              k->pad, in->p_pad);
     transpose(s->dyt, q, s->dy, row, k->pad, in->p, 1.0f);
     for (int64_t lane = 0; lane < k->pad; lane += PANEL) {
         int64_t cols = min_i64(PANEL, k->pad - lane);
-        multiply(&(struct product){.a = s->x, .a_row = row, .a_step = 1, .b = s->dyt + lane, .b_row = q, .out = s->m + lane,
-                                   .out_row = q, .rows = round_up(lane + cols, BLOCK), .cols = cols, .depth = in->p});
+        multiply(&(struct product){.a = s->x,
+                                   .a_row = row,
+                                   .a_step = 1,
+                                   .b = s->dyt + lane,
+                                   .b_row = q,
+                                   .out = s->m + lane,
+                                   .out_row = q,
+                                   .rows = round_up(lane + cols, BLOCK),
+                                   .cols = cols,
+                                   .depth = in->p});
     }
     triangle(in, s);
-    sums[SUM_D] += input_gradients(in, s, e, present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f, leaving, &a->dx, head);
+    sums[SUM_D] += input_gradients(
+        in, s, e, present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f, leaving, &a->dx, head);
     if (incoming)
         through_incoming(in, s, state, state_row);
     else
@@ -254,16 +311,26 @@ static void bwd_chunk_head(const struct ssd_bwd_args *a, const struct inputs *in
             s->sum[j] = s->h.delta[j] * s->h.to_end[j];
         scale_rows(s->x, s->x, row, s->sum, k->pad, in->p_pad);
         transpose(s->xt, q, s->x, row, k->pad, in->p, 1.0f);
-        multiply(&(struct product){.a = e, .a_row = row, .a_step = 1, .b = s->xt, .b_row = q, .out = s->dbt, .out_row = q,
-                                   .rows = in->n, .cols = k->pad, .depth = in->p, .add = true});
+        multiply(&(struct product){.a = e,
+                                   .a_row = row,
+                                   .a_step = 1,
+                                   .b = s->xt,
+                                   .b_row = q,
+                                   .out = s->dbt,
+                                   .out_row = q,
+                                   .rows = in->n,
+                                   .cols = k->pad,
+                                   .depth = in->p,
+                                   .add = true});
     }
-    float through = pass_gradient(in, s, e, state, state_row, incoming, leaving, index > 0 || present(&a->dinit));
+    float through = pass_gradient(in, s, e, state, state_row, incoming, leaving,
+                                  index > 0 || present(&a->dinit));
     step_gradients(a, s, through, head, sums);
 }
 
 /* Where a unit leaves row t of dBm (which 0) or dCm (which 1). */
-static float *group_row(const struct ssd_bwd_args *a, const struct inputs *in, float *parts, int which, int64_t block, int64_t batch,
-                        int64_t t, int64_t group)
+static float *group_row(const struct ssd_bwd_args *a, const struct inputs *in, float *parts,
+                        int which, int64_t block, int64_t batch, int64_t t, int64_t group)
 {
     if (in->blocks == 1)
         return head_at(which == 0 ? &a->dBm : &a->dCm, batch, t, group);
@@ -272,15 +339,21 @@ static float *group_row(const struct ssd_bwd_args *a, const struct inputs *in, f
 }
 
 /* dB and dC of the chunk: what the heads left, transposed back, plus dG against C and B. */
-static void finish_chunk(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s, float *parts, int64_t block, int64_t group)
+static void finish_chunk(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s,
+                         float *parts, int64_t block, int64_t group)
 {
     const struct chunk *k = &s->k;
     int64_t q = in->q_row, row = in->n_row;
     for (int which = 0; which < 2; which++) {
         transpose(s->out, row, which == 0 ? s->dbt : s->dct, q, in->n, k->pad, 1.0f);
         for (int64_t i = 0; i < k->pad; i += BLOCK) {
-            struct product over_i = {.a = s->dg + i * q + i, .a_row = q, .a_step = 1, .b = k->c + i * row, .depth = k->pad - i};
-            struct product over_j = {.a = s->dg + i, .a_row = 1, .a_step = q, .b = k->b, .depth = i + BLOCK};
+            struct product over_i = {.a = s->dg + i * q + i,
+                                     .a_row = q,
+                                     .a_step = 1,
+                                     .b = k->c + i * row,
+                                     .depth = k->pad - i};
+            struct product over_j = {
+                .a = s->dg + i, .a_row = 1, .a_step = q, .b = k->b, .depth = i + BLOCK};
             struct product p = which == 0 ? over_i : over_j;
             p.b_row = p.out_row = row;
             p.out = s->out + i * row;
@@ -290,20 +363,22 @@ static void finish_chunk(const struct ssd_bwd_args *a, const struct inputs *in, 
             multiply(&p);
         }
         for (int64_t i = 0; i < k->n; i++)
-            memcpy(group_row(a, in, parts, which, block, k->batch, k->first + i, group), s->out + i * row,
-                   (size_t)in->n * sizeof(float));
+            memcpy(group_row(a, in, parts, which, block, k->batch, k->first + i, group),
+                   s->out + i * row, (size_t)in->n * sizeof(float));
     }
 }
 
-static void load_final_gradient(const struct ssd_bwd_args *a, const struct inputs *in, int64_t batch, int64_t head, float *e)
+static void load_final_gradient(const struct ssd_bwd_args *a, const struct inputs *in,
+                                int64_t batch, int64_t head, float *e)
 {
     memset(e, 0, (size_t)(in->n * in->p_row) * sizeof(float));
     for (int64_t n = 0; present(&a->dfinal) && n < in->n; n++)
-        memcpy(e + n * in->p_row, state_at(&a->dfinal, batch, head) + n * a->dfinal.stride[2], (size_t)in->p * sizeof(float));
+        memcpy(e + n * in->p_row, state_at(&a->dfinal, batch, head) + n * a->dfinal.stride[2],
+               (size_t)in->p * sizeof(float));
 }
 
-static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int64_t batch, int64_t group, int64_t block, float *sums,
-                     float *parts, float *memory)
+static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int64_t batch,
+                     int64_t group, int64_t block, float *sums, float *parts, float *memory)
 {
     struct scratch s;
     scratch_take(in, &s, memory);
@@ -320,20 +395,22 @@ static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int6
         memset(s.dct, 0, (size_t)(in->n * in->q_row) * sizeof(float));
         bool leaving = c + 1 < in->n_chunks || present(&a->dfinal);
         for (int64_t h = from; h < to; h++)
-            bwd_chunk_head(a, in, &s, c, h, s.e + (h - from) * size, leaving, sums + (batch * in->heads + h) * N_SUMS);
+            bwd_chunk_head(a, in, &s, c, h, s.e + (h - from) * size, leaving,
+                           sums + (batch * in->heads + h) * N_SUMS);
         finish_chunk(a, in, &s, parts, block, group);
     }
     for (int64_t h = from; present(&a->dinit) && h < to; h++)
         for (int64_t n = 0; n < in->n; n++)
-            memcpy(state_at(&a->dinit, batch, h) + n * a->dinit.stride[2], s.e + (h - from) * size + n * in->p_row,
-                   (size_t)in->p * sizeof(float));
+            memcpy(state_at(&a->dinit, batch, h) + n * a->dinit.stride[2],
+                   s.e + (h - from) * size + n * in->p_row, (size_t)in->p * sizeof(float));
 }
 
 static void add_parts(const struct ssd_bwd_args *a, const struct inputs *in, float *parts)
 {
 #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < in->batch * in->rows * in->groups; r++) {
-        int64_t group = r % in->groups, t = r / in->groups % in->rows, batch = r / in->groups / in->rows;
+        int64_t group = r % in->groups, t = r / in->groups % in->rows,
+                batch = r / in->groups / in->rows;
         for (int which = 0; which < 2; which++) {
             float *out = head_at(which == 0 ? &a->dBm : &a->dCm, batch, t, group);
             for (int64_t n = 0; n < in->n; n++)
@@ -347,7 +424,8 @@ static void add_parts(const struct ssd_bwd_args *a, const struct inputs *in, flo
     }
 }
 
-static void finish_sums(const struct inputs *in, const struct tensor *out, const float *sums, int which, bool add)
+static void finish_sums(const struct inputs *in, const struct tensor *out, const float *sums,
+                        int which, bool add)
 {
     for (int64_t h = 0; present(out) && h < in->heads; h++) {
         float sum = add ? ((float *)out->data)[h] : 0.0f;
@@ -366,7 +444,8 @@ int CPU_NAME(ssd_bwd_cpu)(struct lane *l, const struct ssd_bwd_args *a)
     float *sums = a->work.data, *parts = sums + sum_floats(&in), *memory = parts + part_floats(&in);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t u = 0; u < in.batch * units; u++)
-        bwd_unit(a, &in, u / units, u % units / in.blocks, u % in.blocks, sums, parts, memory + omp_get_thread_num() * each);
+        bwd_unit(a, &in, u / units, u % units / in.blocks, u % in.blocks, sums, parts,
+                 memory + omp_get_thread_num() * each);
     if (in.blocks != 1)
         add_parts(a, &in, parts);
     finish_sums(&in, &a->dA_log, sums, SUM_A, a->acc_dA_log);

@@ -1,16 +1,17 @@
-/* What forward and backward of ssd on the CPU share: the layout of a chunk in scratch memory; private to
- * ssd_*_cpu.c, compiled once per instruction set.
+/* What forward and backward of ssd on the CPU share: the layout of a chunk in scratch memory;
+ * private to ssd_*_cpu.c, compiled once per instruction set.
  *
- * A unit of work is a block of up to SSD_HEADS heads of one group of one sequence; it walks the chunks in
- * order (backward: in reverse) and owns all it writes. Products of C and B depend on the group alone and
- * are made once per chunk; what the heads add is a decay, e^(s_i - s_j), where s is the running sum of
- * delta A inside the chunk. Square matrices are held transposed, [j][i] with the later row i in the lanes,
- * and only the blocks of BLOCK x BLOCK on and beyond the diagonal are ever touched. Rows and channels are
- * padded with zeros to whole vectors: a padded row has delta 0 and changes nothing. */
+ * A unit of work is a block of up to SSD_HEADS heads of one group of one sequence; it walks the
+ * chunks in order (backward: in reverse) and owns all it writes. Products of C and B depend on the
+ * group alone and are made once per chunk; what the heads add is a decay, e^(s_i - s_j), where s is
+ * the running sum of delta A inside the chunk. Square matrices are held transposed, [j][i] with the
+ * later row i in the lanes, and only the blocks of BLOCK x BLOCK on and beyond the diagonal are
+ * ever touched. Rows and channels are padded with zeros to whole vectors: a padded row has delta 0
+ * and changes nothing. */
 #ifndef BRAID_OPS_SSD_CHUNK_INT_H
 #define BRAID_OPS_SSD_CHUNK_INT_H
 
-#include "ops/attention/attention_tile_int.h"
+#include "ops/cpu_tile.h"
 
 #include <math.h>
 #include <string.h>
@@ -24,8 +25,9 @@ struct inputs {
     float dt_min, dt_max;
     /* sizes */
     int64_t batch, rows, heads, p, groups, n;
-    int64_t per_group, blocks, n_chunks; /* heads of a group; blocks of heads; chunks of a sequence */
-    int64_t p_pad, p_row, n_row, q_row;  /* padded channels; row strides in scratch */
+    int64_t per_group, blocks,
+        n_chunks; /* heads of a group; blocks of heads; chunks of a sequence */
+    int64_t p_pad, p_row, n_row, q_row; /* padded channels; row strides in scratch */
 };
 
 static inline void inputs_sizes(struct inputs *in)
@@ -52,23 +54,25 @@ struct chunk {
     float *b, *c;                 /* [pad][n_row] */
     float *ct;                    /* [n][q_row], transposed */
     float *g;                     /* [pad][q_row]: g[j][i] = C_i . B_j */
-    int32_t *low;                 /* [pad]: first row of the chunk that this row's document shares; -1: began before */
-    bool documents;               /* some low is not -1 */
+    int32_t
+        *low; /* [pad]: first row of the chunk that this row's document shares; -1: began before */
+    bool documents; /* some low is not -1 */
 };
 /* One head in it. */
 struct head {
-    float *delta, *slope;    /* [pad]; slope: d delta / d dt, 0 where clamped (backward only) */
-    float *s, *s_rest;       /* running sum of delta A as a high and a low part: their differences stay exact */
-    float *from_start;       /* e^(s_i): how much of the incoming state row i sees */
-    float *to_end;           /* e^(s_end - s_j): how much of row j the outgoing state holds */
-    float decay, rate;       /* e^(s_end); A */
+    float *delta, *slope; /* [pad]; slope: d delta / d dt, 0 where clamped (backward only) */
+    float *s,
+        *s_rest; /* running sum of delta A as a high and a low part: their differences stay exact */
+    float *from_start; /* e^(s_i): how much of the incoming state row i sees */
+    float *to_end;     /* e^(s_end - s_j): how much of row j the outgoing state holds */
+    float decay, rate; /* e^(s_end); A */
 };
 
 static inline int64_t chunk_floats(const struct inputs *in)
 {
     int64_t q = in->q_row; /* covers pad */
-    return 2 * round_up(q * in->n_row, VL) + round_up(in->n * q, VL) + round_up(q * q, VL) + round_up(q, VL) +
-           6 * round_up(q, VL);
+    return 2 * round_up(q * in->n_row, VL) + round_up(in->n * q, VL) + round_up(q * q, VL) +
+           round_up(q, VL) + 6 * round_up(q, VL);
 }
 
 static inline void chunk_take(const struct inputs *in, struct chunk *k, struct head *h, float **at)
@@ -88,8 +92,8 @@ static inline void chunk_take(const struct inputs *in, struct chunk *k, struct h
 }
 
 /* Copy n rows of `width` floats and clear up to `pad` rows of `wide`. */
-static inline void pack_rows(float *out, int64_t out_row, const float *in, int64_t in_row, int64_t n, int64_t width, int64_t pad,
-                             int64_t wide)
+static inline void pack_rows(float *out, int64_t out_row, const float *in, int64_t in_row,
+                             int64_t n, int64_t width, int64_t pad, int64_t wide)
 {
     for (int64_t i = 0; i < pad; i++) {
         int64_t have = i < n ? width : 0;
@@ -105,7 +109,8 @@ static inline void find_documents(const struct inputs *in, struct chunk *k)
     k->documents = false;
     for (int64_t i = 0; i < k->pad; i++) {
         if (i < k->n && present(in->doc_start)) {
-            const int32_t *doc = (const int32_t *)in->doc_start->data + k->batch * in->doc_start->stride[0];
+            const int32_t *doc =
+                (const int32_t *)in->doc_start->data + k->batch * in->doc_start->stride[0];
             if (doc[k->first + i] == k->first + i)
                 low = (int32_t)i;
         }
@@ -115,20 +120,31 @@ static inline void find_documents(const struct inputs *in, struct chunk *k)
 }
 
 /* Everything of a chunk that its heads share. */
-static inline void chunk_load(const struct inputs *in, struct chunk *k, int64_t batch, int64_t group, int64_t index)
+static inline void chunk_load(const struct inputs *in, struct chunk *k, int64_t batch,
+                              int64_t group, int64_t index)
 {
     k->batch = batch;
     k->first = index * in->chunk;
     k->n = min_i64(in->chunk, in->rows - k->first);
     k->pad = round_up(k->n, BLOCK);
-    pack_rows(k->b, in->n_row, head_at(in->Bm, batch, k->first, group), in->Bm->stride[1], k->n, in->n, k->pad, in->n);
-    pack_rows(k->c, in->n_row, head_at(in->Cm, batch, k->first, group), in->Cm->stride[1], k->n, in->n, k->pad, in->n);
+    pack_rows(k->b, in->n_row, head_at(in->Bm, batch, k->first, group), in->Bm->stride[1], k->n,
+              in->n, k->pad, in->n);
+    pack_rows(k->c, in->n_row, head_at(in->Cm, batch, k->first, group), in->Cm->stride[1], k->n,
+              in->n, k->pad, in->n);
     transpose(k->ct, in->q_row, k->c, in->n_row, k->pad, in->n, 1.0f);
     find_documents(in, k);
     for (int64_t lane = 0; lane < k->pad; lane += PANEL) {
         int64_t cols = min_i64(PANEL, k->pad - lane);
-        multiply(&(struct product){.a = k->b, .a_row = in->n_row, .a_step = 1, .b = k->ct + lane, .b_row = in->q_row,
-                                   .out = k->g + lane, .out_row = in->q_row, .rows = round_up(lane + cols, BLOCK), .cols = cols, .depth = in->n});
+        multiply(&(struct product){.a = k->b,
+                                   .a_row = in->n_row,
+                                   .a_step = 1,
+                                   .b = k->ct + lane,
+                                   .b_row = in->q_row,
+                                   .out = k->g + lane,
+                                   .out_row = in->q_row,
+                                   .rows = round_up(lane + cols, BLOCK),
+                                   .cols = cols,
+                                   .depth = in->n});
     }
 }
 
@@ -136,20 +152,24 @@ static inline void chunk_load(const struct inputs *in, struct chunk *k, int64_t 
 static inline float delta_of(const struct inputs *in, float raw, float *slope)
 {
     float soft = raw > 20.0f ? raw : log1pf(expf(raw));
-    bool low = soft < in->dt_min, high = in->dt_max > 0 && soft > in->dt_max;
+    bool low = soft < in->dt_min;
+    bool high = in->dt_max > 0 && soft > in->dt_max;
     *slope = low || high ? 0.0f : raw > 20.0f ? 1.0f : 1.0f / (1.0f + expf(-raw));
     return low ? in->dt_min : high ? in->dt_max : soft;
 }
 
-static inline void head_load(const struct inputs *in, const struct chunk *k, struct head *h, int64_t head)
+static inline void head_load(const struct inputs *in, const struct chunk *k, struct head *h,
+                             int64_t head)
 {
-    const float *dt = (const float *)in->dt->data + k->batch * in->dt->stride[0] + k->first * in->dt->stride[1] + head;
+    const float *dt = (const float *)in->dt->data + k->batch * in->dt->stride[0] +
+                      k->first * in->dt->stride[1] + head;
     float bias = ((const float *)in->dt_bias->data)[head];
     h->rate = -expf(((const float *)in->A_log->data)[head]);
     double sum = 0;
     for (int64_t i = 0; i < k->pad; i++) {
         h->slope[i] = 0;
-        h->delta[i] = i < k->n ? delta_of(in, dt[i * in->dt->stride[1]] + bias, &h->slope[i]) : 0.0f;
+        h->delta[i] =
+            i < k->n ? delta_of(in, dt[i * in->dt->stride[1]] + bias, &h->slope[i]) : 0.0f;
         sum += (double)h->delta[i] * (double)h->rate;
         h->s[i] = (float)sum;
         h->s_rest[i] = (float)(sum - (double)h->s[i]);
@@ -185,7 +205,8 @@ static inline vec decay_lanes(const struct chunk *k, const struct head *h, int64
 }
 
 /* out = rows of `in`, each times its factor. */
-static inline void scale_rows(float *out, const float *in, int64_t row, const float *factor, int64_t rows, int64_t cols)
+static inline void scale_rows(float *out, const float *in, int64_t row, const float *factor,
+                              int64_t rows, int64_t cols)
 {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t c = 0; c < cols; c += VL)

@@ -16,8 +16,16 @@ struct scratch {
 
 static struct inputs inputs_of(const struct ssd_fwd_args *a)
 {
-    struct inputs in = {.x = &a->x, .dt = &a->dt, .A_log = &a->A_log, .dt_bias = &a->dt_bias, .Bm = &a->Bm, .Cm = &a->Cm,
-                        .doc_start = &a->doc_start, .chunk = a->chunk, .dt_min = (float)a->dt_min, .dt_max = (float)a->dt_max};
+    struct inputs in = {.x = &a->x,
+                        .dt = &a->dt,
+                        .A_log = &a->A_log,
+                        .dt_bias = &a->dt_bias,
+                        .Bm = &a->Bm,
+                        .Cm = &a->Cm,
+                        .doc_start = &a->doc_start,
+                        .chunk = a->chunk,
+                        .dt_min = (float)a->dt_min,
+                        .dt_max = (float)a->dt_max};
     inputs_sizes(&in);
     return in;
 }
@@ -27,8 +35,8 @@ static int64_t scratch_floats(const struct inputs *in)
     int64_t q = in->q_row;
     if (in->rows <= FEW_ROWS)
         return round_up(in->n * in->p, VL) + BLOCK;
-    return chunk_floats(in) + round_up(q * q, VL) + 2 * round_up(q * in->p_row, VL) + round_up(SSD_HEADS * in->n * in->p_row, VL) +
-           BLOCK;
+    return chunk_floats(in) + round_up(q * q, VL) + 2 * round_up(q * in->p_row, VL) +
+           round_up(SSD_HEADS * in->n * in->p_row, VL) + BLOCK;
 }
 
 int64_t CPU_NAME(ssd_fwd_work_cpu)(const struct ssd_fwd_args *a)
@@ -52,18 +60,29 @@ static void decay_matrix(const struct inputs *in, struct scratch *s)
     const struct chunk *k = &s->k;
     for (int64_t j = 0; j < k->pad; j++)
         for (int64_t i = j / BLOCK * BLOCK; i < k->pad; i += VL)
-            *(vec *)(s->m + j * in->q_row + i) = *(const vec *)(k->g + j * in->q_row + i) * decay_lanes(k, &s->h, j, i);
+            *(vec *)(s->m + j * in->q_row + i) =
+                *(const vec *)(k->g + j * in->q_row + i) * decay_lanes(k, &s->h, j, i);
 }
 
-/* y = (incoming state, decayed) + D x + (rows of the chunk); then the state moves on. x holds x on entry. */
-static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *state, float skip, bool incoming)
+/* y = (incoming state, decayed) + D x + (rows of the chunk); then the state moves on. x holds x on
+ * entry. */
+static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *state, float skip,
+                           bool incoming)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
     int64_t row = in->p_row, wide = in->p_pad;
     if (incoming)
-        multiply(&(struct product){.a = k->c, .a_row = in->n_row, .a_step = 1, .b = state, .b_row = row, .out = s->y, .out_row = row,
-                                   .rows = k->pad, .cols = wide, .depth = in->n});
+        multiply(&(struct product){.a = k->c,
+                                   .a_row = in->n_row,
+                                   .a_step = 1,
+                                   .b = state,
+                                   .b_row = row,
+                                   .out = s->y,
+                                   .out_row = row,
+                                   .rows = k->pad,
+                                   .cols = wide,
+                                   .depth = in->n});
     for (int64_t i = 0; i < k->pad; i++)
         for (int64_t c = 0; c < wide; c += VL) {
             vec *y = (vec *)(s->y + i * row + c), *x = (vec *)(s->x + i * row + c), sum = *x * skip;
@@ -74,24 +93,43 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
         }
     decay_matrix(in, s);
     for (int64_t i = 0; i < k->pad; i += BLOCK)
-        multiply(&(struct product){.a = s->m + i, .a_row = 1, .a_step = in->q_row, .b = s->x, .b_row = row, .out = s->y + i * row,
-                                   .out_row = row, .rows = BLOCK, .cols = wide, .depth = i + BLOCK, .add = true});
+        multiply(&(struct product){.a = s->m + i,
+                                   .a_row = 1,
+                                   .a_step = in->q_row,
+                                   .b = s->x,
+                                   .b_row = row,
+                                   .out = s->y + i * row,
+                                   .out_row = row,
+                                   .rows = BLOCK,
+                                   .cols = wide,
+                                   .depth = i + BLOCK,
+                                   .add = true});
     scale_rows(s->x, s->x, row, h->to_end, k->pad, wide);
     for (int64_t n = 0; incoming && n < in->n; n++)
         for (int64_t c = 0; c < wide; c += VL)
             *(vec *)(state + n * row + c) *= h->decay;
-    multiply(&(struct product){.a = k->b, .a_row = 1, .a_step = in->n_row, .b = s->x, .b_row = row, .out = state, .out_row = row,
-                               .rows = in->n, .cols = wide, .depth = k->pad, .add = incoming});
+    multiply(&(struct product){.a = k->b,
+                               .a_row = 1,
+                               .a_step = in->n_row,
+                               .b = s->x,
+                               .b_row = row,
+                               .out = state,
+                               .out_row = row,
+                               .rows = in->n,
+                               .cols = wide,
+                               .depth = k->pad,
+                               .add = incoming});
 }
 
-static void copy_state(float *out, int64_t out_row, const float *in, int64_t in_row, int64_t n, int64_t p)
+static void copy_state(float *out, int64_t out_row, const float *in, int64_t in_row, int64_t n,
+                       int64_t p)
 {
     for (int64_t i = 0; i < n; i++)
         memcpy(out + i * out_row, in + i * in_row, (size_t)p * sizeof(float));
 }
 
-static void fwd_unit(const struct ssd_fwd_args *a, const struct inputs *in, int64_t batch, int64_t group, int64_t block, bool fresh,
-                     float *memory)
+static void fwd_unit(const struct ssd_fwd_args *a, const struct inputs *in, int64_t batch,
+                     int64_t group, int64_t block, bool fresh, float *memory)
 {
     struct scratch s;
     scratch_take(in, &s, memory);
@@ -99,32 +137,44 @@ static void fwd_unit(const struct ssd_fwd_args *a, const struct inputs *in, int6
     int64_t to = min_i64(from + SSD_HEADS, (group + 1) * in->per_group), size = in->n * in->p_row;
     memset(s.state, 0, (size_t)(SSD_HEADS * size) * sizeof(float));
     for (int64_t h = from; present(&a->init) && !fresh && h < to; h++)
-        copy_state(s.state + (h - from) * size, in->p_row, state_at(&a->init, batch, h), a->init.stride[2], in->n, in->p);
+        copy_state(s.state + (h - from) * size, in->p_row, state_at(&a->init, batch, h),
+                   a->init.stride[2], in->n, in->p);
     for (int64_t c = 0; c < in->n_chunks; c++) {
         chunk_load(in, &s.k, batch, group, c);
         for (int64_t h = from; h < to; h++) {
-            float *state = s.state + (h - from) * size, skip = present(&a->D) ? ((const float *)a->D.data)[h] : 0.0f;
+            float *state = s.state + (h - from) * size,
+                  skip = present(&a->D) ? ((const float *)a->D.data)[h] : 0.0f;
             if (present(&a->states))
-                copy_state(entering(&a->states, batch, c, h), a->states.stride[3], state, in->p_row, in->n, in->p);
+                copy_state(entering(&a->states, batch, c, h), a->states.stride[3], state, in->p_row,
+                           in->n, in->p);
             head_load(in, &s.k, &s.h, h);
-            pack_rows(s.x, in->p_row, head_at(&a->x, batch, s.k.first, h), a->x.stride[1], s.k.n, in->p, s.k.pad, in->p_pad);
+            pack_rows(s.x, in->p_row, head_at(&a->x, batch, s.k.first, h), a->x.stride[1], s.k.n,
+                      in->p, s.k.pad, in->p_pad);
             fwd_chunk_head(in, &s, state, skip, c > 0 || (present(&a->init) && !fresh));
-            copy_state(head_at(&a->y, batch, s.k.first, h), a->y.stride[1], s.y, in->p_row, s.k.n, in->p);
+            copy_state(head_at(&a->y, batch, s.k.first, h), a->y.stride[1], s.y, in->p_row, s.k.n,
+                       in->p);
         }
     }
     for (int64_t h = from; present(&a->final) && h < to; h++)
-        copy_state(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size, in->p_row, in->n, in->p);
+        copy_state(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size,
+                   in->p_row, in->n, in->p);
 }
 
-/* ---- a few rows: the recurrence ------------------------------------------------------------------------------- */
+/* ---- a few rows: the recurrence
+ * ------------------------------------------------------------------------------- */
 
-static void few_row(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head, int64_t t, float *state, int64_t row)
+static void few_row(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head,
+                    int64_t t, float *state, int64_t row)
 {
     int64_t group = head / in->per_group;
-    const float *x = head_at(&a->x, b, t, head), *bm = head_at(&a->Bm, b, t, group), *cm = head_at(&a->Cm, b, t, group);
-    float *y = head_at(&a->y, b, t, head), slope, skip = present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f;
-    float raw = *head_at(&a->dt, b, t, head) + ((const float *)a->dt_bias.data)[head], delta = delta_of(in, raw, &slope);
-    bool begins = present(&a->doc_start) && ((const int32_t *)a->doc_start.data)[b * a->doc_start.stride[0] + t] == t;
+    const float *x = head_at(&a->x, b, t, head), *bm = head_at(&a->Bm, b, t, group),
+                *cm = head_at(&a->Cm, b, t, group);
+    float *y = head_at(&a->y, b, t, head), slope,
+          skip = present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f;
+    float raw = *head_at(&a->dt, b, t, head) + ((const float *)a->dt_bias.data)[head],
+          delta = delta_of(in, raw, &slope);
+    bool begins = present(&a->doc_start) &&
+                  ((const int32_t *)a->doc_start.data)[b * a->doc_start.stride[0] + t] == t;
     float decay = begins ? 0.0f : expf(delta * -expf(((const float *)a->A_log.data)[head]));
 #pragma omp simd
     for (int64_t c = 0; c < in->p; c++)
@@ -141,7 +191,8 @@ static void few_row(const struct ssd_fwd_args *a, const struct inputs *in, int64
     }
 }
 
-static void few_rows(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head, bool fresh, float *memory)
+static void few_rows(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head,
+                     bool fresh, float *memory)
 {
     bool keep = present(&a->final), use_init = present(&a->init) && !fresh;
     float *state = keep ? state_at(&a->final, b, head) : align_floats(memory);
@@ -153,7 +204,8 @@ static void few_rows(const struct ssd_fwd_args *a, const struct inputs *in, int6
         memset(state + n * row, 0, (size_t)in->p * sizeof(float));
     for (int64_t t = 0; t < in->rows; t++) {
         if (present(&a->states) && t % in->chunk == 0)
-            copy_state(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], state, row, in->n, in->p);
+            copy_state(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], state,
+                       row, in->n, in->p);
         few_row(a, in, b, head, t, state, row);
     }
 }
@@ -168,12 +220,14 @@ int CPU_NAME(ssd_fwd_cpu)(struct lane *l, const struct ssd_fwd_args *a)
     if (in.rows <= FEW_ROWS) {
 #pragma omp parallel for schedule(static) if (in.batch * in.heads * in.n * in.p > 8192)
         for (int64_t u = 0; u < in.batch * in.heads; u++)
-            few_rows(a, &in, u / in.heads, u % in.heads, fresh, (float *)a->work.data + omp_get_thread_num() * each);
+            few_rows(a, &in, u / in.heads, u % in.heads, fresh,
+                     (float *)a->work.data + omp_get_thread_num() * each);
         return ST_OK;
     }
     int64_t units = in.groups * in.blocks;
 #pragma omp parallel for schedule(dynamic)
     for (int64_t u = 0; u < in.batch * units; u++)
-        fwd_unit(a, &in, u / units, u % units / in.blocks, u % in.blocks, fresh, (float *)a->work.data + omp_get_thread_num() * each);
+        fwd_unit(a, &in, u / units, u % units / in.blocks, u % in.blocks, fresh,
+                 (float *)a->work.data + omp_get_thread_num() * each);
     return ST_OK;
 }

@@ -17,7 +17,8 @@ static int check_common(const char *op, const struct common *a, struct err *e)
     CHECK_T(op, "Bm", a->Bm, real, 4, a->x->dim[0], a->x->dim[1], -1, -1);
     int64_t b = a->x->dim[0], s = a->x->dim[1], h = a->x->dim[2], g = a->Bm->dim[2];
     if (h > 0 && (g == 0 || h % g != 0))
-        return err_set(e, ST_INVALID, "%s: %lld heads are no multiple of %lld groups", op, (long long)h, (long long)g);
+        return err_set(e, ST_INVALID, "%s: %lld heads are no multiple of %lld groups", op,
+                       (long long)h, (long long)g);
     CHECK_T(op, "Cm", a->Cm, real, 4, b, s, g, a->Bm->dim[3]);
     CHECK_T(op, "dt", a->dt, real, 3, b, s, h);
     CHECK_T(op, "A_log", a->A_log, real, 1, h);
@@ -25,9 +26,11 @@ static int check_common(const char *op, const struct common *a, struct err *e)
     CHECK_OPT(op, "D", a->D, real, 1, h);
     CHECK_OPT(op, "doc_start", a->doc_start, DT_I32, 2, b, s);
     if (a->chunk < 1 || a->chunk > SSD_MAX_CHUNK)
-        return err_set(e, ST_INVALID, "%s: chunk is %lld, expected 1 to %d", op, (long long)a->chunk, SSD_MAX_CHUNK);
+        return err_set(e, ST_INVALID, "%s: chunk is %lld, expected 1 to %d", op,
+                       (long long)a->chunk, SSD_MAX_CHUNK);
     if (!(a->dt_min >= 0) || !(a->dt_max >= 0) || (a->dt_max > 0 && a->dt_min > a->dt_max))
-        return err_set(e, ST_INVALID, "%s: the range of delta is %g to %g (0: none)", op, a->dt_min, a->dt_max);
+        return err_set(e, ST_INVALID, "%s: the range of delta is %g to %g (0: none)", op, a->dt_min,
+                       a->dt_max);
     return ST_OK;
 }
 
@@ -35,8 +38,10 @@ int ssd_fwd_check(const struct ssd_fwd_args *a, struct err *e)
 {
     const char *op = "ssd_fwd";
     enum dtype real = a->x.dtype;
-    TRY(check_common(op, &(struct common){&a->x, &a->dt, &a->A_log, &a->dt_bias, &a->D, &a->Bm, &a->Cm, &a->doc_start, a->chunk,
-                                          a->dt_min, a->dt_max}, e));
+    TRY(check_common(op,
+                     &(struct common){&a->x, &a->dt, &a->A_log, &a->dt_bias, &a->D, &a->Bm, &a->Cm,
+                                      &a->doc_start, a->chunk, a->dt_min, a->dt_max},
+                     e));
     int64_t b = a->x.dim[0], s = a->x.dim[1], h = a->x.dim[2], p = a->x.dim[3], n = a->Bm.dim[3];
     CHECK_T(op, "y", &a->y, real, 4, b, s, h, p);
     CHECK_OPT(op, "init", &a->init, real, 4, b, h, n, p);
@@ -50,9 +55,12 @@ int ssd_bwd_check(const struct ssd_bwd_args *a, struct err *e)
 {
     const char *op = "ssd_bwd";
     enum dtype real = a->x.dtype;
-    TRY(check_common(op, &(struct common){&a->x, &a->dt, &a->A_log, &a->dt_bias, &a->D, &a->Bm, &a->Cm, &a->doc_start, a->chunk,
-                                          a->dt_min, a->dt_max}, e));
-    int64_t b = a->x.dim[0], s = a->x.dim[1], h = a->x.dim[2], p = a->x.dim[3], g = a->Bm.dim[2], n = a->Bm.dim[3];
+    TRY(check_common(op,
+                     &(struct common){&a->x, &a->dt, &a->A_log, &a->dt_bias, &a->D, &a->Bm, &a->Cm,
+                                      &a->doc_start, a->chunk, a->dt_min, a->dt_max},
+                     e));
+    int64_t b = a->x.dim[0], s = a->x.dim[1], h = a->x.dim[2], p = a->x.dim[3], g = a->Bm.dim[2],
+            n = a->Bm.dim[3];
     CHECK_T(op, "dy", &a->dy, real, 4, b, s, h, p);
     CHECK_OPT(op, "dfinal", &a->dfinal, real, 4, b, h, n, p);
     CHECK_T(op, "states", &a->states, real, 5, b, ceil_div(s, a->chunk), h, n, p);
@@ -76,16 +84,20 @@ static const struct op_attr dims[] = {{"b", 2}, {"s", 7}, {"h", 4}, {"p", 5}, {"
 static int64_t size_of(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 static struct tensor wide(const struct op_call *c, int heads, int width)
 {
-    return tensor_4d(NULL, DT_NONE, size_of(c, BATCH), size_of(c, S), size_of(c, heads), size_of(c, width));
+    return tensor_4d(NULL, DT_NONE, size_of(c, BATCH), size_of(c, S), size_of(c, heads),
+                     size_of(c, width));
 }
 static struct tensor state_like(const struct op_call *c)
 {
     return tensor_4d(NULL, DT_NONE, size_of(c, BATCH), size_of(c, H), size_of(c, N), size_of(c, P));
 }
-static struct tensor states_like(enum dtype dtype, const struct tensor *x, const struct tensor *bm, double chunk)
+static struct tensor states_like(enum dtype dtype, const struct tensor *x, const struct tensor *bm,
+                                 double chunk)
 {
     int64_t q = chunk >= 1 && chunk <= SSD_MAX_CHUNK ? (int64_t)chunk : 1;
-    return tensor_shape(dtype, 5, (const int64_t[]){x->dim[0], ceil_div(x->dim[1], q), x->dim[2], bm->dim[3], x->dim[3]});
+    return tensor_shape(
+        dtype, 5,
+        (const int64_t[]){x->dim[0], ceil_div(x->dim[1], q), x->dim[2], bm->dim[3], x->dim[3]});
 }
 
 /* Documents of random length; decay slow enough that a state outlives a chunk. */
@@ -114,17 +126,20 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
     return true;
 }
 
-static int check_shapes(const char *op, const struct tensor *x, const struct tensor *bm, double chunk, struct err *e)
+static int check_shapes(const char *op, const struct tensor *x, const struct tensor *bm,
+                        double chunk, struct err *e)
 {
     if (!(chunk >= 1 && chunk <= SSD_MAX_CHUNK))
-        return err_set(e, ST_INVALID, "%s: chunk is %g, expected 1 to %d", op, chunk, SSD_MAX_CHUNK);
+        return err_set(e, ST_INVALID, "%s: chunk is %g, expected 1 to %d", op, chunk,
+                       SSD_MAX_CHUNK);
     if (x->rank != 4 || bm->rank != 4)
-        return err_set(e, ST_INVALID, "%s: x and Bm must have rank 4: batch, row, head or group, channel", op);
+        return err_set(e, ST_INVALID,
+                       "%s: x and Bm must have rank 4: batch, row, head or group, channel", op);
     return ST_OK;
 }
 
-/* Counted by what the chunked form needs: per row, causal halves of C B^T (once per group) and of its product
- * with x, and the state in and out. */
+/* Counted by what the chunked form needs: per row, causal halves of C B^T (once per group) and of
+ * its product with x, and the state in and out. */
 static double flops_of(const struct tensor *x, const struct tensor *bm, double chunk)
 {
     double rows = (double)(x->dim[0] * x->dim[1]), q = fmin(chunk, (double)x->dim[1]);
@@ -141,9 +156,30 @@ static double bytes_of(const struct op_call *c)
     return bytes;
 }
 
-enum { F_X, F_DT, F_ALOG, F_BIAS, F_D, F_B, F_C, F_INIT, F_DOC, F_START, F_Y, F_STATES, F_FINAL, F_WORK };
+enum {
+    F_X,
+    F_DT,
+    F_ALOG,
+    F_BIAS,
+    F_D,
+    F_B,
+    F_C,
+    F_INIT,
+    F_DOC,
+    F_START,
+    F_Y,
+    F_STATES,
+    F_FINAL,
+    F_WORK
+};
 static const struct op_arg fwd_args[] = {
-    {.name = "x"}, {.name = "dt"}, {.name = "A_log"}, {.name = "dt_bias"}, {.name = "D", .role = ARG_OPT}, {.name = "Bm"}, {.name = "Cm"},
+    {.name = "x"},
+    {.name = "dt"},
+    {.name = "A_log"},
+    {.name = "dt_bias"},
+    {.name = "D", .role = ARG_OPT},
+    {.name = "Bm"},
+    {.name = "Cm"},
     {.name = "init", .role = ARG_OPT},
     {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
     {.name = "start", .role = ARG_OPT, .type = ARG_I64},
@@ -168,10 +204,23 @@ static void fwd_shapes(struct op_call *c)
 
 static struct ssd_fwd_args fwd_pack(const struct op_call *c)
 {
-    return (struct ssd_fwd_args){.x = c->t[F_X], .dt = c->t[F_DT], .A_log = c->t[F_ALOG], .dt_bias = c->t[F_BIAS], .D = c->t[F_D],
-                                 .Bm = c->t[F_B], .Cm = c->t[F_C], .init = c->t[F_INIT], .doc_start = c->t[F_DOC],
-                                 .start = c->t[F_START], .y = c->t[F_Y], .states = c->t[F_STATES], .final = c->t[F_FINAL],
-                                 .work = c->t[F_WORK], .chunk = (int64_t)c->attr[0], .dt_min = c->attr[1], .dt_max = c->attr[2]};
+    return (struct ssd_fwd_args){.x = c->t[F_X],
+                                 .dt = c->t[F_DT],
+                                 .A_log = c->t[F_ALOG],
+                                 .dt_bias = c->t[F_BIAS],
+                                 .D = c->t[F_D],
+                                 .Bm = c->t[F_B],
+                                 .Cm = c->t[F_C],
+                                 .init = c->t[F_INIT],
+                                 .doc_start = c->t[F_DOC],
+                                 .start = c->t[F_START],
+                                 .y = c->t[F_Y],
+                                 .states = c->t[F_STATES],
+                                 .final = c->t[F_FINAL],
+                                 .work = c->t[F_WORK],
+                                 .chunk = (int64_t)c->attr[0],
+                                 .dt_min = c->attr[1],
+                                 .dt_max = c->attr[2]};
 }
 
 static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -194,20 +243,56 @@ static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
-    *out = (struct op_cost){.flops = flops_of(&c->t[F_X], &c->t[F_B], c->attr[0]), .bytes = bytes_of(c)};
+    *out = (struct op_cost){.flops = flops_of(&c->t[F_X], &c->t[F_B], c->attr[0]),
+                            .bytes = bytes_of(c)};
 }
 
-enum { B_DY, B_DFINAL, B_X, B_DT, B_ALOG, B_BIAS, B_D, B_B, B_C, B_DOC, B_STATES, B_DX, B_DDT, B_DALOG, B_DBIAS, B_DD, B_DB, B_DC, B_DINIT, B_WORK };
+enum {
+    B_DY,
+    B_DFINAL,
+    B_X,
+    B_DT,
+    B_ALOG,
+    B_BIAS,
+    B_D,
+    B_B,
+    B_C,
+    B_DOC,
+    B_STATES,
+    B_DX,
+    B_DDT,
+    B_DALOG,
+    B_DBIAS,
+    B_DD,
+    B_DB,
+    B_DC,
+    B_DINIT,
+    B_WORK
+};
 static const struct op_arg bwd_args[] = {
-    {.name = "dy"}, {.name = "dfinal", .role = ARG_OPT}, {.name = "x"}, {.name = "dt"}, {.name = "A_log"}, {.name = "dt_bias"},
-    {.name = "D", .role = ARG_OPT}, {.name = "Bm"}, {.name = "Cm"}, {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
+    {.name = "dy"},
+    {.name = "dfinal", .role = ARG_OPT},
+    {.name = "x"},
+    {.name = "dt"},
+    {.name = "A_log"},
+    {.name = "dt_bias"},
+    {.name = "D", .role = ARG_OPT},
+    {.name = "Bm"},
+    {.name = "Cm"},
+    {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
     {.name = "states"},
-    {.name = "dx", .role = ARG_OUT}, {.name = "ddt", .role = ARG_OUT}, {.name = "dA_log", .role = ARG_OUT},
-    {.name = "ddt_bias", .role = ARG_OUT}, {.name = "dD", .role = ARG_OOUT}, {.name = "dBm", .role = ARG_OUT},
-    {.name = "dCm", .role = ARG_OUT}, {.name = "dinit", .role = ARG_OOUT},
+    {.name = "dx", .role = ARG_OUT},
+    {.name = "ddt", .role = ARG_OUT},
+    {.name = "dA_log", .role = ARG_OUT},
+    {.name = "ddt_bias", .role = ARG_OUT},
+    {.name = "dD", .role = ARG_OOUT},
+    {.name = "dBm", .role = ARG_OUT},
+    {.name = "dCm", .role = ARG_OUT},
+    {.name = "dinit", .role = ARG_OOUT},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"chunk", 128}, {"dt_min", 0}, {"dt_max", 0}, {"acc_dA_log", 0}, {"acc_ddt_bias", 0}, {"acc_dD", 0}};
+static const struct op_attr bwd_attrs[] = {{"chunk", 128},    {"dt_min", 0},       {"dt_max", 0},
+                                           {"acc_dA_log", 0}, {"acc_ddt_bias", 0}, {"acc_dD", 0}};
 
 static void bwd_shapes(struct op_call *c)
 {
@@ -223,12 +308,32 @@ static void bwd_shapes(struct op_call *c)
 
 static struct ssd_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct ssd_bwd_args){
-        .dy = c->t[B_DY], .dfinal = c->t[B_DFINAL], .x = c->t[B_X], .dt = c->t[B_DT], .A_log = c->t[B_ALOG], .dt_bias = c->t[B_BIAS],
-        .D = c->t[B_D], .Bm = c->t[B_B], .Cm = c->t[B_C], .doc_start = c->t[B_DOC], .states = c->t[B_STATES], .dx = c->t[B_DX],
-        .ddt = c->t[B_DDT], .dA_log = c->t[B_DALOG], .ddt_bias = c->t[B_DBIAS], .dD = c->t[B_DD], .dBm = c->t[B_DB],
-        .dCm = c->t[B_DC], .dinit = c->t[B_DINIT], .work = c->t[B_WORK], .chunk = (int64_t)c->attr[0], .dt_min = c->attr[1],
-        .dt_max = c->attr[2], .acc_dA_log = c->attr[3] != 0, .acc_ddt_bias = c->attr[4] != 0, .acc_dD = c->attr[5] != 0};
+    return (struct ssd_bwd_args){.dy = c->t[B_DY],
+                                 .dfinal = c->t[B_DFINAL],
+                                 .x = c->t[B_X],
+                                 .dt = c->t[B_DT],
+                                 .A_log = c->t[B_ALOG],
+                                 .dt_bias = c->t[B_BIAS],
+                                 .D = c->t[B_D],
+                                 .Bm = c->t[B_B],
+                                 .Cm = c->t[B_C],
+                                 .doc_start = c->t[B_DOC],
+                                 .states = c->t[B_STATES],
+                                 .dx = c->t[B_DX],
+                                 .ddt = c->t[B_DDT],
+                                 .dA_log = c->t[B_DALOG],
+                                 .ddt_bias = c->t[B_DBIAS],
+                                 .dD = c->t[B_DD],
+                                 .dBm = c->t[B_DB],
+                                 .dCm = c->t[B_DC],
+                                 .dinit = c->t[B_DINIT],
+                                 .work = c->t[B_WORK],
+                                 .chunk = (int64_t)c->attr[0],
+                                 .dt_min = c->attr[1],
+                                 .dt_max = c->attr[2],
+                                 .acc_dA_log = c->attr[3] != 0,
+                                 .acc_ddt_bias = c->attr[4] != 0,
+                                 .acc_dD = c->attr[5] != 0};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -257,7 +362,8 @@ static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     double n = (double)c->t[B_B].dim[3], q = fmin(c->attr[0], (double)c->t[B_X].dim[1]);
-    double rows = (double)(c->t[B_X].dim[0] * c->t[B_X].dim[1]), inner = (double)(c->t[B_X].dim[2] * c->t[B_X].dim[3]);
+    double rows = (double)(c->t[B_X].dim[0] * c->t[B_X].dim[1]),
+           inner = (double)(c->t[B_X].dim[2] * c->t[B_X].dim[3]);
     double flops = rows * (3 * q * (double)c->t[B_B].dim[2] * n + 2 * q * inner + 8 * inner * n);
     *out = (struct op_cost){.flops = flops, .bytes = bytes_of(c)};
 }
@@ -276,26 +382,56 @@ static const struct op_sample samples[] = {
     {"b=2 s=40 h=2 g=2 p=8 n=17 chunk=17 no_D=1 no_init=1 no_start=1 strided=1"},
     {"b=1 s=65 h=9 g=1 p=20 n=33 chunk=64 acc_ddt_bias=1 acc_dD=1"},
     {"b=2 s=50 h=2 g=1 p=33 n=24 chunk=400 no_doc_start=1 no_final=1 no_dfinal=1 strided=1"},
-    {"b=1 s=129 h=2 g=1 p=64 n=32 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
+    {"b=1 s=129 h=2 g=1 p=64 n=32 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 "
+     "no_dfinal=1"},
     {"b=1 s=300 h=2 g=1 p=16 n=16 chunk=64 no_init=1 no_start=1 no_final=1 no_dfinal=1"},
     {"b=1 s=270 h=1 g=1 p=48 n=20 chunk=256 strided=1"},
 };
 static const struct op_sample bench[] = {
-    {"b=16 s=256 h=10 p=64 g=1 n=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
-    {"b=1 s=4096 h=32 p=64 g=8 n=128 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
+    {"b=16 s=256 h=10 p=64 g=1 n=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 "
+     "no_dfinal=1"},
+    {"b=1 s=4096 h=32 p=64 g=8 n=128 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 "
+     "no_dfinal=1"},
 };
 
 const struct op_desc ssd_fwd_desc = {
-    .name = "ssd_fwd", .summary = "state-space core of Mamba-2, in chunks",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .sample_fill = fill, .infer = fwd_infer,
-    .run = fwd_run, .cost = fwd_cost, .backward = "ssd_bwd", .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "ssd_fwd",
+    .summary = "state-space core of Mamba-2, in chunks",
+    .args = fwd_args,
+    .n_args = countof(fwd_args),
+    .attrs = fwd_attrs,
+    .n_attrs = countof(fwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = fwd_shapes,
+    .sample_fill = fill,
+    .infer = fwd_infer,
+    .run = fwd_run,
+    .cost = fwd_cost,
+    .backward = "ssd_bwd",
+    .tolerance = 5e-6,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };
 const struct op_desc ssd_bwd_desc = {
-    .name = "ssd_bwd", .summary = "gradient of ssd_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .sample_fill = fill, .infer = bwd_infer,
-    .run = bwd_run, .cost = bwd_cost, .tolerance = 2e-5,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    .name = "ssd_bwd",
+    .summary = "gradient of ssd_fwd",
+    .args = bwd_args,
+    .n_args = countof(bwd_args),
+    .attrs = bwd_attrs,
+    .n_attrs = countof(bwd_attrs),
+    .dims = dims,
+    .n_dims = countof(dims),
+    .sample_shapes = bwd_shapes,
+    .sample_fill = fill,
+    .infer = bwd_infer,
+    .run = bwd_run,
+    .cost = bwd_cost,
+    .tolerance = 2e-5,
+    .samples = samples,
+    .n_samples = countof(samples),
+    .bench = bench,
+    .n_bench = countof(bench),
 };

@@ -17,11 +17,13 @@ static double *state_row(const struct tensor *t, int64_t b, int64_t h, int64_t n
 /* Row n of the state that enters chunk c. */
 static double *chunk_row(const struct tensor *t, int64_t b, int64_t c, int64_t h, int64_t n)
 {
-    return (double *)t->data + b * t->stride[0] + c * t->stride[1] + h * t->stride[2] + n * t->stride[3];
+    return (double *)t->data + b * t->stride[0] + c * t->stride[1] + h * t->stride[2] +
+           n * t->stride[3];
 }
 static bool begins_document(const struct tensor *doc_start, int64_t b, int64_t t)
 {
-    return present(doc_start) && ((const int32_t *)doc_start->data)[b * doc_start->stride[0] + t] == t;
+    return present(doc_start) &&
+           ((const int32_t *)doc_start->data)[b * doc_start->stride[0] + t] == t;
 }
 
 struct step {
@@ -32,7 +34,8 @@ static struct step step_of(double dt, double bias, double lowest, double highest
 {
     struct step s = {.raw = dt + bias};
     double soft = s.raw > 20 ? s.raw : log1p(exp(s.raw));
-    bool low = soft < lowest, high = highest > 0 && soft > highest;
+    bool low = soft < lowest;
+    bool high = highest > 0 && soft > highest;
     s.delta = low ? lowest : high ? highest : soft;
     s.slope = low || high ? 0 : s.raw > 20 ? 1 : 1 / (1 + exp(-s.raw));
     return s;
@@ -49,7 +52,8 @@ static void fwd_row(const struct ssd_fwd_args *a, int64_t b, int64_t h, int64_t 
     const double *x = at3(&a->x, b, t, h), *bm = at3(&a->Bm, b, t, g), *cm = at3(&a->Cm, b, t, g);
     double *y = at3(&a->y, b, t, h);
     struct step s = step_of(*at3(&a->dt, b, t, h), at1(&a->dt_bias, h), a->dt_min, a->dt_max);
-    double decay = begins_document(&a->doc_start, b, t) ? 0 : exp(s.delta * -exp(at1(&a->A_log, h)));
+    double decay =
+        begins_document(&a->doc_start, b, t) ? 0 : exp(s.delta * -exp(at1(&a->A_log, h)));
     for (int64_t p = 0; p < p_n; p++)
         y[p] = present(&a->D) ? at1(&a->D, h) * x[p] : 0;
     for (int64_t n = 0; n < n_n; n++)
@@ -84,24 +88,29 @@ int ssd_fwd_ref(struct lane *l, const struct ssd_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward -------------------------------------------------------------------------------------------- */
+/* ---- backward
+ * -------------------------------------------------------------------------------------------- */
 
-/* The states after each row of a chunk, the one before it, and the gradient of the running state. */
+/* The states after each row of a chunk, the one before it, and the gradient of the running state.
+ */
 int64_t ssd_bwd_work_ref(const struct ssd_bwd_args *a)
 {
-    return (min_i64(a->chunk, a->x.dim[1]) + 2) * a->Bm.dim[3] * a->x.dim[3] * (int64_t)sizeof(double);
+    return (min_i64(a->chunk, a->x.dim[1]) + 2) * a->Bm.dim[3] * a->x.dim[3] *
+           (int64_t)sizeof(double);
 }
 
 struct sums {
     double a_log, dt_bias, d;
 };
 
-/* One row: grad is the gradient of the state after it on entry, of the state before it on return. */
-static void bwd_row(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t t, const double *before, const double *after,
-                    double *grad, struct sums *sums)
+/* One row: grad is the gradient of the state after it on entry, of the state before it on return.
+ */
+static void bwd_row(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t t,
+                    const double *before, const double *after, double *grad, struct sums *sums)
 {
     int64_t p_n = a->x.dim[3], n_n = a->Bm.dim[3], g = h / (a->x.dim[2] / a->Bm.dim[2]);
-    const double *x = at3(&a->x, b, t, h), *bm = at3(&a->Bm, b, t, g), *cm = at3(&a->Cm, b, t, g), *dy = at3(&a->dy, b, t, h);
+    const double *x = at3(&a->x, b, t, h), *bm = at3(&a->Bm, b, t, g), *cm = at3(&a->Cm, b, t, g),
+                 *dy = at3(&a->dy, b, t, h);
     double *dx = at3(&a->dx, b, t, h), *dbm = at3(&a->dBm, b, t, g), *dcm = at3(&a->dCm, b, t, g);
     struct step s = step_of(*at3(&a->dt, b, t, h), at1(&a->dt_bias, h), a->dt_min, a->dt_max);
     double rate = -exp(at1(&a->A_log, h)), d_delta = 0, d_exponent = 0;
@@ -129,17 +138,24 @@ static void bwd_row(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t 
 }
 
 /* The states of rows [first, first + n): list[i] is the one before row i. */
-static void run_chunk(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t first, int64_t n, double *list)
+static void run_chunk(const struct ssd_bwd_args *a, int64_t b, int64_t h, int64_t first, int64_t n,
+                      double *list)
 {
-    int64_t p_n = a->x.dim[3], n_n = a->Bm.dim[3], g = h / (a->x.dim[2] / a->Bm.dim[2]), size = p_n * n_n;
+    int64_t p_n = a->x.dim[3], n_n = a->Bm.dim[3], g = h / (a->x.dim[2] / a->Bm.dim[2]),
+            size = p_n * n_n;
     for (int64_t k = 0; k < n_n; k++)
-        memcpy(list + k * p_n, chunk_row(&a->states, b, first / a->chunk, h, k), (size_t)p_n * sizeof(double));
+        memcpy(list + k * p_n, chunk_row(&a->states, b, first / a->chunk, h, k),
+               (size_t)p_n * sizeof(double));
     for (int64_t i = 0; i < n; i++) {
         const double *x = at3(&a->x, b, first + i, h), *bm = at3(&a->Bm, b, first + i, g);
-        struct step s = step_of(*at3(&a->dt, b, first + i, h), at1(&a->dt_bias, h), a->dt_min, a->dt_max);
-        double decay = begins_document(&a->doc_start, b, first + i) ? 0 : exp(s.delta * -exp(at1(&a->A_log, h)));
+        struct step s =
+            step_of(*at3(&a->dt, b, first + i, h), at1(&a->dt_bias, h), a->dt_min, a->dt_max);
+        double decay = begins_document(&a->doc_start, b, first + i)
+                           ? 0
+                           : exp(s.delta * -exp(at1(&a->A_log, h)));
         for (int64_t k = 0; k < size; k++)
-            list[(i + 1) * size + k] = (decay == 0 ? 0 : decay * list[i * size + k]) + s.delta * bm[k / p_n] * x[k % p_n];
+            list[(i + 1) * size + k] =
+                (decay == 0 ? 0 : decay * list[i * size + k]) + s.delta * bm[k / p_n] * x[k % p_n];
     }
 }
 

@@ -1,11 +1,11 @@
-/* The small matrix products and transposes that attention on the CPU is made of; private to
- * attention_*_cpu.c, compiled once per instruction set.
+/* The small matrix products and transposes that blocked ops on the CPU are made of (attention, the state
+ * space scan, the delta rule); only for *_cpu.c, compiled once per instruction set.
  *
- * Scores are held transposed, [key][query], so that a vector register holds one key against VL
+ * In attention scores are held transposed, [key][query], so that a vector register holds one key against VL
  * queries. Then the softmax runs down the registers (no sums across lanes), K and V are read as
  * they lie in memory (one scalar, broadcast), and only Q, dO and dQ are ever transposed. */
-#ifndef BRAID_OPS_ATTENTION_TILE_INT_H
-#define BRAID_OPS_ATTENTION_TILE_INT_H
+#ifndef BRAID_OPS_CPU_TILE_H
+#define BRAID_OPS_CPU_TILE_H
 
 #include "ops/ops_cpu_int.h"
 
