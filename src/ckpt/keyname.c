@@ -229,6 +229,7 @@ unsigned key_family(const char *leaf)
         {"mlp.", FAM_MOE},
         {"pre_mlp_layernorm.", FAM_MOE},
         {"self_attention_hyper_connection.", FAM_MIXERS},
+        {"hyper_connection.", FAM_MAMBA},
         {"mlp_hyper_connection.", FAM_MLPS},
     };
     for (int i = 0; i < countof(rows); i++)

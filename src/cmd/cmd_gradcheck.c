@@ -9,7 +9,7 @@ static const char usage[] =
     "Checks the gradient of every op on its sample shapes, then of every parameter of the configured model (keep it tiny:\n"
     "the reference device is slow by design). Exits 1 if a relative error exceeds 1e-6.\n";
 
-static const double allowed = 1e-6;
+static const double allowed = GRADCHECK_ALLOWED;
 
 static int check_ops(const char *only, int *failed, struct err *e)
 {

@@ -233,11 +233,13 @@ static struct weight small(struct build *b, const char *module, const char *name
     return build_weight(b, &p);
 }
 
-/* Attention-like layers and MLP-like ones keep their mapping under different names, as Megatron does. */
+/* Attention-like layers and MLP-like ones keep their mapping under different names, as Megatron does; a
+ * Mamba layer, which may share a group with attention, under the name of its hybrid layers. */
 static struct mapping declare_mapping(struct build *b, const char *norm_key)
 {
     bool mlp = str_starts(norm_key, "mlp.") || str_starts(norm_key, "pre_mlp_layernorm");
-    const char *module = mlp ? "mlp_hyper_connection" : "self_attention_hyper_connection";
+    bool mixer = str_starts(norm_key, "mixer.");
+    const char *module = mlp ? "mlp_hyper_connection" : mixer ? "hyper_connection" : "self_attention_hyper_connection";
     const struct config_model *c = &b->cfg->model;
     int64_t n = mhc_logits(c->mhc_streams);
     char key[96];

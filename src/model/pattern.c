@@ -30,8 +30,7 @@ const char *pattern_error_name(enum pattern_error code)
     return (unsigned)code < PATTERN_ERRORS ? names[code] : "?";
 }
 
-/* ---- errors
- * ------------------------------------------------------------------------------------------ */
+/* ---- errors -------------------------------------------------------------------------------- */
 
 enum {
     SHOWN = 200,
@@ -78,8 +77,7 @@ static int bad_symbol(struct pattern *p, size_t at, struct err *e)
     return refuse(p, PATTERN_SYMBOL, at, e, "this is not a valid layer symbol (M G * + D - E)");
 }
 
-/* ---- validation: positions [from, to) of p->text
- * ----------------------------------------------------- */
+/* ---- validation: positions [from, to) of p->text ------------------------------------------- */
 
 static bool is_symbol(char c) { return c != '\0' && strchr(PATTERN_SYMBOLS, c) != NULL; }
 
@@ -136,8 +134,7 @@ static int check_mixing(struct pattern *p, size_t from, size_t to, struct err *e
     return ST_OK;
 }
 
-/* ---- items, segments and numbers of what is valid
- * ------------------------------------------------------- */
+/* ---- items, segments and numbers of what is valid ------------------------------------------ */
 
 static void store_item(struct pattern *p, size_t from, size_t to, bool grouped)
 {
@@ -169,9 +166,7 @@ static void store_segment(struct pattern *p, size_t from, size_t to)
     s->n_layers = (uint16_t)(p->n_layers - s->first_layer);
 }
 
-/* ---- parts
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- parts --------------------------------------------------------------------------------- */
 
 /* cuts: the characters that end a segment. */
 static int parse_main(struct pattern *p, size_t to, const char *cuts, struct err *e)
@@ -261,8 +256,7 @@ int pattern_parse_segment(struct pattern *p, const char *text, struct err *e)
     return text != NULL ? parse_main(p, n, "", e) : ST_OK;
 }
 
-/* ---- counts and maps
- * ---------------------------------------------------------------------------------- */
+/* ---- counts and maps ----------------------------------------------------------------------- */
 
 int pattern_map(const char *symbols, char symbol, int *layers)
 {
@@ -287,8 +281,7 @@ bool pattern_uses_latent(const struct pattern *p)
     return strpbrk(p->symbols, "D+") != NULL || strpbrk(p->mtp_symbols, "D+") != NULL;
 }
 
-/* ---- checkpoint keys
- * ------------------------------------------------------------------------------------ */
+/* ---- checkpoint keys ----------------------------------------------------------------------- */
 
 bool pattern_is_grouped(const struct pattern *p) { return p->grouped; }
 
@@ -302,11 +295,11 @@ const char *pattern_final_norm_key(const struct pattern *p)
     return p->grouped ? "decoder.final_layernorm.weight" : "decoder.final_norm.weight";
 }
 
-/* Layers whose parameters have names in common; hyper-connections know attention and MLP alone. */
+/* Layers whose parameters have names in common; hyper-connections know Mamba, attention and MLP. */
 static int key_family(char symbol, bool mhc)
 {
     static const char *const families[] = {"M", "G", "*D+", "-", "E"}, *const mhc_families[] = {
-                                                                           "MG*D+", "-E"};
+                                                                           "M", "G*D+", "-E"};
     const char *const *list = mhc ? mhc_families : families;
     int f = 0;
     while (strchr(list[f], symbol) == NULL)

@@ -78,8 +78,7 @@ int pattern_parse_segment(struct pattern *p, const char *text, struct err *e);
 int pattern_refuse(const char *text, size_t at, struct err *e, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
 
-/* ---- pipeline chunks
- * -------------------------------------------------------------------------------- */
+/* ---- pipeline chunks ----------------------------------------------------------------------- */
 
 enum { PATTERN_NOT_GIVEN = -1 };
 struct pattern_place {
@@ -102,8 +101,7 @@ int pattern_choose(const struct pattern *p, const struct pattern_place *at,
 int pattern_virtual_stages(const struct pattern *p, int pp_size, int *out, enum pattern_error *code,
                            struct err *e);
 
-/* ---- counts and maps
- * --------------------------------------------------------------------------------- */
+/* ---- counts and maps ----------------------------------------------------------------------- */
 
 /* Layers of each kind, in the order of PATTERN_SYMBOLS: main part and all depths. */
 void pattern_counts(const struct pattern *p, int count[PATTERN_KINDS]);
@@ -113,8 +111,7 @@ int pattern_map(const char *symbols, char symbol, int *layers);
 /* D or + anywhere, depths included. */
 bool pattern_uses_latent(const struct pattern *p);
 
-/* ---- checkpoint keys
- * ----------------------------------------------------------------------------------- */
+/* ---- checkpoint keys ----------------------------------------------------------------------- */
 
 /* Grouped models store Transformer keys: layers by item, the final norm by Transformer's name. */
 bool pattern_is_grouped(const struct pattern *p);
@@ -125,8 +122,7 @@ const char *pattern_final_norm_key(const struct pattern *p); /* of its weight */
  * too. */
 int pattern_check_keys(const struct pattern *p, bool mhc, struct err *e);
 
-/* ---- what can be built
- * ------------------------------------------------------------------------------- */
+/* ---- what can be built --------------------------------------------------------------------- */
 
 /* At least one layer, and a core for every symbol; the first gap is reported with its position. */
 int pattern_check_cores(const struct pattern *p, struct err *e);

@@ -7,8 +7,7 @@ static bool given(int n) { return n != PATTERN_NOT_GIVEN; }
 
 static size_t first_cut(const struct pattern *p) { return strcspn(p->text, "|"); }
 
-/* ---- without '|': even shares
- * ------------------------------------------------------------------------- */
+/* ---- without '|': even shares -------------------------------------------------------------- */
 
 struct slice {
     int64_t from, n; /* physical layers */
@@ -96,8 +95,7 @@ static int auto_split(const struct pattern *p, const struct pattern_place *at,
     return ST_OK;
 }
 
-/* ---- with '|': segments
- * --------------------------------------------------------------------------------- */
+/* ---- with '|': segments -------------------------------------------------------------------- */
 
 static int segments_divide(const struct pattern *p, int pp_size, enum pattern_error *code,
                            struct err *e)

@@ -57,25 +57,43 @@ static void shift(struct tensor *p, uint64_t key, double by)
         ((double *)p->data)[i] += by * rng_normal(key, (uint64_t)i);
 }
 
+/* Central difference along one direction with step h. */
+static int difference(struct checker *c, struct tensor *p, uint64_t key, double h, double *out, struct err *e)
+{
+    double up, down;
+    shift(p, key, h);
+    TRY(loss_of(c, &up, e));
+    shift(p, key, -2 * h);
+    TRY(loss_of(c, &down, e));
+    shift(p, key, h);
+    *out = (up - down) / (2 * h);
+    return ST_OK;
+}
+
+/* A wrong gradient is wrong at every step size. A right one may miss at one of them: a large step can push a
+ * token over the edge to another expert, or see the third derivative; a small one drowns a gradient near 0
+ * in rounding. So several steps get a say. */
 static int check_param(struct checker *c, int k, const double *grad, uint64_t seed, struct model_check_row *row, struct err *e)
 {
-    const double h = 1e-5;
+    static const double steps[] = {1e-5, 1e-6, 2e-7, 1e-4, 1e-3};
     struct tensor p = model_param(&c->model, k);
     uint64_t key = rng_key(seed, c->model.params.list[k].p.key);
-    double up, down, scale = 0;
-    *row = (struct model_check_row){.key = c->model.params.list[k].p.key};
+    double scale = 0;
+    *row = (struct model_check_row){.key = c->model.params.list[k].p.key, .error = HUGE_VAL};
     for (int64_t i = 0, n = tensor_elems(&p); i < n; i++) {
         double term = grad[i] * rng_normal(key, (uint64_t)i);
         row->analytic += term;
         scale += term * term;
     }
-    shift(&p, key, h);
-    TRY(loss_of(c, &up, e));
-    shift(&p, key, -2 * h);
-    TRY(loss_of(c, &down, e));
-    shift(&p, key, h);
-    row->numeric = (up - down) / (2 * h);
-    row->error = fabs(row->numeric - row->analytic) / (sqrt(scale) + fabs(row->analytic) + 1e-6);
+    for (int s = 0; s < countof(steps) && !(row->error <= GRADCHECK_ALLOWED); s++) {
+        double numeric;
+        TRY(difference(c, &p, key, steps[s], &numeric, e));
+        double error = fabs(numeric - row->analytic) / (sqrt(scale) + fabs(row->analytic) + 1e-6);
+        if (!(error >= row->error)) {
+            row->numeric = numeric;
+            row->error = error;
+        }
+    }
     return ST_OK;
 }
 

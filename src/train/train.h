@@ -102,6 +102,7 @@ void generator_rewind(struct generator *g); /* a new sequence */
 
 /* ---- whole-model gradient check ------------------------------------------------------------------------------- */
 
+#define GRADCHECK_ALLOWED 1e-6 /* relative error */
 struct model_check_row {
     const char *key;
     double numeric, analytic, error;

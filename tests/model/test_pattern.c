@@ -12,8 +12,7 @@ static void expect_error(struct fixture *f, const char *text, enum pattern_error
         fail_msg("'%s': '%s' is not in '%s'", text, match, f->e.msg);
 }
 
-/* ---- grammar
- * ---------------------------------------------------------------------------------------------- */
+/* ---- grammar ------------------------------------------------------------------------------- */
 
 static void segments_become_items(void **state)
 {
@@ -226,8 +225,7 @@ static void long_patterns_show_the_part_that_matters(void **state)
                      ST_USAGE); /* the error may be of no interest */
 }
 
-/* ---- counts and numbers
- * ------------------------------------------------------------------------------------ */
+/* ---- counts and numbers -------------------------------------------------------------------- */
 
 static void layers_and_segments_are_counted(void **state)
 {
@@ -341,9 +339,7 @@ static void children_of_a_group_are_numbered_consecutively(void **state)
     assert_string_equal(f->p.symbols, "MM*-E");
 }
 
-/* ---- keys
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- keys ---------------------------------------------------------------------------------- */
 
 static void groups_are_stored_under_their_item(void **state)
 {
@@ -382,7 +378,7 @@ static void groups_whose_keys_would_collide_are_refused(void **state)
     static const struct {
         const char *text;
         int status;
-    } mhc[] = {{"[M*E]", ST_USAGE},
+    } mhc[] = {{"[M*E]", ST_OK}, {"[G*E]", ST_USAGE},
                {"[-E]", ST_USAGE},
                {"[G*]", ST_USAGE},
                {"[D-][M-][+E]", ST_OK},
@@ -393,8 +389,7 @@ static void groups_whose_keys_would_collide_are_refused(void **state)
     }
 }
 
-/* ---- what can be built
- * ------------------------------------------------------------------------------------- */
+/* ---- what can be built --------------------------------------------------------------------- */
 
 static void the_first_symbol_without_a_core_is_named(void **state)
 {
@@ -481,9 +476,7 @@ static void the_stack_is_drawn(void **state)
     tiny_close(&t);
 }
 
-/* ---- ratios
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- ratios -------------------------------------------------------------------------------- */
 
 static void ratios_become_patterns(void **state)
 {

@@ -1,10 +1,7 @@
-/* model/: which part of a pattern a pipeline rank runs. The tables are those of the specification.
- */
+/* model/: which part of a pattern a pipeline rank runs. The tables are the specification's. */
 #include "pattern_fixture.h"
 
-*-- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -- -* /
-
-    struct chunk_case {
+struct chunk_case {
     const char *text;
     int rank, size, vp, first, last;
     const char *items;
