@@ -73,8 +73,7 @@ struct pattern {
 int pattern_parse(struct pattern *p, const char *text, struct err *e);
 /* One segment alone: '|' and '/' are no symbols. */
 int pattern_parse_segment(struct pattern *p, const char *text, struct err *e);
-/* "model.pattern: WHAT at position N of 'TEXT'" and the hint that points there; returns ST_USAGE.
- */
+/* "model.pattern: WHAT at position N of 'TEXT'" and the hint that points there; returns ST_USAGE. */
 int pattern_refuse(const char *text, size_t at, struct err *e, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
 
