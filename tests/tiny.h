@@ -63,6 +63,11 @@ static inline const char *const *tiny_models(int *n)
         "model.pattern=E*-E model.experts=6 model.topk=3 model.router_score=sigmoid "
         "model.router_bias=on model.router_groups=3 model.router_group_topk=2 "
         "model.router_scale=2.5 model.shared_ffn=8 model.router_hash_layers=1",
+        "model.pattern=+-*+ model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
+        "model.mla_q_rank=10 model.dropout=0.1 data.eod=on data.eod_mask=on",
+        "model.pattern=*-+E model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
+        "model.experts=4 model.seq_aux_loss=0.1 model.shared_ffn=8",
+        "model.pattern=*-/*-/*- model.mtp_scale=0.3",
     };
     *n = countof(models);
     return models;
@@ -158,10 +163,12 @@ static inline void tiny_run(struct tiny *t, int64_t n_samples)
     for (int64_t at = 0; at < n_samples; at += size) {
         struct tiny_batch b;
         tiny_batch_fill(&b, &t->c, 4 + at, size);
+        static const double mtp_scale[MTP_MAX_DEPTHS] = {1.0 / 48, 1.0 / 56};
         struct run_info run = {.step = 3,
                                .first_sample = 4 + at,
                                .first_mb = at == 0,
                                .scale = 1.0 / 32,
+                               .mtp_scale = mtp_scale,
                                .mb_share = (double)size / (double)n_samples,
                                .tokens = b.tokens,
                                .labels = b.labels,

@@ -16,7 +16,7 @@
 #include <string.h>
 
 #if defined(__AVX512F__)
-enum { VL = 16, TILE_ROWS = 8 }; /* 12 and 14 rows fill more registers but were slower: longer tails */
+enum { VL = 16, TILE_ROWS = 8 }; /* 12 or 14 rows fill more registers but measured slower */
 #else
 enum { VL = 8, TILE_ROWS = 6 };
 #endif
