@@ -66,7 +66,7 @@ static void contract_bwd_row(const struct mhc_contract_bwd_args *a, int64_t r, f
     const float *x = f32_row(&a->x, r), *dy = f32_row(&a->dy, r), *m = f32_row(&a->m, r);
     float rstd = f32_row(&a->rstd, r)[0], scale = scalar_of(&a->scale), drstd = 0, *dx = f32_row(&a->dx, r);
     for (int64_t i = 0; i < n; i++) {
-        float s = fast_sigmoidf(m[i] * rstd * scale + ((const float *)a->base.data)[i]), sum = 0, gate = s + (float)a->eps;
+        float z = m[i] * rstd * scale + ((const float *)a->base.data)[i], s = fast_sigmoidf(z), sum = 0, gate = s + (float)a->eps;
         const float *xi = x + i * d;
         float *out = dx + i * d;
 #pragma omp simd reduction(+ : sum)
@@ -74,7 +74,7 @@ static void contract_bwd_row(const struct mhc_contract_bwd_args *a, int64_t r, f
             sum += dy[c] * xi[c];
             out[c] = gate * dy[c];
         }
-        dv[i] = sum * s * (1 - s);
+        dv[i] = sum * s * fast_sigmoidf(-z); /* 1 - s would cancel where the gate is open */
         dm[i] = dv[i] * scale * rstd;
         drstd += dv[i] * scale * m[i];
     }
@@ -97,7 +97,7 @@ static void gate_sums(const struct mhc_contract_bwd_args *a, const float *dv)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t i = 0; i < n; i++) {
             base[i] += (double)dv[r * n + i];
-            scale += (double)(dv[r * n + i] * f32_row(&a->m, r)[i] * f32_row(&a->rstd, r)[0]);
+            scale += (double)dv[r * n + i] * (double)f32_row(&a->m, r)[i] * (double)f32_row(&a->rstd, r)[0];
         }
     float *dbase = a->dbase.data, *dscale = a->dscale.data;
     for (int64_t i = 0; i < n; i++)
