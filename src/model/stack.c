@@ -31,6 +31,8 @@ static int batch_fwd(const struct step_ctx *c)
     TRY(copy_in(c, INFO, info));
     TRY(copy_in(c, START, &r->start));
     double scale[1 + MTP_MAX_DEPTHS] = {r->scale};
+    if (c->t[SCALE].data != NULL && c->t[SCALE].dim[0] > 1 && r->mtp_scale == NULL)
+        return err_set(c->lane->err, ST_INTERNAL, "the batch lacks the loss scales of its MTP depths");
     for (int64_t k = 1; c->t[SCALE].data != NULL && k < c->t[SCALE].dim[0]; k++)
         scale[k] = r->mtp_scale[k - 1];
     TRY(copy_in(c, SCALE, scale));

@@ -513,7 +513,7 @@ static void shipped_configs_are_valid(void **state)
     assert_ok(config_finish(&demo, &e), &e);
     assert_ok(config_finish(&speed, &e), &e);
     assert_ok(config_finish(&tiny, &e), &e);
-    assert_string_equal(demo.model.pattern, "*-*-*-*-");
+    assert_string_equal(demo.model.pattern, "[M-][*E][M-][*E]/*E");
     assert_string_equal(demo.data.split, "90,10");
     assert_int_equal(strlen(speed.model.pattern), 16);
     assert_int_equal(speed.model.ffn, 864);

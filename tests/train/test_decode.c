@@ -30,8 +30,10 @@ static double *full_logits(struct tiny *t, const int32_t *tokens, int64_t *vocab
         labels[i] = 1;
         pos[i] = i;
     }
+    static const double mtp_scale[MTP_MAX_DEPTHS] = {0};
     struct run_info run = {.first_mb = true,
                            .scale = 1,
+                           .mtp_scale = mtp_scale,
                            .tokens = tokens,
                            .labels = labels,
                            .pos = pos,
