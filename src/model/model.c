@@ -134,6 +134,12 @@ double model_layer_flops(const struct config *cfg, char symbol, int64_t seq)
     }
     case 'E':
         return 4 * d * (double)(c->expert_ffn * c->topk + c->shared_ffn) * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
+    case '+': { /* latents, per-head projections, output, then the causal half of scores and values: Megatron's formula */
+        double heads = (double)c->heads, qk = (double)(c->mla_nope + c->mla_rope), v = (double)c->mla_v;
+        double rq = (double)c->mla_q_rank, rkv = (double)c->mla_kv_rank, query = rq > 0 ? rq * (d + heads * qk + 1) : d * heads * qk;
+        double latent = rkv * (d + heads * ((double)c->mla_nope + v) + 1) + d * (double)c->mla_rope;
+        return 2 * (query + latent + heads * v * d) + (double)seq * heads * (qk + v);
+    }
     default: return 0;
     }
 }
