@@ -115,7 +115,7 @@ struct weight no_weight(void);
 /* Declarations of the common kinds. */
 struct param param_matrix(const char *name, int64_t out, int64_t in, double std);
 struct param param_vector(const char *name, int64_t n, enum init_kind init);
-/* Std of projections that write into the residual stream (training.md 4.7). */
+/* Std of projections that write into the residual stream. */
 double output_std(const struct build *b);
 
 slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols); /* activation */

@@ -1,4 +1,4 @@
-/* Multi-token prediction: the entry of one depth (hybrid.md 3.1).
+/* Multi-token prediction: the entry of one depth.
  *
  *   ids_k   = ids_{k-1} shifted left, labels likewise; embedding and head are the main model's
  *   e       [T, d]   = E[ids_k]

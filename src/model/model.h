@@ -58,7 +58,7 @@ struct tensor model_grad(const struct model *m, int index);
 /* Address of a persistent slot of a bound plan. */
 struct tensor model_slot(const struct model *m, const struct model_plan *mp, slot_id slot);
 
-/* Forward FLOPs of one token at length seq by the Megatron convention (training.md 9.4), times 3 for
+/* Forward FLOPs of one token at length seq by the Megatron convention, times 3 for
  * training: what MFU is computed from. */
 double model_flops_per_token(const struct config *cfg, const struct pattern *p, int64_t seq);
 /* Its parts: one layer, the head, an MTP depth less its layers. */

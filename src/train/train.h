@@ -25,7 +25,7 @@ struct trainer {
     struct train_log *log;
     int64_t step;        /* updates done */
     int64_t tokens_seen;
-    double train_seconds; /* of earlier sessions of the run plus this one */
+    double train_seconds; /* of the run so far, earlier starts included */
     double peak_flops;
     int64_t skipped;
     bool has_eval;

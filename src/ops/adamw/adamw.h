@@ -1,4 +1,4 @@
-/* adamw: one decoupled-weight-decay Adam update of one parameter, in place (training.md 5.1).
+/* adamw: one decoupled-weight-decay Adam update of one parameter, in place.
  *   p, g, m, v [n] real dense. hyper F64 [8] on the device: [0] lr, [1] 1 - beta1^t, [2] 1 - beta2^t.
  *   scale F64 [4] from clip: [1] gradient coefficient, [2] skip if nonzero: nothing is written.
  *   g' = g * scale[1]; m = b1 m + (1-b1) g'; v = b2 v + (1-b2) g'^2;

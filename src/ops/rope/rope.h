@@ -29,7 +29,7 @@ int rope_bwd_check(const struct rope_bwd_args *a, struct err *e);
 int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table,
                          struct err *e);
 
-/* Frequencies and tables (training.md 3.3), computed in double; pure functions. */
+/* Frequencies and tables, computed in double; pure functions. */
 enum rope_scaling { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 struct rope_config {
     int64_t dim; /* rotated channels, even */
