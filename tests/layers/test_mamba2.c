@@ -111,7 +111,7 @@ static void assert_param(const struct declared *d, const char *name, int rank, i
 
 static const char *const megatron[] = {"model.hidden", "256", "model.heads", "4", NULL};
 
-/* Shapes of hybrid.md 2.3: hidden 256 with Megatron's defaults has 933,400 parameters, 512 of them
+/* A known count: hidden 256 with Megatron's defaults has 933,400 parameters, 512 of them
  * its norm's. */
 static void keys_shapes_and_initial_values_are_megatrons(void **state)
 {

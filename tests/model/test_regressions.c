@@ -1,7 +1,7 @@
 /* Mistakes that other trainers of hybrid stacks made, each as a check that the model passes and
  * that a named mutant, which makes the mistake again, does not. A check reads a small description
  * (slots, numbers, replays, keys) and answers with the first fault, or NULL. Letters are those of
- * hybrid.md 3.5; D needs the trainer and is in tests/train. */
+ * the ledger of the pattern and MTP code it re-creates; D needs the trainer and is in tests/train. */
 #include "tiny.h"
 
 enum { MAX_LAYERS = 64, MAX_NODES = 1024 };
@@ -186,7 +186,7 @@ static void wrong_slots_of_mtp_routers_are_caught(void **state)
 
 /* ---- F: logical and physical numbers side by side ------------------------------------------ */
 
-/* Every accepted pattern of hybrid.md 1.5, its chunk examples with groups, and a few of both. */
+/* Every accepted pattern of the grammar tables, their chunk examples with groups, and a few of both. */
 static const char *const all_patterns[] = {
     "M*-M*-M*-",
     "M[M*]-",
