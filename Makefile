@@ -33,8 +33,26 @@ LIBDIR := $(shell $(PKG) --variable=libdir jansson 2>/dev/null)
 static_begin := -Wl,-Bstatic
 static_end := -Wl,-Bdynamic
 small = $(if $(wildcard $(LIBDIR)/lib$(1).a),$(static_begin) -l$(1) $(static_end),-l$(1))
+# CARRY=yes links OpenBLAS statically too: such a binary runs where only libc and libgomp are.
+CARRY ?= no
+BLAS := $(if $(filter yes,$(CARRY)),$(static_begin) -lopenblas $(static_end),$(shell $(PKG) --libs openblas 2>/dev/null))
 LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call small,pcre2-8) \
-        $(shell $(PKG) --libs openblas 2>/dev/null) -lpthread -lm
+        $(BLAS) -lpthread -lm
+
+# CUDA is taken in where nvcc is; CUDA=no leaves it out. cuBLASLt and cuDNN are loaded at run time, so the same
+# binary starts where they are missing. CUDA_ARCHS: 80 is the portable code, 90a adds Hopper's own instructions.
+NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA ?= no
+CUDA_ARCHS ?= 80 90a
+ifeq ($(CUDA),yes)
+CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
+CFLAGS += -DBRAID_CUDA -isystem $(CUDA_HOME)/include
+PTX_80 := -gencode=arch=compute_80,code=compute_80
+NVFLAGS = -std=c++17 -O3 -lineinfo -DBRAID_CUDA -Isrc -MMD -MP --threads 1 -Werror all-warnings \
+          -Xcompiler -Wall,-Wextra,-Wno-unused-parameter $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
+          $(if $(filter 80,$(CUDA_ARCHS)),$(PTX_80))
+LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
+endif
 
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
 FOLDERS := base tensor config data dev comm ckpt ops plan layers model optim train cmd
@@ -62,9 +80,12 @@ isa_base   :=
 ISA_CFLAGS = -O3 -ffp-contract=fast -fno-trapping-math -fopenmp-simd -DISA=$(1) $(isa_$(1)) $(if $(findstring clang,$(CC)),-Wno-pass-failed)
 # clang warns where a loop marked for unrolling has a variable bound: the generic copy of a kernel.
 
-sources = $(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c))
+cuda_only := src/dev/cuda.c src/dev/cublas.c src/dev/cudnn.c src/dev/cudnn_graph.c src/dev/vendor.c src/ops/ops_cuda.c
+sources = $(filter-out $(if $(filter no,$(CUDA)),$(cuda_only)),$(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c)))
+cuda_objects = $(if $(filter yes,$(CUDA)),$(patsubst src/%.cu,$(B)/%.cu.o,$(sort $(wildcard src/$(1)/*/*.cu))))
 isa_sources = $(filter %_cpu.c,$(call sources,$(1)))
 objects = $(patsubst src/%.c,$(B)/%.o,$(filter-out $(if $(filter ops,$(1)),%_cpu.c),$(call sources,$(1)))) \
+          $(call cuda_objects,$(1)) \
           $(if $(filter ops,$(1)),$(foreach i,$(ISAS),$(patsubst src/%.c,$(B)/%.$(i).o,$(call isa_sources,$(1)))))
 lib = $(B)/lib$(1).a
 
@@ -87,6 +108,7 @@ needs:
 
 found:
 	@echo "compiler $(CC); instruction sets $(ISAS)"
+	@echo "CUDA: $(CUDA)$(if $(filter yes,$(CUDA)), ($(NVCC); architectures $(CUDA_ARCHS)))"
 	@$(foreach p,$(NEEDED),echo "$(p): $(call have,$(p))";)
 
 define folder_rules
@@ -105,6 +127,10 @@ $(foreach i,$(ISAS),$(eval $(call isa_rules,$(i))))
 $(B)/%.o: src/%.c | needs
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) -c $< -o $@
+
+$(B)/%.cu.o: src/%.cu | needs
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
 libs_for = $(foreach f,$(1) $(uses_$(1)),$(call lib,$(f)))
 
@@ -132,6 +158,18 @@ test-$(1): $$(filter $$(B)/tests/$(1)/%,$$(TEST_BIN))
 	@for t in $$^; do $$$$t || exit 1; done
 endef
 $(foreach f,$(FOLDERS),$(eval $(call test_folder_rules,$(f))))
+
+# ---- on a machine with a GPU: tests/gpu/*.c without cmocka, so that the programs can be carried there ----------
+GPU_SRC := $(sort $(wildcard tests/gpu/*.c))
+GPU_BIN := $(GPU_SRC:%.c=$(B)/%) $(patsubst %.cu,$(B)/%,$(sort $(wildcard tests/gpu/*.cu)))
+$(B)/tests/gpu/%: tests/gpu/%.cu $(call libs_for,ops)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@.o && $(CC) $(LDFLAGS) -o $@ $@.o -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS)
+$(B)/tests/gpu/%: tests/gpu/%.c $(call libs_for,cmd)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--start-group $(filter-out $(B)/libcmd.a,$(filter %.a,$^)) -Wl,--end-group $(LIBS)
+.PHONY: gpu-tests
+gpu-tests: $(GPU_BIN)
 
 # ---- fuzzers: tests/fuzz/fuzz_<folder>_<what>.c with its corpus in tests/fuzz/corpus/<what> ---------
 # tests/fuzz/run runs them. They need clang: the folders are compiled once more under $(B)/fuzz, with

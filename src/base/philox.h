@@ -6,11 +6,18 @@
 
 #include <stdint.h>
 
+/* For small functions that host and GPU share. */
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
 struct philox4 {
     uint32_t v[4];
 };
 
-static inline struct philox4 philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
+HOST_DEVICE static inline struct philox4 philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
@@ -28,7 +35,7 @@ static inline struct philox4 philox(uint64_t key, uint32_t c0, uint32_t c1, uint
 }
 
 /* (0, 1): never 0, so that a logarithm of it is finite. */
-static inline double u32_to_unit(uint32_t x) { return ((double)x + 0.5) * (1.0 / 4294967296.0); }
+HOST_DEVICE static inline double u32_to_unit(uint32_t x) { return ((double)x + 0.5) * (1.0 / 4294967296.0); }
 
 /* Key of a named source: seed and a name such as "decoder.layers.0.mlp.linear_fc1.weight". */
 uint64_t rng_key(uint64_t seed, const char *name);

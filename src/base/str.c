@@ -171,6 +171,18 @@ bool str_ends(const char *s, const char *suffix)
     return n >= m && memcmp(s + n - m, suffix, m) == 0;
 }
 
+bool str_has_word(const char *list, const char *word)
+{
+    size_t want = strlen(word), n;
+    for (const char *p = list; *p != '\0'; p += n) {
+        p += strspn(p, ", ");
+        n = strcspn(p, ", ");
+        if (n == want && n > 0 && memcmp(p, word, n) == 0)
+            return true;
+    }
+    return false;
+}
+
 bool str_glob(const char *pattern, const char *s)
 {
     const char *star = NULL, *mark = NULL;

@@ -32,6 +32,8 @@ bool parse_bool(const char *s, bool *out);  /* on/off, true/false, yes/no, 1/0 *
 const char *nearest_name(const char *name, const char *const *names, int n);
 bool str_starts(const char *s, const char *prefix);
 bool str_ends(const char *s, const char *suffix);
+/* Is word one of those in a list separated by commas or spaces? */
+bool str_has_word(const char *list, const char *word);
 /* '*' matches any run of characters. */
 bool str_glob(const char *pattern, const char *s);
 

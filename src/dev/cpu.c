@@ -95,26 +95,3 @@ int dev_open_host(struct dev *d, struct err *e)
                  d->n_threads == 1 ? "" : "s", cpu_isa(), openblas_get_corename());
     return ST_OK;
 }
-
-/* The best rate of a square GEMM that stays in cache: what "100 %" means on a progress line. */
-static double measure_gemm_flops(void)
-{
-    enum { N = 512, ROUNDS = 8 };
-    float *m = calloc((size_t)3 * N * N, sizeof *m);
-    if (m == NULL)
-        return 0;
-    for (int i = 0; i < 2 * N * N; i++)
-        m[i] = (float)(i % 7) - 3.0f;
-    double best = 0;
-    for (int r = 0; r < ROUNDS; r++) {
-        double start = time_now();
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, N, N, N, 1.0f, m, N, m + N * N, N,
-                    0.0f, m + 2 * N * N, N);
-        double rate = 2.0 * N * N * N / (time_now() - start);
-        best = rate > best ? rate : best;
-    }
-    free(m);
-    return best;
-}
-
-double dev_peak_flops(struct dev *d) { return d->kind == DEV_CPU ? measure_gemm_flops() : 0; }

@@ -1,21 +1,55 @@
 /* Opening a device of any kind; see dev.h. */
-#include "dev/dev.h"
+#include "dev/cuda.h"
+
+#include <stdlib.h>
 
 int dev_open(struct dev *d, enum dev_kind kind, int threads, struct err *e)
 {
     *d = (struct dev){.kind = kind, .n_threads = threads};
     switch (kind) {
     case DEV_REF:
-        d->real = DT_F64;
+        d->real = d->wide = DT_F64;
         return dev_open_host(d, e);
     case DEV_CPU:
-        d->real = DT_F32;
+        d->real = d->wide = DT_F32;
         return dev_open_host(d, e);
     case DEV_CUDA:
-        err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA");
-        return err_hint(e, "use run.device=cpu");
+        return dev_open_gpu(d, &(struct dev_gpu){0}, threads, e);
     }
     return err_set(e, ST_INTERNAL, "unknown device kind %d", (int)kind);
+}
+
+int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e)
+{
+#ifdef BRAID_CUDA
+    return dev_open_cuda(d, gpu, threads, e);
+#else
+    *d = (struct dev){.kind = DEV_CUDA, .n_threads = threads, .real = gpu->fp32 ? DT_F32 : DT_BF16, .wide = DT_F32};
+    err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA");
+    return err_hint(e, "use run.device=cpu, or install the CUDA toolkit and build again");
+#endif
+}
+
+int dev_fetch(struct dev *d, const struct tensor *t, struct tensor *host, struct err *e)
+{
+    *host = *t;
+    if (d->kind != DEV_CUDA || t->data == NULL)
+        return ST_OK;
+    if (!tensor_is_dense(t))
+        return err_set(e, ST_INTERNAL, "only dense tensors can be fetched from a GPU");
+    int64_t bytes = tensor_bytes(t);
+    TRY(mem_aligned(&host->data, (size_t)max_i64(bytes, 1), DEV_ALIGN, e));
+    int st = d->vt->copy_out(d, host->data, t->data, bytes, e);
+    if (st != ST_OK)
+        dev_fetched(d, host);
+    return st;
+}
+
+void dev_fetched(struct dev *d, struct tensor *host)
+{
+    if (d->kind == DEV_CUDA)
+        free(host->data);
+    host->data = NULL;
 }
 
 void dev_close(struct dev *d)

@@ -2,7 +2,7 @@
  * maths is a table of ops (ops/ops.h) that belongs to the device. Three kinds:
  *   ref   slow, obvious, double precision: the judge of the others
  *   cpu   fast, fp32, OpenMP and OpenBLAS
- *   cuda  one NVIDIA GPU, bf16 storage (fp32 for tests)
+ *   cuda  one NVIDIA GPU, bf16 storage (fp32 for tests); built where nvcc is, chosen at run time
  */
 #ifndef BRAID_DEV_H
 #define BRAID_DEV_H
@@ -14,7 +14,8 @@ enum dev_kind { DEV_REF, DEV_CPU, DEV_CUDA };
 struct dev_vt;
 struct dev {
     enum dev_kind kind;
-    enum dtype real;  /* activations, weights and gradients: F64, F32 or BF16 */
+    enum dtype real;  /* activations and weights: F64, F32 or BF16 */
+    enum dtype wide;  /* statistics, coefficients, vectors of parameters, gradients of parameters: F64 or F32 */
     int n_threads;    /* host threads the ops may use */
     char name[96];    /* for people: "AMD EPYC, 2 threads, avx512" */
     const struct dev_vt *vt;
@@ -38,18 +39,41 @@ struct dev_vt {
     int (*fill)(struct dev *d, void *dst, int byte, int64_t bytes, struct err *e);
     int (*sync)(struct dev *d, struct err *e);
     void (*close)(struct dev *d);
+    /* What follows a host device lacks (NULL). Bytes free now, -1 if unknown. */
+    int64_t (*available)(struct dev *d);
+    /* Mark a point of a lane; let another lane wait for it. Events are numbered by the caller. */
+    int (*record)(struct dev *d, int lane, int event, struct err *e);
+    int (*wait)(struct dev *d, int lane, int event, struct err *e);
+    /* Between begin and end lane 0, and lanes that wait for it, record work instead of doing it. */
+    int (*capture_begin)(struct dev *d, struct err *e);
+    int (*capture_end)(struct dev *d, void **captured, struct err *e);
+    int (*capture_run)(struct dev *d, void *captured, struct err *e);
+    void (*capture_free)(struct dev *d, void *captured);
 };
 
-/* threads 0: all cores this process may use. */
+/* threads 0: all cores this process may use. cuda: bf16. */
 int dev_open(struct dev *d, enum dev_kind kind, int threads, struct err *e);
+/* What only a GPU asks for. */
+struct dev_gpu {
+    bool fp32;     /* store and compute in fp32 (without tensor cores), for tests */
+    bool portable; /* kernels for compute capability 8.0 even where better ones exist */
+    bool fast;     /* allow what is not deterministic */
+    int index;     /* which GPU */
+};
+int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
 void dev_close(struct dev *d);
 
-/* Alignment of every buffer and slot, in bytes: a cache line and an AVX-512 register. */
-enum { DEV_ALIGN = 64 };
+/* Alignment of every buffer and slot, in bytes: two cache lines; what bulk copies of a GPU want. */
+enum { DEV_ALIGN = 128 };
 
 /* How fast this machine can go at best, measured once at start (a few milliseconds): fp32 FMA
  * throughput for "percent of peak". 0 if unknown. */
 double dev_peak_flops(struct dev *d);
+
+/* A host view of a dense device tensor: on a host device the tensor itself, else a copy, given back with
+ * dev_fetched. */
+int dev_fetch(struct dev *d, const struct tensor *t, struct tensor *host, struct err *e);
+void dev_fetched(struct dev *d, struct tensor *host);
 
 /* A back end may refuse, with the reason, before anything else happens. */
 int dev_open_host(struct dev *d, struct err *e); /* ref and cpu */

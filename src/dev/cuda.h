@@ -1,0 +1,73 @@
+/* What the rest of the program may know of an open GPU. Vendor headers stay in dev/ and .cu files: streams and
+ * handles are plain pointers here. */
+#ifndef BRAID_DEV_CUDA_H
+#define BRAID_DEV_CUDA_H
+
+#include "dev/dev.h"
+
+struct blas; /* cuBLASLt: handle, algorithms by shape, a workspace per lane (cublas.c) */
+struct dnn;  /* cuDNN: handle, plans by shape (cudnn.c); NULL where the library is missing */
+
+enum { CUDA_LANES = 4 };
+struct cuda_dev {
+    struct dev_gpu want;
+    int sm_count, major, minor;
+    int64_t memory, free_memory, l2_bytes, smem_per_block;
+    bool hopper; /* run the kernels for compute capability 9.0 */
+    char gpu_name[64];
+    void *stream[CUDA_LANES]; /* cudaStream_t by lane index */
+    struct blas *blas;
+    struct dnn *dnn;
+};
+
+static inline struct cuda_dev *cuda_of(const struct lane *l) { return (struct cuda_dev *)l->dev->impl; }
+/* cudaStream_t of a lane. */
+static inline void *cuda_stream(const struct lane *l) { return cuda_of(l)->stream[l->index]; }
+
+/* Turns a cudaError_t into ST_OK or an error that names the call. */
+int cuda_status(struct err *e, int code, const char *what);
+/* Of the launch just made on this lane. */
+int cuda_launched(const struct lane *l, const char *kernel);
+
+/* ---- cublas.c: C = alpha op(A) op(B) + beta C, row-major, any mix the library accepts ------------------ */
+
+
+int blas_open(struct cuda_dev *c, struct err *e);
+void blas_close(struct cuda_dev *c);
+/* A, B and C as in ops/gemm; lda, ldb, ldc in elements. Types: a and b the same (BF16 or F32), c BF16 or F32. */
+struct blas_call {
+    const void *a, *b;
+    void *c;
+    enum dtype ab, c_type;
+    bool trans_a, trans_b;
+    int64_t m, n, k, lda, ldb, ldc;
+    float alpha, beta;
+};
+int blas_gemm(struct lane *l, const struct blas_call *g);
+
+/* ---- cudnn.c: attention; a missing library leaves cuda_dev.dnn NULL ------------------------------------------ */
+
+int dnn_open(struct cuda_dev *c, struct err *e);
+void dnn_close(struct cuda_dev *c);
+/* Causal attention as in ops/attention, without sink, documents or start: q [B, S, H, D], k [B, S, G, D],
+ * v [B, S, G, Dv], o [B, S, H, Dv] and their gradients bf16, strided; lse [B, H, S] fp32. */
+struct dnn_attention {
+    struct tensor q, k, v, o, lse, dout, dq, dk, dv;
+    float scale;
+    float window; /* 0: none */
+    void *work;
+    int64_t work_bytes;
+};
+/* Scratch that is enough, from shapes alone. */
+int64_t dnn_attention_fwd_bytes(const struct dnn_attention *a);
+int64_t dnn_attention_bwd_bytes(const struct dnn_attention *a);
+/* *done false: there is no library, or it refuses this shape or layout; nothing was written. The first call of a shape
+ * compiles a kernel (up to a second) and must not be captured. Deterministic unless cuda_dev.want.fast. */
+int dnn_attention_fwd(struct lane *l, const struct dnn_attention *a, bool *done);
+int dnn_attention_bwd(struct lane *l, const struct dnn_attention *a, bool *done);
+
+/* ---- events between lanes, and captured runs (stream.c) ---------------------------------------------------------- */
+
+int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
+
+#endif
