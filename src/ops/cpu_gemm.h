@@ -32,13 +32,12 @@ void CPU_NAME(sgemm_tiles)(const struct sgemm *g);
 
 /* Whether tiles are faster than OpenBLAS: for whole products only, never for one thread's part, so that
  * the choice, and with it the bits, do not depend on the number of threads. OpenBLAS has special kernels
- * for small products. Tiles fill the last columns up to 32, and read A in place: rows 2048 floats apart
- * all fall into the same few sets of the caches. */
+ * for small products. Tiles fill the last columns up to 32. */
 static inline bool sgemm_prefers_tiles(const struct sgemm *g)
 {
-    enum { LEAST = 64, LEAST_PRODUCT = 1 << 21, COLS = 32, BAD_STRIDE = 2048 };
+    enum { LEAST = 64, LEAST_PRODUCT = 1 << 21, COLS = 32 };
     bool large = g->m >= LEAST && g->n >= LEAST && g->k >= LEAST && g->m * g->n >= ceil_div(LEAST_PRODUCT, g->k);
-    return large && round_up(g->n, COLS) - g->n <= g->n / 16 && g->lda % BAD_STRIDE != 0;
+    return large && round_up(g->n, COLS) - g->n <= g->n / 16;
 }
 
 static inline void sgemm_blas(const struct sgemm *g)

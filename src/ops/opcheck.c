@@ -38,7 +38,8 @@ static void pad_rows(struct tensor *t)
         t->stride[i] = t->stride[i + 1] * t->dim[i + 1];
 }
 
-static void fill_arg(struct op_call *c, int i, uint64_t key)
+/* fast: large tensors repeat their first million values (timing needs random-looking data, not new data). */
+static void fill_arg(struct op_call *c, int i, uint64_t key, bool fast)
 {
     const struct op_arg *a = &c->desc->args[i];
     struct tensor *t = &c->t[i];
@@ -48,21 +49,24 @@ static void fill_arg(struct op_call *c, int i, uint64_t key)
     }
     if (c->desc->sample_fill != NULL && c->desc->sample_fill(c, i, t, key))
         return;
-    for (int64_t k = 0, n = tensor_elems(t); k < n; k++) {
+    int64_t all = tensor_elems(t), n = fast ? min_i64(all, 1 << 20) : all;
+    for (int64_t k = 0; k < n; k++) {
         /* fp32 values, so that the double reference sees exactly the same inputs. */
-        double v = a->type == ARG_REAL || a->type == ARG_F64 ? (double)(float)rng_normal(key, (uint64_t)k) : 0;
+        double v = arg_is_real(a->type) || a->type == ARG_F64 ? (double)(float)rng_normal(key, (uint64_t)k) : 0;
         tensor_set(t, k, v);
     }
+    for (int64_t size = (int64_t)dtype_bytes(t->dtype); n > 0 && n < all; n *= 2)
+        memcpy((char *)t->data + n * size, t->data, (size_t)(min_i64(n, all - n) * size));
 }
 
-int op_call_alloc(struct op_call *c, struct op_block *b, uint64_t key, bool strided, struct err *e)
+static int alloc_call(struct op_call *c, struct op_block *b, uint64_t key, bool strided, bool fast, struct err *e)
 {
     size_t total = GUARD;
     for (int i = 0; i < c->desc->n_args; i++) {
         struct tensor *t = &c->t[i];
         if (t->rank == 0)
             continue;
-        if (strided && c->desc->args[i].type == ARG_REAL && c->desc->args[i].role != ARG_WORK)
+        if (strided && arg_is_real(c->desc->args[i].type) && c->desc->args[i].role != ARG_WORK)
             pad_rows(t);
         total += (size_t)round_up(extent(t) * (int64_t)dtype_bytes(t->dtype), GUARD) + GUARD;
     }
@@ -76,9 +80,19 @@ int op_call_alloc(struct op_call *c, struct op_block *b, uint64_t key, bool stri
             continue;
         t->data = b->base + at;
         at += (size_t)round_up(extent(t) * (int64_t)dtype_bytes(t->dtype), GUARD) + GUARD;
-        fill_arg(c, i, rng_key(key, c->desc->args[i].name));
+        fill_arg(c, i, rng_key(key, c->desc->args[i].name), fast);
     }
     return ST_OK;
+}
+
+int op_call_alloc_fast(struct op_call *c, struct op_block *b, uint64_t key, struct err *e)
+{
+    return alloc_call(c, b, key, false, true, e);
+}
+
+int op_call_alloc(struct op_call *c, struct op_block *b, uint64_t key, bool strided, struct err *e)
+{
+    return alloc_call(c, b, key, strided, false, e);
 }
 
 /* Every byte that belongs to no element must be as it was. */
@@ -121,7 +135,7 @@ static double weighted_output(const struct op_call *f, const struct op_call *b)
     double sum = 0;
     for (int i = 0; i < f->desc->n_args; i++) {
         const struct op_arg *a = &f->desc->args[i];
-        if ((a->role != ARG_OUT && a->role != ARG_OOUT) || a->type != ARG_REAL || a->no_grad || f->t[i].data == NULL)
+        if ((a->role != ARG_OUT && a->role != ARG_OOUT) || !arg_is_real(a->type) || a->no_grad || f->t[i].data == NULL)
             continue;
         char name[64];
         snprintf(name, sizeof name, "d%s", a->name);
@@ -202,7 +216,7 @@ int op_gradcheck(const struct op_desc *d, const struct op_sample *s, uint64_t se
         return ST_OK;
     struct op_call f, b;
     struct op_block fb = {0}, bb = {0};
-    struct dev dev = {.kind = DEV_REF, .real = DT_F64, .n_threads = 1};
+    struct dev dev = {.kind = DEV_REF, .real = DT_F64, .wide = DT_F64, .n_threads = 1};
     struct lane lane = {.dev = &dev, .err = e};
     int st;
     TRY_OUT(op_call_sample(&f, d, s, &ops_ref, e));
@@ -220,7 +234,7 @@ int op_gradcheck(const struct op_desc *d, const struct op_sample *s, uint64_t se
         char name[64];
         snprintf(name, sizeof name, "d%s", a->name);
         int j = op_arg_index(back, name);
-        if ((a->role != ARG_IN && a->role != ARG_OPT) || a->type != ARG_REAL || a->no_grad || f.t[i].data == NULL)
+        if ((a->role != ARG_IN && a->role != ARG_OPT) || !arg_is_real(a->type) || a->no_grad || f.t[i].data == NULL)
             continue;
         if (j < 0)
             st = err_set(e, ST_INTERNAL, "%s gives no gradient for input %s of %s", back->name, a->name, d->name);
@@ -262,7 +276,7 @@ int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *d
     *out = (struct op_check_result){0};
     struct op_call fast, slow;
     struct op_block fb = {0}, sb = {0};
-    struct dev ref = {.kind = DEV_REF, .real = DT_F64, .n_threads = 1};
+    struct dev ref = {.kind = DEV_REF, .real = DT_F64, .wide = DT_F64, .n_threads = 1};
     struct lane fast_lane = {.dev = dev, .err = e}, ref_lane = {.dev = &ref, .err = e};
     bool strided = op_sample_flag(s, "strided");
     int st;

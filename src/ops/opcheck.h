@@ -19,6 +19,12 @@ int op_gradcheck(const struct op_desc *d, const struct op_sample *s, uint64_t se
 int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *dev, const struct ops *ops, uint64_t seed,
                struct op_check_result *out, struct err *e);
 
+/* The same on a GPU, whose storage may be bf16: inputs are rounded first, and each output's relative Frobenius error is
+ * compared with what is allowed: twice the error of rounding the exact result, plus the op's own allowance. worst is
+ * error / allowed. The op runs twice; different bits are an error. */
+int op_compare_gpu(const struct op_desc *d, const struct op_sample *s, struct dev *dev, uint64_t seed,
+                   struct op_check_result *out, struct err *e);
+
 /* Memory of one call: every tensor in one block with guards; free with op_call_free. */
 struct op_block {
     char *base;
@@ -26,6 +32,11 @@ struct op_block {
 };
 /* Allocate all tensors of c (host), fill inputs and outputs from key; `strided` pads rows. */
 int op_call_alloc(struct op_call *c, struct op_block *b, uint64_t key, bool strided, struct err *e);
+/* The same without guards' neatness but fast: for timing, large tensors repeat their first million values. */
+int op_call_alloc_fast(struct op_call *c, struct op_block *b, uint64_t key, struct err *e);
+/* A call whose tensors are on the device: the block goes there, comes back with op_fetch. */
+int op_send(const struct op_call *c, const struct op_block *b, struct dev *dev, struct op_call *there, void **base, struct err *e);
+int op_fetch(const struct op_block *b, struct dev *dev, const void *base, struct err *e);
 bool op_guards_intact(const struct op_call *c, const struct op_block *b);
 void op_call_free(struct op_block *b);
 /* Does the text of a sample hold the setting name=1? */

@@ -40,7 +40,7 @@ double op_attr(const struct op_call *c, const char *name)
 enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real)
 {
     static const enum dtype fixed[] = {[ARG_I32] = DT_I32, [ARG_I64] = DT_I64, [ARG_F64] = DT_F64, [ARG_U8] = DT_U8};
-    return a->type == ARG_REAL ? real : fixed[a->type];
+    return a->type == ARG_REAL ? real : a->type == ARG_WIDE ? wide_of(real) : fixed[a->type];
 }
 
 bool op_call_set(struct op_call *c, const char *name, double value)

@@ -20,7 +20,10 @@ enum arg_role {
     ARG_OOUT, /* written; may be absent */
     ARG_WORK, /* scratch; size from .work */
 };
-enum arg_type { ARG_REAL, ARG_I32, ARG_I64, ARG_F64, ARG_U8 };
+enum arg_type { ARG_REAL, ARG_I32, ARG_I64, ARG_F64, ARG_U8, ARG_WIDE };
+
+/* Of the device's type or the wide one beside it: what gradients are taken of. */
+static inline bool arg_is_real(enum arg_type t) { return t == ARG_REAL || t == ARG_WIDE; }
 
 struct op_arg {
     const char *name;
@@ -34,7 +37,7 @@ struct op_attr {
 };
 /* One shape to test or time: values for the op's dims and attributes by name, e.g.
  * "rows=7 cols=33 eps=1e-5"; what is not named takes the descriptor's default. An optional tensor is
- * given unless the sample says "no_<name>=1". */
+ * given unless the sample says "no_<name>=1". One with "gpu=1" is for GPUs only: too large for a CPU. */
 struct op_sample {
     const char *text;
 };
@@ -69,6 +72,7 @@ struct op_desc {
     void (*cost)(const struct op_call *c, struct op_cost *out);
     const char *backward;    /* name of the backward descriptor, or NULL */
     double tolerance;        /* cpu against ref, relative to the largest value of the tensor */
+    double narrow;           /* relative Frobenius error allowed beside bf16 storage, for values rounded on the way */
     const struct op_sample *samples; /* awkward shapes */
     int n_samples;
     const struct op_sample *bench;

@@ -10,7 +10,9 @@
  * - All memory comes from the caller; no allocation. Scratch is the `work` tensor (U8, 1-D), at
  *   least as large as the op's _work function says for the same args. Its contents on entry are
  *   undefined.
- * - "real" means the device's type: F64 on ref, F32 on cpu. Work happens in real on host devices.
+ * - "real" means the device's type: F64 on ref, F32 on cpu, BF16 (or F32) on cuda. Tensors that need more than
+ *   bf16 (statistics, coefficients, vectors of parameters, gradients of parameters) are "wide": F64 on ref, F32
+ *   elsewhere. Contracts call a tensor real unless they say wide. Work happens in wide.
  * - Rows are the product of all dims but the last. Unless said otherwise tensors may be strided in
  *   all dims but the last, whose stride is 1.
  * - An optional tensor is absent when its data is NULL.
@@ -38,6 +40,7 @@
 #include "ops/gemm/gemm.h"
 #include "ops/gmm/gmm.h"
 #include "ops/gradnorm/gradnorm.h"
+#include "ops/init/init.h"
 #include "ops/mhc/mhc.h"
 #include "ops/moeplan/moeplan.h"
 #include "ops/permute/permute.h"
@@ -124,6 +127,7 @@ struct ops {
     int (*router_jitter)(struct lane *, const struct router_jitter_args *);
     int (*router_bias)(struct lane *, const struct router_bias_args *);
     int (*moeplan)(struct lane *, const struct moeplan_args *);
+    int64_t (*moeplan_work)(const struct moeplan_args *);
     int (*permute)(struct lane *, const struct permute_args *);
     int (*unpermute)(struct lane *, const struct unpermute_args *);
     int (*gmm_fwd)(struct lane *, const struct gmm_fwd_args *);
@@ -154,6 +158,7 @@ struct ops {
     int64_t (*mhc_boundary_dw_work)(const struct mhc_boundary_dw_args *);
     int (*mhc_health)(struct lane *, const struct mhc_health_args *);
 
+    int (*init)(struct lane *, const struct init_args *);
     int (*adamw)(struct lane *, const struct adamw_args *);
     int (*sqnorm)(struct lane *, const struct sqnorm_args *);
     int64_t (*sqnorm_work)(const struct sqnorm_args *);
@@ -163,6 +168,8 @@ struct ops {
 extern const struct ops ops_ref;
 /* The table of this device; on cpu the variant for the instruction set of this processor. */
 const struct ops *ops_for(const struct dev *d);
+/* Does the table have the op of this descriptor? */
+bool ops_has(const struct ops *o, const char *name);
 /* Table k of the fast CPU variants this processor can run, best first; NULL past the last. */
 const struct ops *ops_cpu_variant(int k);
 

@@ -4,6 +4,7 @@
 const struct ops CPU_NAME(ops_cpu) = {
     .name = "cpu",
     .real = DT_F32,
+    .init = CPU_NAME(init_cpu),
     .gemm = CPU_NAME(gemm_cpu),
     .rmsnorm_fwd = CPU_NAME(rmsnorm_fwd_cpu),
     .rmsnorm_bwd = CPU_NAME(rmsnorm_bwd_cpu),

@@ -13,6 +13,7 @@
 #define CPU_PASTE(name, isa) CPU_PASTE2(name, isa)
 #define CPU_NAME(name) CPU_PASTE(name, ISA)
 
+int CPU_NAME(init_cpu)(struct lane *l, const struct init_args *a);
 int CPU_NAME(gemm_cpu)(struct lane *l, const struct gemm_args *a);
 int CPU_NAME(rmsnorm_fwd_cpu)(struct lane *l, const struct rmsnorm_fwd_args *a);
 int CPU_NAME(rmsnorm_bwd_cpu)(struct lane *l, const struct rmsnorm_bwd_args *a);

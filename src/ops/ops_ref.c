@@ -4,6 +4,7 @@
 const struct ops ops_ref = {
     .name = "ref",
     .real = DT_F64,
+    .init = init_ref,
     .gemm = gemm_ref,
     .rmsnorm_fwd = rmsnorm_fwd_ref,
     .rmsnorm_bwd = rmsnorm_bwd_ref,

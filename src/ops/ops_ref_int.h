@@ -5,6 +5,7 @@
 #include "ops/check.h"
 #include "ops/ops.h"
 
+int init_ref(struct lane *l, const struct init_args *a);
 int gemm_ref(struct lane *l, const struct gemm_args *a);
 int rmsnorm_fwd_ref(struct lane *l, const struct rmsnorm_fwd_args *a);
 int rmsnorm_bwd_ref(struct lane *l, const struct rmsnorm_bwd_args *a);

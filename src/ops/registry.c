@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-extern const struct op_desc gemm_desc, rmsnorm_fwd_desc, rmsnorm_bwd_desc, addnorm_fwd_desc,
+extern const struct op_desc init_desc, gemm_desc, rmsnorm_fwd_desc, rmsnorm_bwd_desc, addnorm_fwd_desc,
     addnorm_bwd_desc, rope_fwd_desc, rope_bwd_desc, attention_fwd_desc, attention_bwd_desc,
     act_fwd_desc, act_bwd_desc, gate_fwd_desc, gate_bwd_desc, embed_fwd_desc, embed_bwd_desc,
     dropout_desc, xent_desc, xent_bwd_desc, colsum_desc, cache_store_desc, shift_desc, mlakeys_fwd_desc, mlakeys_bwd_desc, adamw_desc, sqnorm_desc,
@@ -17,7 +17,7 @@ extern const struct op_desc mhc_project_fwd_desc, mhc_project_bwd_desc, mhc_gate
 const struct op_desc *const *op_registry(int *n)
 {
     static const struct op_desc *const all[] = {
-        &gemm_desc,          &rmsnorm_fwd_desc,   &rmsnorm_bwd_desc, &addnorm_fwd_desc,
+        &init_desc, &gemm_desc,          &rmsnorm_fwd_desc,   &rmsnorm_bwd_desc, &addnorm_fwd_desc,
         &addnorm_bwd_desc,   &rope_fwd_desc,      &rope_bwd_desc,    &attention_fwd_desc,
         &attention_bwd_desc, &act_fwd_desc,       &act_bwd_desc,     &gate_fwd_desc,
         &gate_bwd_desc,      &embed_fwd_desc,     &embed_bwd_desc,   &dropout_desc,

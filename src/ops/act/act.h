@@ -3,10 +3,10 @@
  * block, up block, ...), y [rows, f] = act(min(gate, clamp)) * (clip(up, -clamp, clamp) + offset).
  * Plain kinds: x [rows, f], y = act(x) (clamp bounds x from above).
  *   clamp 0: none. alpha: the factor of the quick kinds, x * sigmoid(alpha x).
- *   prob [rows] real optional: y is multiplied by prob[row] (expert MLPs).
+ *   prob [rows] wide, optional: y is multiplied by prob[row] (expert MLPs).
  *   swiglu: silu; geglu: gelu, tanh form; quick_geglu: x*sigmoid(alpha x); gelu: tanh form;
  *   quick_gelu; relu2: max(x,0)^2; silu.
- * backward: dx like x, dprob [rows] optional (iff prob). Where a clamp is active the gradient of
+ * backward: dx like x, dprob [rows] wide, optional (iff prob). Where a clamp is active the gradient of
  * the clamped input is 0. dx may be x (same shape): the pre-activations are not needed again. */
 #ifndef BRAID_OPS_ACT_H
 #define BRAID_OPS_ACT_H

@@ -25,7 +25,7 @@ int act_fwd_check(const struct act_fwd_args *a, struct err *e)
     int64_t rows = a->y.dim[0], f = a->y.dim[1];
     TRY(rule_check("act_fwd", &a->rule, f, e));
     CHECK_T("act_fwd", "x", &a->x, real, 2, rows, act_is_gated(a->rule.kind) ? 2 * f : f);
-    CHECK_OPT("act_fwd", "prob", &a->prob, real, 1, rows);
+    CHECK_OPT("act_fwd", "prob", &a->prob, wide_of(real), 1, rows);
     return ST_OK;
 }
 
@@ -37,9 +37,9 @@ int act_bwd_check(const struct act_bwd_args *a, struct err *e)
     TRY(rule_check("act_bwd", &a->rule, f, e));
     CHECK_T("act_bwd", "x", &a->x, real, 2, rows, wide);
     CHECK_T("act_bwd", "dx", &a->dx, real, 2, rows, wide);
-    CHECK_OPT("act_bwd", "prob", &a->prob, real, 1, rows);
+    CHECK_OPT("act_bwd", "prob", &a->prob, wide_of(real), 1, rows);
     if (present(&a->prob))
-        CHECK_T("act_bwd", "dprob", &a->dprob, real, 1, rows);
+        CHECK_T("act_bwd", "dprob", &a->dprob, wide_of(real), 1, rows);
     else if (present(&a->dprob))
         return err_set(e, ST_INVALID, "act_bwd: dprob is given without prob");
     return ST_OK;
@@ -93,7 +93,7 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 enum { F_X, F_PROB, F_Y };
 static const struct op_arg fwd_args[] = {
     {.name = "x"},
-    {.name = "prob", .role = ARG_OPT},
+    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "y", .role = ARG_OUT},
 };
 
@@ -132,9 +132,9 @@ enum { B_DY, B_X, B_PROB, B_DX, B_DPROB };
 static const struct op_arg bwd_args[] = {
     {.name = "dy"},
     {.name = "x"},
-    {.name = "prob", .role = ARG_OPT},
+    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "dx", .role = ARG_OUT},
-    {.name = "dprob", .role = ARG_OOUT},
+    {.name = "dprob", .role = ARG_OOUT, .type = ARG_WIDE},
 };
 
 static void bwd_shapes(struct op_call *c)
@@ -150,7 +150,7 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     (void)e;
     c->t[B_DX] = tensor_shape(c->t[B_X].dtype, c->t[B_X].rank, c->t[B_X].dim);
     if (c->t[B_PROB].rank > 0)
-        c->t[B_DPROB] = tensor_shape(c->t[B_X].dtype, c->t[B_PROB].rank, c->t[B_PROB].dim);
+        c->t[B_DPROB] = tensor_shape(wide_of(c->t[B_X].dtype), c->t[B_PROB].rank, c->t[B_PROB].dim);
     return ST_OK;
 }
 
@@ -193,12 +193,20 @@ static const struct op_sample samples[] = {
     {"rows=5 f=64 kind=5 clamp=1.5"},
     {"rows=5 f=63 kind=6 no_prob=1 strided=1"},
     {"rows=300 f=18 kind=6 clamp=1"},
+    {"rows=37 f=1032 kind=0"},
+    {"rows=65 f=264 kind=0 no_prob=1"},
+    {"rows=33 f=64 kind=2 interleave=32 clamp=2 offset=1"},
+    {"rows=9 f=40 kind=3"},
+    {"rows=9 f=2048 kind=5"},
+    {"rows=130 f=24 kind=1"},
 };
 static const struct op_sample bench[] = {
     {"rows=4096 f=864 kind=0 no_prob=1"},
     {"rows=4096 f=864 kind=2 clamp=7 offset=1"},
     {"rows=4096 f=1280 kind=3 no_prob=1"},
     {"rows=4096 f=1280 kind=5 no_prob=1"},
+    {"rows=16384 f=5632 kind=0 no_prob=1 gpu=1"},
+    {"rows=32768 f=1024 kind=0 gpu=1"},
 };
 
 const struct op_desc act_fwd_desc = {

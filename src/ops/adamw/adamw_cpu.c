@@ -23,22 +23,18 @@ static inline float root(float x)
     return s + 0.5f * y * (x - s * s);
 }
 
-int CPU_NAME(adamw_cpu)(struct lane *l, const struct adamw_args *a)
+static void update_one(const struct adamw_args *a, const struct adamw_part *part)
 {
-    TRY(adamw_check(a, l->err));
     const double *hyper = a->hyper.data, *scale = a->scale.data;
-    if (scale[2] != 0)
-        return ST_OK;
-    TRY(adamw_value_check(a, l->err));
-    const float *restrict g = a->g.data;
-    float *restrict p = a->p.data, *restrict m = a->m.data, *restrict v = a->v.data;
-    int64_t n = a->p.dim[0];
+    const float *restrict g = part->g.data;
+    float *restrict p = part->p.data, *restrict m = part->m.data, *restrict v = part->v.data;
+    int64_t n = part->p.dim[0];
     /* Everything that does not depend on the element, once and in double. */
     float b1 = (float)a->beta1, c1 = (float)(1 - a->beta1), b2 = (float)a->beta2,
           c2 = (float)(1 - a->beta2);
     float coef = (float)scale[1], step = (float)(hyper[0] / hyper[1]),
           v_fix = (float)(1 / hyper[2]);
-    float eps = (float)a->eps, shrink = (float)(hyper[0] * a->decay);
+    float eps = (float)a->eps, shrink = (float)(hyper[0] * part->decay);
 #pragma omp parallel for simd schedule(static) if (n > 8192)
     for (int64_t i = 0; i < n; i++) {
         float gi = g[i] * coef;
@@ -46,6 +42,21 @@ int CPU_NAME(adamw_cpu)(struct lane *l, const struct adamw_args *a)
         m[i] = mi;
         v[i] = vi;
         p[i] -= step * mi / (root(vi * v_fix) + eps) + shrink * p[i];
+    }
+    if (present(&part->copy) && n > 0)
+        memcpy(part->copy.data, p, (size_t)n * sizeof *p);
+}
+
+int CPU_NAME(adamw_cpu)(struct lane *l, const struct adamw_args *a)
+{
+    TRY(adamw_check(a, l->err));
+    const double *scale = a->scale.data;
+    if (scale[2] != 0)
+        return ST_OK;
+    TRY(adamw_value_check(a, l->err));
+    for (int k = 0; k <= a->n_more; k++) {
+        struct adamw_part part = adamw_part_at(a, k);
+        update_one(a, &part);
     }
     return ST_OK;
 }

@@ -4,20 +4,31 @@
 
 #include <math.h>
 
-int adamw_ref(struct lane *l, const struct adamw_args *a)
+static void update_one(const struct adamw_args *a, const struct adamw_part *part)
 {
-    TRY(adamw_check(a, l->err));
-    const double *hyper = a->hyper.data, *scale = a->scale.data, *g = a->g.data;
-    double *p = a->p.data, *m = a->m.data, *v = a->v.data;
-    if (scale[2] != 0)
-        return ST_OK;
-    TRY(adamw_value_check(a, l->err));
-    for (int64_t i = 0; i < a->p.dim[0]; i++) {
+    const double *hyper = a->hyper.data, *scale = a->scale.data, *g = part->g.data;
+    double *p = part->p.data, *m = part->m.data, *v = part->v.data, *copy = part->copy.data;
+    for (int64_t i = 0; i < part->p.dim[0]; i++) {
         double gi = g[i] * scale[1];
         m[i] = a->beta1 * m[i] + (1 - a->beta1) * gi;
         v[i] = a->beta2 * v[i] + (1 - a->beta2) * gi * gi;
         double update = (m[i] / hyper[1]) / (sqrt(v[i] / hyper[2]) + a->eps);
-        p[i] -= hyper[0] * (update + a->decay * p[i]);
+        p[i] -= hyper[0] * (update + part->decay * p[i]);
+        if (copy != NULL)
+            copy[i] = p[i];
+    }
+}
+
+int adamw_ref(struct lane *l, const struct adamw_args *a)
+{
+    TRY(adamw_check(a, l->err));
+    const double *scale = a->scale.data;
+    if (scale[2] != 0)
+        return ST_OK;
+    TRY(adamw_value_check(a, l->err));
+    for (int k = 0; k <= a->n_more; k++) {
+        struct adamw_part part = adamw_part_at(a, k);
+        update_one(a, &part);
     }
     return ST_OK;
 }

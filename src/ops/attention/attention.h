@@ -1,17 +1,17 @@
 /* attention: causal grouped-query attention, computed in blocks, never holding all scores.
  *   q [B, S, H, D], k [B, Skv, G, D], v [B, Skv, G, Dv], o [B, S, H, Dv] real, strided; H % G == 0,
- *   query head h reads kv head h / (H/G). lse [B, H, S] real: log of the softmax denominator (with
+ *   query head h reads kv head h / (H/G). lse [B, H, S] wide: log of the softmax denominator (with
  *   sink), written forward, read backward.
  *   Query i sits at absolute index s = start + i; start is I64 [1] if given (decoding with a cache,
  *   then keys beyond s are not valid memory to use), else Skv - S. It sees key j when
  *     j <= s,  j > s - window (window > 0 only),  j >= doc_start[b, i] (if given).
  *   doc_start I32 [B, S] optional: absolute index of the first token of this token's document.
- *   sink [H] real optional: an extra logit that takes part in the softmax but has no value:
+ *   sink [H] wide optional: an extra logit that takes part in the softmax but has no value:
  *     p_j = e^l_j / (sum e^l + e^sink). sink_zero: a constant 0 logit instead (off by one); not
  * both. scale multiplies q.k before everything. A row that sees no key (start < 0, or Skv < S)
  * gives o = 0, lse = -inf or the sink. backward: delta = sum_d do*o; p = exp(scale q.k - lse); dv =
  * p^T do; ds = p*(do.v - delta) * scale; dq = ds k; dk = ds^T q, both summed over the query heads
- * of a group in order of head, then of query block. dsink = -sum_rows exp(sink - lse) * delta.
+ * of a group in order of head, then of query block. dsink [H] wide = -sum_rows exp(sink - lse) * delta.
  * start is not allowed (training only). dq, dk, dv shaped and strided like q, k, v (their own
  * strides), overwritten; no aliasing. */
 #ifndef BRAID_OPS_ATTENTION_H

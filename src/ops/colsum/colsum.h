@@ -1,5 +1,5 @@
 /* colsum: out[c] (+)= sum over rows of x[row, c]; the gradient of a bias.
- *   x [rows, n] real, out [n] real. Blocks of COLSUM_BLOCK rows, then blocks in order. */
+ *   x [rows, n] real, out [n] wide. Blocks of COLSUM_BLOCK rows, then blocks in order. */
 #ifndef BRAID_OPS_COLSUM_H
 #define BRAID_OPS_COLSUM_H
 

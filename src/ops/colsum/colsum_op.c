@@ -6,7 +6,7 @@ int colsum_check(const struct colsum_args *a, struct err *e)
 {
     enum dtype real = a->x.dtype;
     CHECK_T("colsum", "x", &a->x, real, 2, -1, -1);
-    CHECK_T("colsum", "out", &a->out, real, 1, a->x.dim[1]);
+    CHECK_T("colsum", "out", &a->out, wide_of(real), 1, a->x.dim[1]);
     return ST_OK;
 }
 
@@ -15,7 +15,7 @@ int colsum_check(const struct colsum_args *a, struct err *e)
 enum { A_X, A_OUT, A_WORK };
 static const struct op_arg args[] = {
     {.name = "x"},
-    {.name = "out", .role = ARG_OUT},
+    {.name = "out", .role = ARG_OUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr attrs[] = {{"acc_out", 0}};
@@ -36,7 +36,7 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     if (c->t[A_X].rank != 2)
         return err_set(e, ST_INVALID, "colsum: x has rank %d, expected 2", c->t[A_X].rank);
-    c->t[A_OUT] = tensor_1d(NULL, c->t[A_X].dtype, c->t[A_X].dim[1]);
+    c->t[A_OUT] = tensor_1d(NULL, wide_of(c->t[A_X].dtype), c->t[A_X].dim[1]);
     struct colsum_args a = pack(c);
     c->t[A_WORK] = tensor_1d(NULL, DT_U8, ops->colsum_work ? ops->colsum_work(&a) : 0);
     return ST_OK;
@@ -59,8 +59,9 @@ static const struct op_sample samples[] = {
     {"rows=0 n=8"},    {"rows=0 n=8 acc_out=1"},
     {"rows=8 n=0"},    {"rows=64 n=16 acc_out=1"},
     {"rows=65 n=257"}, {"rows=300 n=301 acc_out=1 strided=1"},
+    {"rows=600 n=264"}, {"rows=33000 n=8"},
 };
-static const struct op_sample bench[] = {{"rows=4096 n=320"}, {"rows=4096 n=1728"}};
+static const struct op_sample bench[] = {{"rows=4096 n=320"}, {"rows=4096 n=1728"}, {"rows=16384 n=2048"}, {"rows=16384 n=8192 gpu=1"}};
 
 const struct op_desc colsum_desc = {
     .name = "colsum",

@@ -8,11 +8,11 @@ static int check_common(const char *op, const struct tensor *x, const struct ten
 {
     enum dtype real = x->dtype;
     CHECK_T(op, "x", x, real, 3, -1, -1, -1);
-    CHECK_T(op, "w", w, real, 2, x->dim[2], -1);
+    CHECK_T(op, "w", w, wide_of(real), 2, x->dim[2], -1);
     if (w->dim[1] < 1 || w->dim[1] > CONV1D_MAX_WIDTH)
         return err_set(e, ST_INVALID, "%s: w has %lld taps per channel, expected 1 to %d", op,
                        (long long)w->dim[1], CONV1D_MAX_WIDTH);
-    CHECK_OPT(op, "bias", bias, real, 1, x->dim[2]);
+    CHECK_OPT(op, "bias", bias, wide_of(real), 1, x->dim[2]);
     CHECK_OPT(op, "init", init, real, 3, x->dim[0], w->dim[1] - 1, x->dim[2]);
     CHECK_OPT(op, "doc_start", doc_start, DT_I32, 2, x->dim[0], x->dim[1]);
     return ST_OK;
@@ -35,8 +35,8 @@ int conv1d_bwd_check(const struct conv1d_bwd_args *a, struct err *e)
     TRY(check_common("conv1d_bwd", &a->x, &a->w, &a->bias, &a->init, &a->doc_start, e));
     CHECK_T("conv1d_bwd", "dy", &a->dy, real, 3, d[0], d[1], d[2]);
     CHECK_T("conv1d_bwd", "dx", &a->dx, real, 3, d[0], d[1], d[2]);
-    CHECK_T("conv1d_bwd", "dw", &a->dw, real, 2, d[2], a->w.dim[1]);
-    CHECK_OPT("conv1d_bwd", "dbias", &a->dbias, real, 1, d[2]);
+    CHECK_T("conv1d_bwd", "dw", &a->dw, wide_of(real), 2, d[2], a->w.dim[1]);
+    CHECK_OPT("conv1d_bwd", "dbias", &a->dbias, wide_of(real), 1, d[2]);
     CHECK_OPT("conv1d_bwd", "dinit", &a->dinit, real, 3, d[0], a->w.dim[1] - 1, d[2]);
     return ST_OK;
 }
@@ -93,8 +93,8 @@ static double bytes_of(const struct op_call *c)
 enum { F_X, F_W, F_BIAS, F_INIT, F_DOC, F_START, F_Y, F_FINAL, F_WORK };
 static const struct op_arg fwd_args[] = {
     {.name = "x"},
-    {.name = "w"},
-    {.name = "bias", .role = ARG_OPT},
+    {.name = "w", .type = ARG_WIDE},
+    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "init", .role = ARG_OPT},
     {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
     {.name = "start", .role = ARG_OPT, .type = ARG_I64},
@@ -158,13 +158,13 @@ enum { B_DY, B_X, B_W, B_BIAS, B_INIT, B_DOC, B_DX, B_DW, B_DBIAS, B_DINIT, B_WO
 static const struct op_arg bwd_args[] = {
     {.name = "dy"},
     {.name = "x"},
-    {.name = "w"},
-    {.name = "bias", .role = ARG_OPT},
+    {.name = "w", .type = ARG_WIDE},
+    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "init", .role = ARG_OPT},
     {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
     {.name = "dx", .role = ARG_OUT},
-    {.name = "dw", .role = ARG_OUT},
-    {.name = "dbias", .role = ARG_OOUT},
+    {.name = "dw", .role = ARG_OUT, .type = ARG_WIDE},
+    {.name = "dbias", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "dinit", .role = ARG_OOUT},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
@@ -203,9 +203,9 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     const struct tensor *x = &c->t[B_X], *w = &c->t[B_W];
     TRY(check_ranks("conv1d_bwd", x, w, e));
     c->t[B_DX] = tensor_shape(x->dtype, 3, x->dim);
-    c->t[B_DW] = tensor_shape(x->dtype, 2, w->dim);
+    c->t[B_DW] = tensor_shape(wide_of(x->dtype), 2, w->dim);
     if (c->t[B_BIAS].rank > 0)
-        c->t[B_DBIAS] = tensor_1d(NULL, x->dtype, x->dim[2]);
+        c->t[B_DBIAS] = tensor_1d(NULL, wide_of(x->dtype), x->dim[2]);
     if (c->t[B_INIT].rank > 0)
         c->t[B_DINIT] = tensor_3d(NULL, x->dtype, x->dim[0], max_i64(0, w->dim[1] - 1), x->dim[2]);
     struct conv1d_bwd_args a = bwd_pack(c);
@@ -240,10 +240,16 @@ static const struct op_sample samples[] = {
     {"b=2 s=66 c=24 taps=16 no_final=1 no_bias=1"},
     {"b=2 s=9 c=12 silu=0 no_start=1"},
     {"b=2 s=64 c=256 no_init=1 no_doc_start=1 no_start=1 no_final=1"},
+    {"b=2 s=259 c=136"},
+    {"b=3 s=33 c=24 taps=3 strided=1"},
+    {"b=1 s=2 c=16 no_doc_start=1"},
+    {"b=2 s=40 c=8 taps=2 silu=0 acc_dw=1 acc_dbias=1"},
 };
 static const struct op_sample bench[] = {
     {"b=16 s=256 c=1280 no_init=1 no_doc_start=1 no_start=1 no_final=1"},
     {"b=1 s=4096 c=4096 no_init=1 no_doc_start=1 no_start=1 no_final=1"},
+    {"b=4 s=4096 c=6144 no_init=1 no_doc_start=1 no_start=1 no_final=1 gpu=1"},
+    {"b=4 s=4096 c=6144 no_init=1 no_start=1 no_final=1 gpu=1"},
 };
 
 const struct op_desc conv1d_fwd_desc = {

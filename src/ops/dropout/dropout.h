@@ -22,14 +22,14 @@ struct dropout_args {
 int dropout_check(const struct dropout_args *a, struct err *e);
 
 /* The one mask: four channels share a draw. threshold = dropout_threshold(p). */
-static inline uint32_t dropout_threshold(double p) { return (uint32_t)(p * 4294967296.0); }
-static inline struct philox4 dropout_draw(uint64_t key, int64_t step, int64_t sample, int64_t pos,
+HOST_DEVICE static inline uint32_t dropout_threshold(double p) { return (uint32_t)(p * 4294967296.0); }
+HOST_DEVICE static inline struct philox4 dropout_draw(uint64_t key, int64_t step, int64_t sample, int64_t pos,
                                           int64_t channel)
 {
     return philox(key, (uint32_t)(channel / 4), (uint32_t)pos, (uint32_t)sample,
                   (uint32_t)step ^ (uint32_t)((uint64_t)sample >> 32));
 }
-static inline bool dropout_keep(uint64_t key, uint32_t threshold, int64_t step, int64_t sample,
+HOST_DEVICE static inline bool dropout_keep(uint64_t key, uint32_t threshold, int64_t step, int64_t sample,
                                 int64_t pos, int64_t channel)
 {
     return dropout_draw(key, step, sample, pos, channel).v[channel % 4] >= threshold;

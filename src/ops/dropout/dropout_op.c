@@ -86,6 +86,7 @@ static const struct op_sample samples[] = {
     {"rows=5 d=129 p=0.999 key=987654321"},
     {"rows=70 d=65 p=0.25 seq=70"},
     {"rows=9 d=66 p=0.5 strided=1"},
+    {"rows=37 d=264 seq=5"},
 };
 static const struct op_sample bench[] = {
     {"rows=4096 d=320 seq=256"},

@@ -18,7 +18,7 @@ int embed_bwd_check(const struct embed_bwd_args *a, struct err *e)
     enum dtype real = a->dy.dtype;
     CHECK_T("embed_bwd", "token", &a->token, DT_I32, 1, -1);
     CHECK_T("embed_bwd", "dy", &a->dy, real, 2, a->token.dim[0], -1);
-    CHECK_T("embed_bwd", "dw", &a->dw, real, 2, -1, a->dy.dim[1]);
+    CHECK_T("embed_bwd", "dw", &a->dw, wide_of(real), 2, -1, a->dy.dim[1]);
     TRY(check_dense("embed_bwd", "dw", &a->dw, e));
     return ST_OK;
 }
@@ -100,7 +100,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "token", .type = ARG_I32},
     {.name = "dy"},
     {.name = "w"},
-    {.name = "dw", .role = ARG_OUT},
+    {.name = "dw", .role = ARG_OUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr bwd_attrs[] = {{"acc_dw", 0}};
@@ -129,7 +129,7 @@ static struct embed_bwd_args bwd_pack(const struct op_call *c)
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     (void)e;
-    c->t[B_DW] = tensor_2d(NULL, c->t[B_DY].dtype, c->t[B_W].dim[0], c->t[B_W].dim[1]);
+    c->t[B_DW] = tensor_2d(NULL, wide_of(c->t[B_DY].dtype), c->t[B_W].dim[0], c->t[B_W].dim[1]);
     struct embed_bwd_args a = bwd_pack(c);
     c->t[B_WORK] = tensor_1d(NULL, DT_U8, ops->embed_bwd_work ? ops->embed_bwd_work(&a) : 0);
     return ST_OK;
@@ -144,8 +144,7 @@ static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     double n = (double)tensor_elems(&c->t[B_DY]), size = (double)dtype_bytes(c->t[B_DY].dtype);
-    double table = (double)tensor_elems(&c->t[B_DW]);
-    *out = (struct op_cost){.flops = n, .bytes = (n + table) * size};
+    *out = (struct op_cost){.flops = n, .bytes = n * size + (double)tensor_bytes(&c->t[B_DW])};
 }
 
 static const struct op_sample samples[] = {
@@ -156,10 +155,15 @@ static const struct op_sample samples[] = {
     {"rows=200 vocab=3 d=17 acc_dw=1"},
     {"rows=65 vocab=300 d=65"},
     {"rows=129 vocab=64 d=128 acc_dw=1"},
+    {"rows=1025 vocab=257 d=40"},
+    {"rows=2100 vocab=66000 d=8 acc_dw=1"},
+    {"rows=300 vocab=1 d=264"},
 };
 static const struct op_sample bench[] = {
     {"rows=4096 vocab=256 d=320"},
     {"rows=4096 vocab=50304 d=768"},
+    {"rows=16384 vocab=32768 d=2048 gpu=1"},
+    {"rows=16384 vocab=32768 d=2048 acc_dw=1 gpu=1"},
 };
 
 const struct op_desc embed_fwd_desc = {

@@ -126,9 +126,13 @@ static const struct op_sample samples[] = {
     {"rows=300 n=31 strided=1"},
     {"rows=70 heads=3 n=16 strided=1"},
     {"rows=129 heads=5 n=17 shared=1 strided=1"},
+    {"rows=70 heads=3 n=64"},
+    {"rows=33 n=1032"},
+    {"rows=33 n=1032 shared=1"},
 };
 static const struct op_sample bench[] = {
-    {"rows=4096 n=320"}, {"rows=4096 heads=5 n=64"}, {"rows=4096 n=864 shared=1"}};
+    {"rows=4096 n=320"}, {"rows=4096 heads=5 n=64"}, {"rows=4096 n=864 shared=1"}, {"rows=16384 n=2048 gpu=1"},
+    {"rows=16384 n=2048 shared=1 gpu=1"}};
 
 const struct op_desc gate_fwd_desc = {
     .name = "gate_fwd",

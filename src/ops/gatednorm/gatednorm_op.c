@@ -12,13 +12,13 @@ static int check_common(const char *op, const struct tensor *x, const struct ten
         return err_set(e, ST_INVALID, "%s: groups of %lld channels do not divide a width of %lld",
                        op, (long long)group, (long long)x->dim[1]);
     CHECK_T(op, "z", z, real, 2, x->dim[0], x->dim[1]);
-    CHECK_T(op, "w", w, real, 1, -1);
+    CHECK_T(op, "w", w, wide_of(real), 1, -1);
     if (w->dim[0] != x->dim[1] && w->dim[0] != group)
         return err_set(e, ST_INVALID,
                        "%s: w has %lld gains, expected one per channel (%lld) or per channel of a "
                        "group (%lld)",
                        op, (long long)w->dim[0], (long long)x->dim[1], (long long)group);
-    CHECK_T(op, "rstd", rstd, real, 2, x->dim[0], x->dim[1] / group);
+    CHECK_T(op, "rstd", rstd, wide_of(real), 2, x->dim[0], x->dim[1] / group);
     return ST_OK;
 }
 
@@ -36,7 +36,7 @@ int gatednorm_bwd_check(const struct gatednorm_bwd_args *a, struct err *e)
     CHECK_T("gatednorm_bwd", "dy", &a->dy, real, 2, a->x.dim[0], a->x.dim[1]);
     CHECK_T("gatednorm_bwd", "dx", &a->dx, real, 2, a->x.dim[0], a->x.dim[1]);
     CHECK_T("gatednorm_bwd", "dz", &a->dz, real, 2, a->x.dim[0], a->x.dim[1]);
-    CHECK_T("gatednorm_bwd", "dw", &a->dw, real, 1, a->w.dim[0]);
+    CHECK_T("gatednorm_bwd", "dw", &a->dw, wide_of(real), 1, a->w.dim[0]);
     return ST_OK;
 }
 
@@ -58,7 +58,7 @@ static struct tensor w_like(const struct op_call *c)
 
 static struct tensor rstd_like(const struct tensor *x, double group)
 {
-    return tensor_2d(NULL, x->dtype, x->dim[0], group >= 1 ? x->dim[1] / (int64_t)group : 0);
+    return tensor_2d(NULL, wide_of(x->dtype), x->dim[0], group >= 1 ? x->dim[1] / (int64_t)group : 0);
 }
 
 static int check_shapes(const char *op, const struct tensor *x, const struct tensor *w,
@@ -85,9 +85,9 @@ enum { F_X, F_Z, F_W, F_Y, F_RSTD };
 static const struct op_arg fwd_args[] = {
     {.name = "x"},
     {.name = "z"},
-    {.name = "w"},
+    {.name = "w", .type = ARG_WIDE},
     {.name = "y", .role = ARG_OUT},
-    {.name = "rstd", .role = ARG_OUT, .no_grad = true},
+    {.name = "rstd", .role = ARG_OUT, .type = ARG_WIDE, .no_grad = true},
 };
 static const struct op_attr fwd_attrs[] = {
     {"group", 8}, {"eps", 1e-5}, {"norm_first", 0}, {"zero_centered", 0}};
@@ -137,11 +137,11 @@ static const struct op_arg bwd_args[] = {
     {.name = "dy"},
     {.name = "x"},
     {.name = "z"},
-    {.name = "w"},
-    {.name = "rstd"},
+    {.name = "w", .type = ARG_WIDE},
+    {.name = "rstd", .type = ARG_WIDE},
     {.name = "dx", .role = ARG_OUT},
     {.name = "dz", .role = ARG_OUT},
-    {.name = "dw", .role = ARG_OUT},
+    {.name = "dw", .role = ARG_OUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr bwd_attrs[] = {
@@ -175,7 +175,7 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     TRY(check_shapes("gatednorm_bwd", &c->t[B_X], &c->t[B_W], c->attr[0], e));
     c->t[B_DX] = c->t[B_DZ] = tensor_shape(c->t[B_X].dtype, 2, c->t[B_X].dim);
-    c->t[B_DW] = tensor_1d(NULL, c->t[B_X].dtype, c->t[B_W].dim[0]);
+    c->t[B_DW] = tensor_1d(NULL, wide_of(c->t[B_X].dtype), c->t[B_W].dim[0]);
     struct gatednorm_bwd_args a = bwd_pack(c);
     c->t[B_WORK] =
         tensor_1d(NULL, DT_U8, ops->gatednorm_bwd_work ? ops->gatednorm_bwd_work(&a) : 0);
@@ -204,9 +204,17 @@ static const struct op_sample samples[] = {
     {"rows=7 d=51 group=17 norm_first=1 shared=1 strided=1"},
     {"rows=66 d=40 group=20 norm_first=1 zero_centered=1 acc_dw=1"},
     {"rows=130 d=96 group=16 shared=1 strided=1"},
+    {"rows=67 d=256 group=64"},
+    {"rows=33 d=2304 group=128 norm_first=1 shared=1 acc_dw=1"},
+    {"rows=33 d=1024 group=512"},
+    {"rows=9 d=4096 group=2048 norm_first=1"},
+    {"rows=5 d=4608 group=4608"},
+    {"rows=600 d=24 group=8 shared=1"},
 };
 static const struct op_sample bench[] = {{"rows=4096 d=1024 group=128"},
-                                         {"rows=4096 d=4096 group=128 norm_first=1 shared=1"}};
+                                         {"rows=4096 d=4096 group=128 norm_first=1 shared=1"},
+                                         {"rows=16384 d=4096 group=512 gpu=1"},
+                                         {"rows=16384 d=4096 group=128 norm_first=1 shared=1 gpu=1"}};
 
 const struct op_desc gatednorm_fwd_desc = {
     .name = "gatednorm_fwd",

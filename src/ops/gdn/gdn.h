@@ -5,21 +5,21 @@
  *   S~  = e^g S_(t-1);   S_t = S~ + k (w (v - S~^T k))^T;   o_t = dk^-1/2 S_t^T q
  *
  *   q, k [B, S, Hk, dk]; v, o [B, S, Hv, dv], Hv % Hk == 0; alpha, beta [B, S, Hv] as projected:
- *   all real, strided (columns of wider rows). A_log, dt_bias [Hv]. softplus(x) is x above 20.
+ *   all real, strided (columns of wider rows). A_log, dt_bias [Hv] wide. softplus(x) is x above 20.
  *   chunk, 1 to GDN_MAX_CHUNK: the fast versions work on chunks of this many rows (inside a chunk
  *   by matrix products and a triangular solve); it changes rounding, never the function.
- *   init [B, Hv, dk, dv] optional: the state before row 0 (absent: zeros).
+ *   init [B, Hv, dk, dv] wide, optional: the state before row 0 (absent: zeros).
  *   start I64 [1] optional: when it holds 0 a text begins here and init counts as zeros.
- *   final [B, Hv, dk, dv] optional output: the state after the last row; may be init.
+ *   final [B, Hv, dk, dv] wide, optional output: the state after the last row; may be init.
  *   doc_start I32 [B, S] optional: row t begins a document when doc_start[b,t] == t; the state
  *   before it is dropped.
  *   states [B, ceil(S/chunk), Hv, dk, dv] optional output: the state that enters each chunk;
  *   backward reads it.
  *
  * backward: everything is made again from the inputs and `states`, which is taken as given.
- *   dfinal optional (absent: zeros). dq, dk, dv, dalpha, dbeta shaped like their inputs,
- *   overwritten; dinit optional. dq and dk add the value heads of a key head in order.
- *   dA_log, ddt_bias [Hv]: sums over chunks from the last to the first (rows of a chunk in order),
+ *   dfinal wide, optional (absent: zeros). dq, dk, dv, dalpha, dbeta shaped like their inputs,
+ *   overwritten; dinit wide, optional. dq and dk add the value heads of a key head in order.
+ *   dA_log, ddt_bias [Hv] wide: sums over chunks from the last to the first (rows of a chunk in order),
  *   then over the batch. No aliasing. */
 #ifndef BRAID_OPS_GDN_H
 #define BRAID_OPS_GDN_H

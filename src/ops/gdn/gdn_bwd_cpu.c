@@ -385,10 +385,16 @@ static void bwd_chunk_head(const struct gdn_bwd_args *a, const struct inputs *in
     gate_gradients(a, s, through, head, sums);
 }
 
-/* From d, the gradient of y = scale * factor * x (factor brings x to unit length), to that of x. */
+/* From d, the gradient of y = scale * factor * x (factor brings x to unit length), to that of x. A vector of
+ * one element is its sign but for GDN_EPS: there the two terms cancel to 1 - y^2 = GDN_EPS factor^2, which no
+ * difference of floats would find. */
 static void through_length(float *out, const float *d, const float *y, float scale, float factor,
                            int64_t n)
 {
+    if (n == 1) {
+        out[0] = factor * d[0] * scale * ((float)GDN_EPS * factor * factor);
+        return;
+    }
     float along = dot(d, y, round_up(n, BLOCK)) / scale;
 #pragma omp simd
     for (int64_t c = 0; c < n; c++)

@@ -12,13 +12,15 @@ static int check_stride(const char *name, const struct tensor *t, struct err *e)
 
 int gemm_check(const struct gemm_args *a, struct err *e)
 {
-    enum dtype real = a->c.dtype;
-    CHECK_T("gemm", "c", &a->c, real, 2, -1, -1);
+    /* Of a and b the first with a real type says what real is: c may be wider. */
+    bool known = a->a.dtype == DT_BF16 || a->a.dtype == DT_F32 || a->a.dtype == DT_F64;
+    enum dtype real = known ? a->a.dtype : a->b.dtype, out = a->c.dtype == wide_of(real) ? wide_of(real) : real;
+    CHECK_T("gemm", "c", &a->c, out, 2, -1, -1);
     int64_t m = a->c.dim[0], n = a->c.dim[1];
     CHECK_T("gemm", "a", &a->a, real, 2, a->trans_a ? -1 : m, a->trans_a ? m : -1);
     int64_t k = a->a.dim[a->trans_a ? 0 : 1];
     CHECK_T("gemm", "b", &a->b, real, 2, a->trans_b ? n : k, a->trans_b ? k : n);
-    CHECK_OPT("gemm", "bias", &a->bias, real, 1, n);
+    CHECK_OPT("gemm", "bias", &a->bias, wide_of(real), 1, n);
     TRY(check_stride("a", &a->a, e));
     TRY(check_stride("b", &a->b, e));
     return check_stride("c", &a->c, e);
@@ -30,11 +32,11 @@ enum { A_A, A_B, A_BIAS, A_C };
 static const struct op_arg args[] = {
     {.name = "a"},
     {.name = "b"},
-    {.name = "bias", .role = ARG_OPT},
+    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "c", .role = ARG_OUT},
 };
-enum { TRANS_A, TRANS_B, ALPHA, BETA };
-static const struct op_attr attrs[] = {{"trans_a", 0}, {"trans_b", 0}, {"alpha", 1}, {"beta", 0}};
+enum { TRANS_A, TRANS_B, ALPHA, BETA, WIDE_C };
+static const struct op_attr attrs[] = {{"trans_a", 0}, {"trans_b", 0}, {"alpha", 1}, {"beta", 0}, {"wide_c", 0}};
 static const struct op_attr dims[] = {{"m", 5}, {"n", 33}, {"k", 17}};
 
 static void shapes(struct op_call *c)
@@ -54,7 +56,7 @@ static int infer(struct op_call *c, const struct ops *ops, struct err *e)
         return err_set(e, ST_INVALID, "gemm: a has rank %d and b rank %d, expected 2", a->rank,
                        b->rank);
     c->t[A_C] =
-        tensor_2d(NULL, a->dtype, a->dim[c->attr[TRANS_A] != 0], b->dim[c->attr[TRANS_B] == 0]);
+        tensor_2d(NULL, c->attr[WIDE_C] != 0 ? wide_of(a->dtype) : a->dtype, a->dim[c->attr[TRANS_A] != 0], b->dim[c->attr[TRANS_B] == 0]);
     return ST_OK;
 }
 
@@ -101,6 +103,8 @@ static const struct op_sample samples[] = {
     {"m=130 n=67 k=257 no_bias=1 trans_b=1 strided=1"},
     /* Large enough for sgemm_cpu.c: tails of rows, columns and depth, one and two blocks of depth. */
     {"m=203 n=127 k=389 trans_b=1"},
+    {"m=72 n=136 k=200 trans_a=1 beta=1 wide_c=1 no_bias=1"},
+    {"m=65 n=8 k=64 trans_b=1 wide_c=1"},
     {"m=203 n=160 k=70 no_bias=1 strided=1"},
     {"m=70 n=96 k=770 trans_a=1 no_bias=1 alpha=0.5 beta=2 strided=1"},
     {"m=77 n=125 k=385 trans_a=1 trans_b=1 beta=1"},

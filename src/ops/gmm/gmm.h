@@ -1,18 +1,18 @@
 /* gmm: grouped matrix product, one weight matrix per contiguous range of rows.
  *   rows of expert e are [offset[e], offset[e + 1]) of R; offset I32 [E + 1], on the device, rising
- * from 0 to at most R. x [R, in], w [E, out, in], y [R, out], bias [E, out] real; x, y strided, w
- * and bias dense. y[r] = x[r] W_e^T + p_r bias_e; prob [R] optional: p_r = prob[r], else 1. Rows
- * past offset[E] of y become 0. backward, each output optional: dx[r] = dy[r] W_e (0 past
+ * from 0 to at most R. x [R, in], w [E, out, in], y [R, out] real; bias [E, out] wide; x, y strided, w
+ * and bias dense. y[r] = x[r] W_e^T + p_r bias_e; prob [R] wide, optional: p_r = prob[r], else 1. Rows
+ * past offset[E] of y become 0. backward, each output optional, all but dx wide: dx[r] = dy[r] W_e (0 past
  * offset[E]); dw_e (+)= dy_e^T x_e; dbias_e (+)= sum p_r dy_r; dprob_r (+)= dy_r . bias_e. An
- * expert without rows adds nothing (acc false: zeros). Products go in tiles of GMM_ROWS rows (dw:
- * of columns of dy), each by one thread, so that the number of threads does not change the result.
- */
+ * expert without rows adds nothing (acc false: zeros). Products go in even pieces
+ * of at most GMM_ROWS rows and GMM_COLS columns (dw: GMM_COLS columns of dy), each by one thread, so that
+ * the number of threads does not change the result. */
 #ifndef BRAID_OPS_GMM_H
 #define BRAID_OPS_GMM_H
 
 #include "dev/dev.h"
 
-enum { GMM_ROWS = 256 };
+enum { GMM_ROWS = 1024, GMM_COLS = 256 };
 
 struct gmm_fwd_args {
     struct tensor x, w, bias, prob, offset, y;

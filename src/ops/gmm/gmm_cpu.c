@@ -1,5 +1,5 @@
-/* gmm, fast CPU version; see gmm.h. Tiles of all experts are dealt to threads one by one; inside a
- * parallel region sgemm() computes each on the thread that asked. */
+/* gmm, fast CPU version; see gmm.h. Pieces of the products of all experts are dealt to threads one by one;
+ * inside a parallel region sgemm() computes each on the thread that asked. */
 #include "ops/cpu_gemm.h"
 #include "ops/gmm/gmm_int.h"
 #include "ops/ops_cpu_int.h"
@@ -25,30 +25,50 @@ static int64_t leading(const struct tensor *t)
     return max_i64(max_i64(1, t->stride[0]), t->dim[1]);
 }
 
-/* The tile-th tile of rows, counted over all experts; false past the last. */
-struct tile {
-    int64_t expert, first, rows;
+/* One piece of the product of an expert: at most GMM_ROWS rows and GMM_COLS columns of the output. Rows come
+ * last: an expert's weights are packed once for all of its rows. */
+struct piece {
+    int64_t expert, row, rows, col, cols;
 };
-static bool find_tile(const int32_t *offset, int64_t experts, int64_t tile, struct tile *out)
+struct pieces {
+    const int32_t *offset;
+    int64_t experts, cols;
+};
+
+/* The i-th of the even parts of n that are at most `most`, whole register tiles of the product each. */
+static int64_t count_parts(int64_t n, int64_t most) { return ceil_div(n, most); }
+static void find_part(int64_t n, int64_t most, int64_t i, int64_t *first, int64_t *size)
 {
-    for (int64_t e = 0; e < experts; e++) {
-        int64_t n = offset[e + 1] - offset[e], tiles = ceil_div(n, GMM_ROWS);
-        if (tile < tiles) {
-            int64_t at = tile * GMM_ROWS;
-            *out = (struct tile){e, offset[e] + at, min_i64(GMM_ROWS, n - at)};
-            return true;
-        }
-        tile -= tiles;
-    }
-    return false;
+    enum { ALIGN = 32 };
+    int64_t each = round_up(ceil_div(n, count_parts(n, most)), ALIGN);
+    *first = min_i64(i * each, n);
+    *size = min_i64(each, n - *first);
 }
 
-static int64_t count_tiles(const int32_t *offset, int64_t experts)
+static int64_t count_pieces(const struct pieces *p)
 {
     int64_t n = 0;
-    for (int64_t e = 0; e < experts; e++)
-        n += ceil_div(offset[e + 1] - offset[e], GMM_ROWS);
-    return n;
+    for (int64_t e = 0; e < p->experts; e++)
+        n += count_parts(p->offset[e + 1] - p->offset[e], GMM_ROWS);
+    return n * count_parts(p->cols, GMM_COLS);
+}
+
+/* The i-th piece, counted over all experts; false where there is nothing to do. */
+static bool find_piece(const struct pieces *p, int64_t i, struct piece *out)
+{
+    int64_t across = count_parts(p->cols, GMM_COLS);
+    for (int64_t e = 0; e < p->experts; e++) {
+        int64_t n = p->offset[e + 1] - p->offset[e], here = count_parts(n, GMM_ROWS) * across;
+        if (i < here) {
+            *out = (struct piece){.expert = e};
+            find_part(n, GMM_ROWS, i / across, &out->row, &out->rows);
+            find_part(p->cols, GMM_COLS, i % across, &out->col, &out->cols);
+            out->row += p->offset[e];
+            return out->rows > 0 && out->cols > 0;
+        }
+        i -= here;
+    }
+    return false;
 }
 
 static void zero_tail(const struct tensor *y, int64_t first)
@@ -60,15 +80,14 @@ static void zero_tail(const struct tensor *y, int64_t first)
 /* ---- forward
  * ---------------------------------------------------------------------------------------- */
 
-static void put_bias(const struct gmm_fwd_args *a, const struct tile *t)
+static void put_bias(const struct gmm_fwd_args *a, const struct piece *p)
 {
-    int64_t out = a->w.dim[1];
-    const float *bias = (const float *)a->bias.data + t->expert * out, *prob = a->prob.data;
-    for (int64_t r = t->first; r < t->first + t->rows; r++) {
-        float *y = f32_row(&a->y, r), p = prob == NULL ? 1.0f : prob[r];
+    const float *bias = (const float *)a->bias.data + p->expert * a->w.dim[1] + p->col, *prob = a->prob.data;
+    for (int64_t r = p->row; r < p->row + p->rows; r++) {
+        float *y = f32_row(&a->y, r) + p->col, scale = prob == NULL ? 1.0f : prob[r];
 #pragma omp simd
-        for (int64_t o = 0; o < out; o++)
-            y[o] = p * bias[o];
+        for (int64_t o = 0; o < p->cols; o++)
+            y[o] = scale * bias[o];
     }
 }
 
@@ -77,35 +96,35 @@ int CPU_NAME(gmm_fwd_cpu)(struct lane *l, const struct gmm_fwd_args *a)
     TRY(gmm_fwd_check(a, l->err));
     TRY(gmm_offset_check("gmm_fwd", &a->offset, a->x.dim[0], l->err));
     TRY(check_range("gmm_fwd", &a->x, &a->y, l->err));
-    int64_t experts = a->w.dim[0], out = a->w.dim[1], in = a->w.dim[2];
-    const int32_t *offset = a->offset.data;
-    int64_t tiles = out > 0 ? count_tiles(offset, experts) : 0;
+    int64_t out = a->w.dim[1], in = a->w.dim[2];
+    struct pieces all = {a->offset.data, a->w.dim[0], out};
+    int64_t n = count_pieces(&all);
 #pragma omp parallel for schedule(dynamic)
-    for (int64_t i = 0; i < tiles; i++) {
-        struct tile t;
-        if (!find_tile(offset, experts, i, &t))
+    for (int64_t i = 0; i < n; i++) {
+        struct piece p;
+        if (!find_piece(&all, i, &p))
             continue;
         bool biased = present(&a->bias);
         if (biased)
-            put_bias(a, &t);
+            put_bias(a, &p);
         else if (in == 0)
-            for (int64_t r = t.first; r < t.first + t.rows; r++)
-                memset(f32_row(&a->y, r), 0, (size_t)out * sizeof(float));
+            for (int64_t r = p.row; r < p.row + p.rows; r++)
+                memset(f32_row(&a->y, r) + p.col, 0, (size_t)p.cols * sizeof(float));
         if (in > 0)
             sgemm(&(struct sgemm){.trans_b = true,
-                                  .m = t.rows,
-                                  .n = out,
+                                  .m = p.rows,
+                                  .n = p.cols,
                                   .k = in,
                                   .alpha = 1,
-                                  .a = f32_row(&a->x, t.first),
+                                  .a = f32_row(&a->x, p.row),
                                   .lda = leading(&a->x),
-                                  .b = (const float *)a->w.data + t.expert * out * in,
+                                  .b = (const float *)a->w.data + (p.expert * out + p.col) * in,
                                   .ldb = in,
                                   .beta = biased ? 1 : 0,
-                                  .c = f32_row(&a->y, t.first),
+                                  .c = f32_row(&a->y, p.row) + p.col,
                                   .ldc = leading(&a->y)});
     }
-    zero_tail(&a->y, offset[experts]);
+    zero_tail(&a->y, all.offset[all.experts]);
     return ST_OK;
 }
 
@@ -114,40 +133,40 @@ int CPU_NAME(gmm_fwd_cpu)(struct lane *l, const struct gmm_fwd_args *a)
 
 static void input_gradient(const struct gmm_bwd_args *a)
 {
-    int64_t experts = a->w.dim[0], out = a->w.dim[1], in = a->w.dim[2];
-    const int32_t *offset = a->offset.data;
-    int64_t tiles = in > 0 && out > 0 ? count_tiles(offset, experts) : 0;
+    int64_t out = a->w.dim[1], in = a->w.dim[2];
+    struct pieces all = {a->offset.data, a->w.dim[0], in};
+    int64_t n = out > 0 ? count_pieces(&all) : 0;
 #pragma omp parallel for schedule(dynamic)
-    for (int64_t i = 0; i < tiles; i++) {
-        struct tile t;
-        if (find_tile(offset, experts, i, &t))
-            sgemm(&(struct sgemm){.m = t.rows,
-                                  .n = in,
+    for (int64_t i = 0; i < n; i++) {
+        struct piece p;
+        if (find_piece(&all, i, &p))
+            sgemm(&(struct sgemm){.m = p.rows,
+                                  .n = p.cols,
                                   .k = out,
                                   .alpha = 1,
-                                  .a = f32_row(&a->dy, t.first),
+                                  .a = f32_row(&a->dy, p.row),
                                   .lda = leading(&a->dy),
-                                  .b = (const float *)a->w.data + t.expert * out * in,
+                                  .b = (const float *)a->w.data + p.expert * out * in + p.col,
                                   .ldb = in,
-                                  .c = f32_row(&a->dx, t.first),
+                                  .c = f32_row(&a->dx, p.row) + p.col,
                                   .ldc = leading(&a->dx)});
     }
-    zero_tail(&a->dx, out > 0 ? offset[experts] : 0);
+    zero_tail(&a->dx, out > 0 ? all.offset[all.experts] : 0);
 }
 
+/* Pieces are rows of dw: columns of dy. */
 static void weight_gradient(const struct gmm_bwd_args *a)
 {
-    int64_t experts = a->dw.dim[0], out = a->dw.dim[1], in = a->dw.dim[2],
-            per = ceil_div(out, GMM_ROWS);
+    int64_t experts = a->dw.dim[0], out = a->dw.dim[1], in = a->dw.dim[2], per = count_parts(out, GMM_COLS);
     const int32_t *offset = a->offset.data;
     if (in == 0)
         return;
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < experts * per; i++) {
-        int64_t e = i / per, first = i % per * GMM_ROWS, m = min_i64(GMM_ROWS, out - first),
-                n = offset[e + 1] - offset[e];
+        int64_t e = i / per, n = offset[e + 1] - offset[e], first, m;
+        find_part(out, GMM_COLS, i % per, &first, &m);
         float *dw = (float *)a->dw.data + (e * out + first) * in;
-        if (n > 0)
+        if (n > 0 && m > 0)
             sgemm(&(struct sgemm){.trans_a = true,
                                   .m = m,
                                   .n = in,

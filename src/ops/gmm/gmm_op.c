@@ -6,13 +6,13 @@
 int gmm_fwd_check(const struct gmm_fwd_args *a, struct err *e)
 {
     const char *op = "gmm_fwd";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
     CHECK_T(op, "w", &a->w, real, 3, -1, -1, a->x.dim[1]);
     CHECK_T(op, "y", &a->y, real, 2, a->x.dim[0], a->w.dim[1]);
     CHECK_T(op, "offset", &a->offset, DT_I32, 1, a->w.dim[0] + 1);
-    CHECK_OPT(op, "bias", &a->bias, real, 2, a->w.dim[0], a->w.dim[1]);
-    CHECK_OPT(op, "prob", &a->prob, real, 1, a->x.dim[0]);
+    CHECK_OPT(op, "bias", &a->bias, wide, 2, a->w.dim[0], a->w.dim[1]);
+    CHECK_OPT(op, "prob", &a->prob, wide, 1, a->x.dim[0]);
     TRY(check_dense(op, "w", &a->w, e));
     return present(&a->bias) ? check_dense(op, "bias", &a->bias, e) : ST_OK;
 }
@@ -20,11 +20,11 @@ int gmm_fwd_check(const struct gmm_fwd_args *a, struct err *e)
 int gmm_bwd_check(const struct gmm_bwd_args *a, struct err *e)
 {
     const char *op = "gmm_bwd";
-    enum dtype real = a->dy.dtype;
+    enum dtype real = a->dy.dtype, wide = wide_of(real);
     CHECK_T(op, "dy", &a->dy, real, 2, -1, -1);
     CHECK_T(op, "offset", &a->offset, DT_I32, 1, -1);
     int64_t rows = a->dy.dim[0], out = a->dy.dim[1], experts = a->offset.dim[0] - 1;
-    CHECK_OPT(op, "prob", &a->prob, real, 1, rows);
+    CHECK_OPT(op, "prob", &a->prob, wide, 1, rows);
     if (experts < 1)
         return err_set(e, ST_INVALID,
                        "gmm_bwd: offset needs an entry for each expert and one more");
@@ -35,16 +35,16 @@ int gmm_bwd_check(const struct gmm_bwd_args *a, struct err *e)
     }
     if (present(&a->dw)) {
         CHECK_T(op, "x", &a->x, real, 2, rows, -1);
-        CHECK_T(op, "dw", &a->dw, real, 3, experts, out, a->x.dim[1]);
+        CHECK_T(op, "dw", &a->dw, wide, 3, experts, out, a->x.dim[1]);
         TRY(check_dense(op, "dw", &a->dw, e));
     }
     if (present(&a->dbias)) {
-        CHECK_T(op, "dbias", &a->dbias, real, 2, experts, out);
+        CHECK_T(op, "dbias", &a->dbias, wide, 2, experts, out);
         TRY(check_dense(op, "dbias", &a->dbias, e));
     }
     if (present(&a->dprob)) {
-        CHECK_T(op, "bias", &a->bias, real, 2, experts, out);
-        CHECK_T(op, "dprob", &a->dprob, real, 1, rows);
+        CHECK_T(op, "bias", &a->bias, wide, 2, experts, out);
+        CHECK_T(op, "dprob", &a->dprob, wide, 1, rows);
         TRY(check_dense(op, "bias", &a->bias, e));
     }
     return ST_OK;
@@ -66,12 +66,12 @@ int gmm_offset_check(const char *op, const struct tensor *offset, int64_t rows, 
  * --------------------------------------------------------------------------------------- */
 
 static const struct op_attr dims[] = {
-    {"rows", 11}, {"in", 9}, {"out", 13}, {"experts", 3}, {"tail", 0}};
+    {"rows", 11}, {"in", 9}, {"out", 13}, {"experts", 3}, {"tail", 0}, {"balanced", 0}};
 static const struct op_attr bwd_attrs[] = {{"acc_dw", 0}, {"acc_dbias", 0}, {"acc_dprob", 0}};
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 
-/* Uneven ranges: every third expert is empty, the last takes what is left but the tail. */
+/* Uneven ranges: every third expert is empty, the last takes what is left but the tail. Balanced: equal ones. */
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
     if (c->desc->args[arg].type != ARG_I32)
@@ -82,7 +82,8 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     for (int64_t x = 0; x < n; x++) {
         int64_t left = rows - used, mean = rows / n;
         int64_t take =
-            x == n - 1 ? left
+            x == n - 1         ? left
+            : c->dim[5] != 0 ? mean
             : x % 3 == 1
                 ? 0
                 : min_i64(left, mean + (int64_t)rng_below(key, (uint64_t)x, (uint64_t)mean + 2));
@@ -96,8 +97,8 @@ enum { F_X, F_W, F_BIAS, F_PROB, F_OFFSET, F_Y };
 static const struct op_arg fwd_args[] = {
     {.name = "x"},
     {.name = "w"},
-    {.name = "bias", .role = ARG_OPT},
-    {.name = "prob", .role = ARG_OPT},
+    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
+    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "offset", .type = ARG_I32},
     {.name = "y", .role = ARG_OUT},
 };
@@ -143,13 +144,13 @@ static const struct op_arg bwd_args[] = {
     {.name = "dy"},
     {.name = "x"},
     {.name = "w"},
-    {.name = "bias", .role = ARG_OPT},
-    {.name = "prob", .role = ARG_OPT},
+    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
+    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "offset", .type = ARG_I32},
     {.name = "dx", .role = ARG_OOUT},
-    {.name = "dw", .role = ARG_OOUT},
-    {.name = "dbias", .role = ARG_OOUT},
-    {.name = "dprob", .role = ARG_OOUT},
+    {.name = "dw", .role = ARG_OOUT, .type = ARG_WIDE},
+    {.name = "dbias", .role = ARG_OOUT, .type = ARG_WIDE},
+    {.name = "dprob", .role = ARG_OOUT, .type = ARG_WIDE},
 };
 
 static void bwd_shapes(struct op_call *c)
@@ -166,12 +167,12 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     (void)ops;
     (void)e;
-    enum dtype real = c->t[B_DY].dtype;
+    enum dtype real = c->t[B_DY].dtype, wide = wide_of(real);
     c->t[B_DX] = tensor_shape(real, 2, c->t[B_X].dim);
-    c->t[B_DW] = tensor_shape(real, 3, c->t[B_W].dim);
+    c->t[B_DW] = tensor_shape(wide, 3, c->t[B_W].dim);
     if (c->t[B_BIAS].rank > 0) {
-        c->t[B_DBIAS] = tensor_shape(real, 2, c->t[B_BIAS].dim);
-        c->t[B_DPROB] = tensor_1d(NULL, real, c->t[B_DY].dim[0]);
+        c->t[B_DBIAS] = tensor_shape(wide, 2, c->t[B_BIAS].dim);
+        c->t[B_DPROB] = tensor_1d(NULL, wide, c->t[B_DY].dim[0]);
     }
     return ST_OK;
 }
@@ -196,9 +197,11 @@ static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
-    fwd_cost(c, out);
-    out->flops *= 2;
-    out->bytes *= 2;
+    double rows = c->dim[0], in = c->dim[1], width = c->dim[2], weights = c->dim[3] * in * width,
+           size = (double)dtype_bytes(c->t[B_DY].dtype), wide = (double)dtype_bytes(wide_of(c->t[B_DY].dtype));
+    double dx = c->t[B_DX].rank > 0, dw = c->t[B_DW].rank > 0, passes = c->attr[0] != 0 ? 2 : 1;
+    *out = (struct op_cost){.flops = 2 * rows * in * width * (dx + dw),
+                            .bytes = (dx + dw) * size * rows * (in + width) + dx * size * weights + dw * passes * wide * weights};
 }
 
 static const struct op_sample samples[] = {
@@ -210,9 +213,35 @@ static const struct op_sample samples[] = {
     {"rows=20 no_bias=1 no_prob=1 no_dprob=1 experts=5"},
     {"rows=6 experts=16 no_bias=1 no_prob=1 no_dprob=1 acc_dw=1 in=33"},
     {"rows=20 in=17 out=260 tail=20"},
+    {"rows=1060 experts=1 in=9 out=300 no_prob=1 no_dprob=1"}, /* several pieces of rows and columns */
+    {"rows=70 experts=2 in=550 out=10 tail=3"},
+    /* Whole vectors, so the tensor cores of a GPU take them: inside, at and past the edges of its tiles. */
+    {"rows=700 experts=3 in=72 out=264 tail=9"},
+    {"rows=130 experts=1 in=64 out=256 no_prob=1 no_dprob=1 acc_dw=1"},
+    {"rows=40 experts=9 in=200 out=136 acc_dw=1 acc_dbias=1 acc_dprob=1"},
+    {"rows=0 in=16 out=24"},
+    {"rows=40 experts=3 in=24 out=40 tail=40"},
+    {"rows=300 experts=4 in=88 out=72 no_bias=1 no_prob=1 no_dprob=1"},
+    /* Its large tiles, forward, by input and by weight; then several of them for each multiprocessor. */
+    {"rows=500 experts=3 in=136 out=2056 gpu=1"},
+    {"rows=500 experts=3 in=2056 out=136 tail=9 acc_dw=1 gpu=1"},
+    {"rows=1100 experts=5 in=72 out=4104 no_dx=1 gpu=1"},
+    {"rows=1100 experts=2 in=520 out=1032 acc_dw=1 no_dx=1 no_bias=1 no_prob=1 no_dprob=1 gpu=1"},
 };
 static const struct op_sample bench[] = {{"rows=8192 in=512 out=1024 experts=8 no_bias=1"},
-                                         {"rows=4096 in=512 out=512 experts=64 no_bias=1"}};
+                                         {"rows=4096 in=512 out=512 experts=64 no_bias=1"},
+                                         {"rows=131072 in=2048 out=1024 experts=64 no_bias=1 no_prob=1 balanced=1 gpu=1"},
+                                         {"rows=131072 in=1024 out=2048 experts=64 no_bias=1 no_prob=1 balanced=1 gpu=1"},
+                                         {"rows=131072 in=2048 out=2048 experts=64 no_bias=1 no_prob=1 gpu=1"}};
+static const struct op_sample bwd_bench[] = {
+    {"rows=8192 in=512 out=1024 experts=8 no_bias=1"},
+    {"rows=4096 in=512 out=512 experts=64 no_bias=1"},
+    {"rows=131072 in=2048 out=1024 experts=64 no_bias=1 no_prob=1 balanced=1 no_dw=1 gpu=1"},
+    {"rows=131072 in=1024 out=2048 experts=64 no_bias=1 no_prob=1 balanced=1 no_dw=1 gpu=1"},
+    {"rows=131072 in=2048 out=1024 experts=64 no_bias=1 no_prob=1 balanced=1 no_dx=1 acc_dw=1 gpu=1"},
+    {"rows=131072 in=1024 out=2048 experts=64 no_bias=1 no_prob=1 balanced=1 no_dx=1 acc_dw=1 gpu=1"},
+    {"rows=131072 in=2048 out=2048 experts=64 no_bias=1 no_prob=1 no_dx=1 acc_dw=1 gpu=1"},
+};
 
 const struct op_desc gmm_fwd_desc = {
     .name = "gmm_fwd",
@@ -250,6 +279,6 @@ const struct op_desc gmm_bwd_desc = {
     .tolerance = 3e-6,
     .samples = samples,
     .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    .bench = bwd_bench,
+    .n_bench = countof(bwd_bench),
 };

@@ -1,5 +1,7 @@
-/* sqnorm: out F64 [1] = sum x^2 over x [n] real dense, accumulated in double in blocks of
+/* sqnorm: out F64 [1] = sum x^2 over x [n] wide dense, accumulated in double in blocks of
  *   SQNORM_BLOCK elements, blocks in order. Non-finite input gives a non-finite sum.
+ *   more: n_more further tensors of the same type (host memory, read during the call); then out is
+ *   [1 + n_more], a sum for each. Same sums as from calls of their own, but fewer launches on a GPU.
  * clip: from the sums of squares of all parameters, sums F64 [k], out F64 [4]:
  *   [0] norm = sqrt(sum), [1] coefficient min(1, max_norm / (norm + 1e-6)) (1 if max_norm 0),
  *   [2] 1 if norm is not finite or loss (F64 [2] optional) is not finite, else 0. [3] 0. */
@@ -12,11 +14,17 @@ enum { SQNORM_BLOCK = 4096 };
 
 struct sqnorm_args {
     struct tensor x, out, work;
+    const struct tensor *more;
+    int n_more;
 };
 struct clip_args {
     struct tensor sums, loss, out;
     double max_norm;
 };
+static inline const struct tensor *sqnorm_at(const struct sqnorm_args *a, int k)
+{
+    return k == 0 ? &a->x : &a->more[k - 1];
+}
 int sqnorm_check(const struct sqnorm_args *a, struct err *e);
 int clip_check(const struct clip_args *a, struct err *e);
 

@@ -4,14 +4,14 @@
 
 #include <math.h>
 
-static int64_t blocks_of(const struct sqnorm_args *a)
-{
-    return ceil_div(a->x.dim[0], SQNORM_BLOCK);
-}
+static int64_t blocks_of(const struct tensor *x) { return ceil_div(x->dim[0], SQNORM_BLOCK); }
 
 int64_t CPU_NAME(sqnorm_work_cpu)(const struct sqnorm_args *a)
 {
-    return blocks_of(a) * (int64_t)sizeof(double);
+    int64_t most = 0; /* the tensors take turns */
+    for (int k = 0; k <= a->n_more; k++)
+        most = max_i64(most, blocks_of(sqnorm_at(a, k)));
+    return most * (int64_t)sizeof(double);
 }
 
 static double block_sum(const float *x, int64_t n)
@@ -23,19 +23,25 @@ static double block_sum(const float *x, int64_t n)
     return sum;
 }
 
-int CPU_NAME(sqnorm_cpu)(struct lane *l, const struct sqnorm_args *a)
+static double sum_squares(const struct tensor *t, double *partial)
 {
-    TRY(sqnorm_check(a, l->err));
-    TRY(check_work("sqnorm", &a->work, CPU_NAME(sqnorm_work_cpu)(a), l->err));
-    int64_t n = a->x.dim[0], blocks = blocks_of(a);
-    const float *x = a->x.data;
-    double *partial = a->work.data, total = 0;
+    int64_t n = t->dim[0], blocks = blocks_of(t);
+    const float *x = t->data;
+    double total = 0;
 #pragma omp parallel for schedule(static) if (blocks > 8)
     for (int64_t b = 0; b < blocks; b++)
         partial[b] = block_sum(x + b * SQNORM_BLOCK, min_i64(SQNORM_BLOCK, n - b * SQNORM_BLOCK));
     for (int64_t b = 0; b < blocks; b++)
         total += partial[b];
-    ((double *)a->out.data)[0] = total;
+    return total;
+}
+
+int CPU_NAME(sqnorm_cpu)(struct lane *l, const struct sqnorm_args *a)
+{
+    TRY(sqnorm_check(a, l->err));
+    TRY(check_work("sqnorm", &a->work, CPU_NAME(sqnorm_work_cpu)(a), l->err));
+    for (int k = 0; k <= a->n_more; k++)
+        ((double *)a->out.data)[k] = sum_squares(sqnorm_at(a, k), a->work.data);
     return ST_OK;
 }
 

@@ -7,8 +7,11 @@
 
 int sqnorm_check(const struct sqnorm_args *a, struct err *e)
 {
-    CHECK_T("sqnorm", "x", &a->x, a->x.dtype, 1, -1);
-    CHECK_T("sqnorm", "out", &a->out, DT_F64, 1, 1);
+    if (a->n_more < 0 || (a->n_more > 0 && a->more == NULL))
+        return err_set(e, ST_INVALID, "sqnorm: %d further tensors without a list of them", a->n_more);
+    for (int k = 0; k <= a->n_more; k++)
+        CHECK_T("sqnorm", "x", sqnorm_at(a, k), wide_of(a->x.dtype), 1, -1);
+    CHECK_T("sqnorm", "out", &a->out, DT_F64, 1, 1 + a->n_more);
     return ST_OK;
 }
 
@@ -28,34 +31,54 @@ int clip_check(const struct clip_args *a, struct err *e)
 
 enum { S_X, S_OUT, S_WORK };
 static const struct op_arg sqnorm_op_args[] = {
-    {.name = "x"},
+    {.name = "x", .type = ARG_WIDE},
     {.name = "out", .role = ARG_OUT, .type = ARG_F64},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
+static const struct op_attr sqnorm_attrs[] = {{"parts", 1}}; /* tensors in one call, of equal size or nearly */
 static const struct op_attr sqnorm_dims[] = {{"n", 33}};
+enum { MAX_PARTS = 128 };
 
 static void sqnorm_shapes(struct op_call *c)
 {
     c->t[S_X] = tensor_1d(NULL, DT_NONE, (int64_t)c->dim[0]);
 }
 
-static struct sqnorm_args sqnorm_pack(const struct op_call *c)
+static int sqnorm_parts(const struct op_call *c)
 {
-    return (struct sqnorm_args){.x = c->t[S_X], .out = c->t[S_OUT], .work = c->t[S_WORK]};
+    return c->attr[0] >= 1 && c->attr[0] <= MAX_PARTS ? (int)c->attr[0] : 1;
+}
+
+static struct tensor sqnorm_part(const struct op_call *c, int64_t k, int64_t parts)
+{
+    int64_t n = c->t[S_X].dim[0], first = n * k / parts, count = n * (k + 1) / parts - first;
+    struct tensor shape = tensor_1d(NULL, c->t[S_X].dtype, count);
+    return c->t[S_X].data != NULL ? tensor_rows(&c->t[S_X], first, count) : shape;
+}
+
+static struct sqnorm_args sqnorm_pack(const struct op_call *c, struct tensor *more)
+{
+    int parts = sqnorm_parts(c);
+    for (int k = 1; k < parts; k++)
+        more[k - 1] = sqnorm_part(c, k, parts);
+    return (struct sqnorm_args){.x = sqnorm_part(c, 0, parts), .out = c->t[S_OUT], .work = c->t[S_WORK],
+                                .more = more, .n_more = parts - 1};
 }
 
 static int sqnorm_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     (void)e;
-    c->t[S_OUT] = tensor_1d(NULL, DT_F64, 1);
-    struct sqnorm_args a = sqnorm_pack(c);
+    struct tensor more[MAX_PARTS];
+    c->t[S_OUT] = tensor_1d(NULL, DT_F64, sqnorm_parts(c));
+    struct sqnorm_args a = sqnorm_pack(c, more);
     c->t[S_WORK] = tensor_1d(NULL, DT_U8, ops->sqnorm_work ? ops->sqnorm_work(&a) : 0);
     return ST_OK;
 }
 
 static int sqnorm_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct sqnorm_args a = sqnorm_pack(c);
+    struct tensor more[MAX_PARTS];
+    struct sqnorm_args a = sqnorm_pack(c, more);
     return ops->sqnorm(lane, &a);
 }
 
@@ -67,14 +90,17 @@ static void sqnorm_cost(const struct op_call *c, struct op_cost *out)
 
 static const struct op_sample sqnorm_samples[] = {
     {"n=33"}, {"n=0"}, {"n=1"}, {"n=4095"}, {"n=4096"}, {"n=4097"}, {"n=100001"},
+    {"n=20000 parts=3"}, {"n=100001 parts=100"},
 };
-static const struct op_sample sqnorm_bench[] = {{"n=102400"}, {"n=16777216"}};
+static const struct op_sample sqnorm_bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}};
 
 const struct op_desc sqnorm_desc = {
     .name = "sqnorm",
     .summary = "sum of squares, in double",
     .args = sqnorm_op_args,
     .n_args = countof(sqnorm_op_args),
+    .attrs = sqnorm_attrs,
+    .n_attrs = countof(sqnorm_attrs),
     .dims = sqnorm_dims,
     .n_dims = countof(sqnorm_dims),
     .sample_shapes = sqnorm_shapes,

@@ -3,18 +3,24 @@
 
 #include <math.h>
 
-int sqnorm_ref(struct lane *l, const struct sqnorm_args *a)
+static double sum_squares(const struct tensor *t)
 {
-    TRY(sqnorm_check(a, l->err));
-    const double *x = a->x.data;
+    const double *x = t->data;
     double total = 0;
-    for (int64_t first = 0; first < a->x.dim[0]; first += SQNORM_BLOCK) {
+    for (int64_t first = 0; first < t->dim[0]; first += SQNORM_BLOCK) {
         double sum = 0;
-        for (int64_t i = first; i < min_i64(a->x.dim[0], first + SQNORM_BLOCK); i++)
+        for (int64_t i = first; i < min_i64(t->dim[0], first + SQNORM_BLOCK); i++)
             sum += x[i] * x[i];
         total += sum;
     }
-    ((double *)a->out.data)[0] = total;
+    return total;
+}
+
+int sqnorm_ref(struct lane *l, const struct sqnorm_args *a)
+{
+    TRY(sqnorm_check(a, l->err));
+    for (int k = 0; k <= a->n_more; k++)
+        ((double *)a->out.data)[k] = sum_squares(sqnorm_at(a, k));
     return ST_OK;
 }
 

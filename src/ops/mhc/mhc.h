@@ -2,7 +2,7 @@
  * mix of them (pre), writes into all of them (post), and passes them on through a doubly stochastic
  * matrix (res). The mixing coefficients are a function of the streams themselves.
  *
- * Sizes: rows tokens, n streams, K = n C, N = n^2 + 2n. All tensors real.
+ * Sizes: rows tokens, n streams, K = n C, N = n^2 + 2n. Tensors [rows, K] and [rows, C] are real, all others wide.
  *   x, y    [rows, K]   streams, stream index major, channel minor
  *   f, h    [rows, C]   a sublayer's output; its normed input
  *   w       [N, K]      rows: n pre, n post, n^2 res (row-major over i, j)
@@ -131,7 +131,7 @@ struct mhc_contract_fwd_args {
 struct mhc_contract_bwd_args {
     struct tensor dy, x, w, base, scale, m, rstd, dx, dw, dbase, dscale, work;
     double eps;
-    bool acc_params;
+    bool acc_dx, acc_params;
 };
 
 /* f absent (then y, coef_in, bias too): x is the stream itself, nothing is closed. reuse: coef and stat are

@@ -7,8 +7,8 @@ static double mapping_flops(const struct op_call *c) { return 2 * streams_of(c) 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
 static const struct op_arg mhc_boundary_fwd_arg_list[] = {
-    IN(x), OPT(f), OPT(bias), OPT(coef_in), INFO, IN(w), IN(a_pre), IN(a_post), IN(a_res), IN(beta), OPT(gain),
-    OOUT(y), MADE(stat), OUT(coef), OUT(h), WORK};
+    IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta), WOPT(gain),
+    OOUT(y), WMADE(stat), WOUT(coef), OUT(h), WORK};
 static const struct op_attr mhc_boundary_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"eps", 1e-5}, {"zero_centered", 0}};
 static struct mhc_boundary_fwd_args mhc_boundary_fwd_pack(const struct op_call *c)
 {
@@ -32,9 +32,9 @@ static int mhc_boundary_fwd_infer(struct op_call *c, const struct ops *ops, stru
 /* ---- backward: both halves, so that gradcheck sees every gradient ---------------------------------------- */
 
 static const struct op_arg mhc_boundary_bwd_arg_list[] = {
-    IN(dh), OPT(dy), OPT(dcoef), OPT(y), IN(stat), IN(coef), OPT(gain), IN(w), IN(a_pre), IN(a_post), IN(a_res), IN(beta),
-    IN(x), OPT(f), OPT(bias), OPT(coef_in), INFO, OUT(dx), OOUT(df), OOUT(dcoef_in), OOUT(dgain), OOUT(dbias), OUT(dz),
-    OUT(dw), OUT(da_pre), OUT(da_post), OUT(da_res), OUT(dbeta), WORK};
+    IN(dh), OPT(dy), WOPT(dcoef), OPT(y), WIN(stat), WIN(coef), WOPT(gain), WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
+    IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, OUT(dx), OOUT(df), WOOUT(dcoef_in), WOOUT(dgain), WOOUT(dbias), WOUT(dz),
+    WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
 static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"zero_centered", 0}, {"acc_dgain", 0}, {"acc_dbias", 0}, {"acc_dw", 0}};
 static const char bwd_letters[] = "CKNKSNvWsssbKCvNiKCNvvNWsssb.";
 
@@ -88,7 +88,7 @@ static void mhc_boundary_bwd_cost(const struct op_call *c, struct op_cost *out)
     mhc_cost(c, 2 * mapping_flops(c) + 6 * streams_of(c) + 14, out);
 }
 
-static const struct op_arg mhc_boundary_dw_arg_list[] = {IN(dz), IN(stat), IN(y), IN(a_pre), IN(a_post), IN(a_res), OUT(dw), OUT(da_pre), OUT(da_post), OUT(da_res), OUT(dbeta), WORK};
+static const struct op_arg mhc_boundary_dw_arg_list[] = {WIN(dz), WIN(stat), IN(y), WIN(a_pre), WIN(a_post), WIN(a_res), WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
 static const struct op_attr mhc_boundary_dw_attrs[] = {MHC_RULE_ATTRS, {"acc_dw", 0}};
 static struct mhc_boundary_dw_args mhc_boundary_dw_pack(const struct op_call *c)
 {
@@ -102,7 +102,7 @@ MHC_INFER_WORK(mhc_boundary_dw, "NSKsssWsssb.")
 /* ---- health --------------------------------------------------------------------------------------------------- */
 
 #define HEALTH(n) {.name = #n, .role = ARG_OUT, .type = ARG_F64}
-static const struct op_arg mhc_health_arg_list[] = {IN(coef), IN(y), OPT(comp_in), OUT(comp), HEALTH(row_error), HEALTH(column_error),
+static const struct op_arg mhc_health_arg_list[] = {WIN(coef), IN(y), WOPT(comp_in), WOUT(comp), HEALTH(row_error), HEALTH(column_error),
                                                     HEALTH(gain_forward), HEALTH(gain_backward), HEALTH(similarity)};
 static const struct op_attr mhc_health_attrs[] = {MHC_RULE_ATTRS, {"acc_out", 0}};
 static struct mhc_health_args mhc_health_pack(const struct op_call *c)
@@ -132,6 +132,11 @@ static const struct op_sample samples[] = {
     {"rows=6 d=10 streams=5"},
     {"rows=19 d=33 " OPEN_ONLY},
     {"rows=19 d=33 streams=3 profile=1 strided=1 " OPEN_ONLY},
+    /* more rows than a block of the backward kernels takes; aligned rows of one, and of more than one vector a thread */
+    {"rows=2100 d=8 no_bias=1 no_dbias=1"},
+    {"rows=37 d=2056 p=0.1 seq=7"},
+    {"rows=5 d=64 streams=16 iterations=2"},
+    {"rows=21 d=40 " OPEN_ONLY},
     /* backward only */
     {"rows=130 d=20 acc_dgain=1 acc_dbias=1 acc_dw=1"},
     {"rows=35 d=33 no_dcoef=1"},
@@ -144,11 +149,15 @@ static const struct op_sample dw_samples[] = {
 static const struct op_sample health_samples[] = {
     {"rows=5 d=9"}, {"rows=0 d=8 acc_out=1"}, {"rows=200 d=8 streams=3 profile=1 no_comp_in=1"}, {"rows=64 d=5 streams=8 acc_out=1"}};
 static const struct op_sample bench[] = {
-    {"rows=1536 d=192 no_bias=1 no_dbias=1"}, {"rows=4096 d=320 no_bias=1 no_dbias=1"}, {"rows=2048 d=2048 no_bias=1 no_dbias=1"}};
-static const struct op_sample small_bench[] = {{"rows=1536 d=192"}, {"rows=4096 d=320"}};
+    {"rows=1536 d=192 no_bias=1 no_dbias=1"}, {"rows=4096 d=320 no_bias=1 no_dbias=1"}, {"rows=2048 d=2048 no_bias=1 no_dbias=1"},
+    {"rows=16384 d=2048 no_bias=1 no_dbias=1 gpu=1"}};
+static const struct op_sample small_bench[] = {{"rows=1536 d=192"}, {"rows=4096 d=320"}, {"rows=16384 d=2048 gpu=1"}};
 
-MHC_DESC(mhc_boundary_fwd, "mHC between two sublayers: combine, mapping, aggregate, norm", "mhc_boundary_bwd", 2e-5, samples,
-         countof(samples) - BACKWARD_ONLY, bench);
-MHC_DESC(mhc_boundary_bwd, "gradients of mhc_boundary_fwd, those of its parameters included", NULL, 5e-5, samples, countof(samples), bench);
+/* In bf16 the stream is rounded before it is projected (2e-3 of p, up to 5e-3 of stat in the narrowest sample). */
+MHC_DESC_ROUNDED(mhc_boundary_fwd, "mHC between two sublayers: combine, mapping, aggregate, norm", "mhc_boundary_bwd", 2e-5, 6e-3, samples,
+                 countof(samples) - BACKWARD_ONLY, bench);
+/* In bf16 the projection's share of the stream's gradient is rounded before it is added. */
+MHC_DESC_ROUNDED(mhc_boundary_bwd, "gradients of mhc_boundary_fwd, those of its parameters included", NULL, 5e-5, 2e-3, samples,
+                 countof(samples), bench);
 MHC_DESC(mhc_boundary_dw, "gradients of the mapping's parameters", NULL, 1e-5, dw_samples, countof(dw_samples), small_bench);
 MHC_DESC(mhc_health, "row and column sums, gain and stream similarity of a mix", NULL, 1e-5, health_samples, countof(health_samples), small_bench);

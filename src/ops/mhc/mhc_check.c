@@ -38,74 +38,74 @@ static int drop_check(const char *op, const struct dropout_rule *r, const struct
 int mhc_project_fwd_check(const struct mhc_project_fwd_args *a, struct err *e)
 {
     const char *op = "mhc_project_fwd";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
-    CHECK_T(op, "w", &a->w, real, 2, -1, a->x.dim[1]);
-    CHECK_T(op, "p", &a->p, real, 2, a->x.dim[0], a->w.dim[0]);
-    CHECK_T(op, "rho", &a->rho, real, 2, a->x.dim[0], 1);
+    CHECK_T(op, "w", &a->w, wide, 2, -1, a->x.dim[1]);
+    CHECK_T(op, "p", &a->p, wide, 2, a->x.dim[0], a->w.dim[0]);
+    CHECK_T(op, "rho", &a->rho, wide, 2, a->x.dim[0], 1);
     return ST_OK;
 }
 
 int mhc_project_bwd_check(const struct mhc_project_bwd_args *a, struct err *e)
 {
     const char *op = "mhc_project_bwd";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
     int64_t rows = a->x.dim[0], k = a->x.dim[1];
-    CHECK_T(op, "w", &a->w, real, 2, -1, k);
-    CHECK_T(op, "dp", &a->dp, real, 2, rows, a->w.dim[0]);
-    CHECK_T(op, "drho", &a->drho, real, 2, rows, 1);
-    CHECK_T(op, "rho", &a->rho, real, 2, rows, 1);
+    CHECK_T(op, "w", &a->w, wide, 2, -1, k);
+    CHECK_T(op, "dp", &a->dp, wide, 2, rows, a->w.dim[0]);
+    CHECK_T(op, "drho", &a->drho, wide, 2, rows, 1);
+    CHECK_T(op, "rho", &a->rho, wide, 2, rows, 1);
     CHECK_T(op, "dx", &a->dx, real, 2, rows, k);
-    CHECK_OPT(op, "dw", &a->dw, real, 2, a->w.dim[0], k);
+    CHECK_OPT(op, "dw", &a->dw, wide, 2, a->w.dim[0], k);
     return ST_OK;
 }
 
 int mhc_gates_fwd_check(const struct mhc_gates_fwd_args *a, struct err *e)
 {
     const char *op = "mhc_gates_fwd";
-    enum dtype real = a->p.dtype;
+    enum dtype wide = a->p.dtype;
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams;
-    CHECK_T(op, "p", &a->p, real, 2, -1, mhc_logits(n));
+    CHECK_T(op, "p", &a->p, wide, 2, -1, mhc_logits(n));
     int64_t rows = a->p.dim[0];
-    CHECK_T(op, "rho", &a->rho, real, 2, rows, 1);
-    CHECK_T(op, "a_pre", &a->a_pre, real, 1, 1);
-    CHECK_T(op, "a_post", &a->a_post, real, 1, 1);
-    CHECK_T(op, "a_res", &a->a_res, real, 1, 1);
-    CHECK_T(op, "beta", &a->beta, real, 1, mhc_logits(n));
-    CHECK_T(op, "pre", &a->pre, real, 2, rows, n);
-    CHECK_T(op, "post", &a->post, real, 2, rows, n);
-    CHECK_T(op, "logits", &a->logits, real, 2, rows, n * n);
+    CHECK_T(op, "rho", &a->rho, wide, 2, rows, 1);
+    CHECK_T(op, "a_pre", &a->a_pre, wide, 1, 1);
+    CHECK_T(op, "a_post", &a->a_post, wide, 1, 1);
+    CHECK_T(op, "a_res", &a->a_res, wide, 1, 1);
+    CHECK_T(op, "beta", &a->beta, wide, 1, mhc_logits(n));
+    CHECK_T(op, "pre", &a->pre, wide, 2, rows, n);
+    CHECK_T(op, "post", &a->post, wide, 2, rows, n);
+    CHECK_T(op, "logits", &a->logits, wide, 2, rows, n * n);
     return ST_OK;
 }
 
 int mhc_gates_bwd_check(const struct mhc_gates_bwd_args *a, struct err *e)
 {
     const char *op = "mhc_gates_bwd";
-    enum dtype real = a->p.dtype;
+    enum dtype wide = a->p.dtype;
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams;
-    CHECK_T(op, "p", &a->p, real, 2, -1, mhc_logits(n));
+    CHECK_T(op, "p", &a->p, wide, 2, -1, mhc_logits(n));
     int64_t rows = a->p.dim[0];
-    CHECK_OPT(op, "dpre", &a->dpre, real, 2, rows, n);
-    CHECK_OPT(op, "dpost", &a->dpost, real, 2, rows, n);
-    CHECK_OPT(op, "dlogits", &a->dlogits, real, 2, rows, n * n);
-    CHECK_T(op, "rho", &a->rho, real, 2, rows, 1);
-    CHECK_T(op, "a_pre", &a->a_pre, real, 1, 1);
-    CHECK_T(op, "a_post", &a->a_post, real, 1, 1);
-    CHECK_T(op, "a_res", &a->a_res, real, 1, 1);
-    CHECK_T(op, "beta", &a->beta, real, 1, mhc_logits(n));
-    CHECK_T(op, "dp", &a->dp, real, 2, rows, mhc_logits(n));
-    CHECK_T(op, "drho", &a->drho, real, 2, rows, 1);
-    CHECK_OPT(op, "dz", &a->dz, real, 2, rows, mhc_logits(n));
+    CHECK_OPT(op, "dpre", &a->dpre, wide, 2, rows, n);
+    CHECK_OPT(op, "dpost", &a->dpost, wide, 2, rows, n);
+    CHECK_OPT(op, "dlogits", &a->dlogits, wide, 2, rows, n * n);
+    CHECK_T(op, "rho", &a->rho, wide, 2, rows, 1);
+    CHECK_T(op, "a_pre", &a->a_pre, wide, 1, 1);
+    CHECK_T(op, "a_post", &a->a_post, wide, 1, 1);
+    CHECK_T(op, "a_res", &a->a_res, wide, 1, 1);
+    CHECK_T(op, "beta", &a->beta, wide, 1, mhc_logits(n));
+    CHECK_T(op, "dp", &a->dp, wide, 2, rows, mhc_logits(n));
+    CHECK_T(op, "drho", &a->drho, wide, 2, rows, 1);
+    CHECK_OPT(op, "dz", &a->dz, wide, 2, rows, mhc_logits(n));
     bool sums = present(&a->dbeta);
     TRY(refuse_if(op, present(&a->da_pre) != sums || present(&a->da_post) != sums || present(&a->da_res) != sums,
                   "da_pre, da_post, da_res and dbeta must be given together or not at all", e));
-    CHECK_OPT(op, "da_pre", &a->da_pre, real, 1, 1);
-    CHECK_OPT(op, "da_post", &a->da_post, real, 1, 1);
-    CHECK_OPT(op, "da_res", &a->da_res, real, 1, 1);
-    CHECK_OPT(op, "dbeta", &a->dbeta, real, 1, mhc_logits(n));
+    CHECK_OPT(op, "da_pre", &a->da_pre, wide, 1, 1);
+    CHECK_OPT(op, "da_post", &a->da_post, wide, 1, 1);
+    CHECK_OPT(op, "da_res", &a->da_res, wide, 1, 1);
+    CHECK_OPT(op, "dbeta", &a->dbeta, wide, 1, mhc_logits(n));
     return ST_OK;
 }
 
@@ -133,9 +133,9 @@ int mhc_sinkhorn_bwd_check(const struct mhc_sinkhorn_bwd_args *a, struct err *e)
 int mhc_aggregate_fwd_check(const struct mhc_aggregate_fwd_args *a, struct err *e)
 {
     const char *op = "mhc_aggregate_fwd";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
-    CHECK_T(op, "pre", &a->pre, real, 2, a->x.dim[0], -1);
+    CHECK_T(op, "pre", &a->pre, wide, 2, a->x.dim[0], -1);
     TRY(width_check(op, a->x.dim[1], a->pre.dim[1], e));
     TRY(refuse_if(op, a->pre.dim[1] > MHC_MAX_STREAMS, "too many streams", e));
     CHECK_T(op, "a", &a->a, real, 2, a->x.dim[0], a->x.dim[1] / a->pre.dim[1]);
@@ -145,31 +145,31 @@ int mhc_aggregate_fwd_check(const struct mhc_aggregate_fwd_args *a, struct err *
 int mhc_aggregate_bwd_check(const struct mhc_aggregate_bwd_args *a, struct err *e)
 {
     const char *op = "mhc_aggregate_bwd";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
     int64_t rows = a->x.dim[0];
-    CHECK_T(op, "pre", &a->pre, real, 2, rows, -1);
+    CHECK_T(op, "pre", &a->pre, wide, 2, rows, -1);
     TRY(width_check(op, a->x.dim[1], a->pre.dim[1], e));
     TRY(refuse_if(op, a->pre.dim[1] > MHC_MAX_STREAMS, "too many streams", e));
     CHECK_T(op, "da", &a->da, real, 2, rows, a->x.dim[1] / a->pre.dim[1]);
     CHECK_T(op, "dx", &a->dx, real, 2, rows, a->x.dim[1]);
-    CHECK_T(op, "dpre", &a->dpre, real, 2, rows, a->pre.dim[1]);
+    CHECK_T(op, "dpre", &a->dpre, wide, 2, rows, a->pre.dim[1]);
     return ST_OK;
 }
 
 int mhc_combine_fwd_check(const struct mhc_combine_fwd_args *a, struct err *e)
 {
     const char *op = "mhc_combine_fwd";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams;
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
     TRY(width_check(op, a->x.dim[1], n, e));
     int64_t rows = a->x.dim[0], c = a->x.dim[1] / n;
     CHECK_T(op, "f", &a->f, real, 2, rows, c);
-    CHECK_OPT(op, "bias", &a->bias, real, 1, c);
-    CHECK_T(op, "post", &a->post, real, 2, rows, n);
-    CHECK_T(op, "res", &a->res, real, 2, rows, n * n);
+    CHECK_OPT(op, "bias", &a->bias, wide, 1, c);
+    CHECK_T(op, "post", &a->post, wide, 2, rows, n);
+    CHECK_T(op, "res", &a->res, wide, 2, rows, n * n);
     CHECK_T(op, "y", &a->y, real, 2, rows, a->x.dim[1]);
     return drop_check(op, &a->drop, &a->x, e);
 }
@@ -177,7 +177,7 @@ int mhc_combine_fwd_check(const struct mhc_combine_fwd_args *a, struct err *e)
 int mhc_combine_bwd_check(const struct mhc_combine_bwd_args *a, struct err *e)
 {
     const char *op = "mhc_combine_bwd";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams;
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
@@ -185,14 +185,14 @@ int mhc_combine_bwd_check(const struct mhc_combine_bwd_args *a, struct err *e)
     int64_t rows = a->x.dim[0], k = a->x.dim[1], c = k / n;
     CHECK_T(op, "dy", &a->dy, real, 2, rows, k);
     CHECK_T(op, "f", &a->f, real, 2, rows, c);
-    CHECK_OPT(op, "bias", &a->bias, real, 1, c);
-    CHECK_T(op, "post", &a->post, real, 2, rows, n);
-    CHECK_T(op, "res", &a->res, real, 2, rows, n * n);
+    CHECK_OPT(op, "bias", &a->bias, wide, 1, c);
+    CHECK_T(op, "post", &a->post, wide, 2, rows, n);
+    CHECK_T(op, "res", &a->res, wide, 2, rows, n * n);
     CHECK_T(op, "dx", &a->dx, real, 2, rows, k);
     CHECK_T(op, "df", &a->df, real, 2, rows, c);
-    CHECK_T(op, "dpost", &a->dpost, real, 2, rows, n);
-    CHECK_T(op, "dres", &a->dres, real, 2, rows, n * n);
-    CHECK_OPT(op, "dbias", &a->dbias, real, 1, c);
+    CHECK_T(op, "dpost", &a->dpost, wide, 2, rows, n);
+    CHECK_T(op, "dres", &a->dres, wide, 2, rows, n * n);
+    CHECK_OPT(op, "dbias", &a->dbias, wide, 1, c);
     return drop_check(op, &a->drop, &a->x, e);
 }
 
@@ -220,61 +220,61 @@ int mhc_contract_fwd_check(const struct mhc_contract_fwd_args *a, struct err *e)
     TRY(fan_check(op, &a->y, &a->x, e));
     if (!present(&a->w))
         return refuse_if(op, present(&a->base) || present(&a->scale), "base or scale is given without w", e);
-    enum dtype real = a->x.dtype;
-    CHECK_T(op, "w", &a->w, real, 2, -1, a->x.dim[1]);
+    enum dtype real = a->x.dtype, wide = wide_of(real);
+    CHECK_T(op, "w", &a->w, wide, 2, -1, a->x.dim[1]);
     int64_t n = a->w.dim[0];
     TRY(refuse_if(op, n < 1 || n > MHC_MAX_STREAMS || n * a->y.dim[1] != a->x.dim[1],
                   "w must have as many rows as there are streams", e));
-    CHECK_T(op, "base", &a->base, real, 1, n);
-    CHECK_T(op, "scale", &a->scale, real, 1, 1);
-    CHECK_T(op, "m", &a->m, real, 2, a->x.dim[0], n);
-    CHECK_T(op, "rstd", &a->rstd, real, 2, a->x.dim[0], 1);
+    CHECK_T(op, "base", &a->base, wide, 1, n);
+    CHECK_T(op, "scale", &a->scale, wide, 1, 1);
+    CHECK_T(op, "m", &a->m, wide, 2, a->x.dim[0], n);
+    CHECK_T(op, "rstd", &a->rstd, wide, 2, a->x.dim[0], 1);
     return ST_OK;
 }
 
 int mhc_contract_bwd_check(const struct mhc_contract_bwd_args *a, struct err *e)
 {
     const char *op = "mhc_contract_bwd";
-    enum dtype real = a->dx.dtype;
+    enum dtype real = a->dx.dtype, wide = wide_of(real);
     TRY(fan_check(op, &a->dy, &a->dx, e));
     if (!present(&a->w))
         return refuse_if(op, present(&a->dw) || present(&a->dbase) || present(&a->dscale), "gradients of w are wanted without w", e);
     int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
     CHECK_T(op, "x", &a->x, real, 2, rows, k);
-    CHECK_T(op, "w", &a->w, real, 2, -1, k);
+    CHECK_T(op, "w", &a->w, wide, 2, -1, k);
     int64_t n = a->w.dim[0];
     TRY(refuse_if(op, n < 1 || n > MHC_MAX_STREAMS || n * a->dy.dim[1] != k, "w must have as many rows as there are streams", e));
-    CHECK_T(op, "base", &a->base, real, 1, n);
-    CHECK_T(op, "scale", &a->scale, real, 1, 1);
-    CHECK_T(op, "m", &a->m, real, 2, rows, n);
-    CHECK_T(op, "rstd", &a->rstd, real, 2, rows, 1);
-    CHECK_T(op, "dw", &a->dw, real, 2, n, k);
-    CHECK_T(op, "dbase", &a->dbase, real, 1, n);
-    CHECK_T(op, "dscale", &a->dscale, real, 1, 1);
+    CHECK_T(op, "base", &a->base, wide, 1, n);
+    CHECK_T(op, "scale", &a->scale, wide, 1, 1);
+    CHECK_T(op, "m", &a->m, wide, 2, rows, n);
+    CHECK_T(op, "rstd", &a->rstd, wide, 2, rows, 1);
+    CHECK_T(op, "dw", &a->dw, wide, 2, n, k);
+    CHECK_T(op, "dbase", &a->dbase, wide, 1, n);
+    CHECK_T(op, "dscale", &a->dscale, wide, 1, 1);
     return ST_OK;
 }
 
 /* Parameters of the mapping and what it made, of a boundary over rows x k. */
-static int mapping_check(const char *op, const struct mhc_boundary_fwd_args *a, int64_t rows, int64_t k, enum dtype real,
+static int mapping_check(const char *op, const struct mhc_boundary_fwd_args *a, int64_t rows, int64_t k, enum dtype wide,
                          struct err *e)
 {
     int64_t n = a->rule.streams, logits = mhc_logits(n);
     if (!a->reuse) {
-        CHECK_T(op, "w", &a->w, real, 2, logits, k);
-        CHECK_T(op, "a_pre", &a->a_pre, real, 1, 1);
-        CHECK_T(op, "a_post", &a->a_post, real, 1, 1);
-        CHECK_T(op, "a_res", &a->a_res, real, 1, 1);
-        CHECK_T(op, "beta", &a->beta, real, 1, logits);
+        CHECK_T(op, "w", &a->w, wide, 2, logits, k);
+        CHECK_T(op, "a_pre", &a->a_pre, wide, 1, 1);
+        CHECK_T(op, "a_post", &a->a_post, wide, 1, 1);
+        CHECK_T(op, "a_res", &a->a_res, wide, 1, 1);
+        CHECK_T(op, "beta", &a->beta, wide, 1, logits);
     }
-    CHECK_T(op, "stat", &a->stat, real, 2, rows, logits + 2);
-    CHECK_T(op, "coef", &a->coef, real, 2, rows, logits);
+    CHECK_T(op, "stat", &a->stat, wide, 2, rows, logits + 2);
+    CHECK_T(op, "coef", &a->coef, wide, 2, rows, logits);
     return ST_OK;
 }
 
 int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e)
 {
     const char *op = "mhc_boundary_fwd";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams;
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
@@ -285,21 +285,21 @@ int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e)
                   "f, coef_in and y must be given together or not at all", e));
     TRY(refuse_if(op, !closes && present(&a->bias), "bias is given without f", e));
     CHECK_OPT(op, "f", &a->f, real, 2, rows, c);
-    CHECK_OPT(op, "bias", &a->bias, real, 1, c);
-    CHECK_OPT(op, "coef_in", &a->coef_in, real, 2, rows, mhc_logits(n));
+    CHECK_OPT(op, "bias", &a->bias, wide, 1, c);
+    CHECK_OPT(op, "coef_in", &a->coef_in, wide, 2, rows, mhc_logits(n));
     CHECK_OPT(op, "y", &a->y, real, 2, rows, k);
-    CHECK_OPT(op, "gain", &a->gain, real, 1, c);
+    CHECK_OPT(op, "gain", &a->gain, wide, 1, c);
     TRY(refuse_if(op, !a->reuse && !present(&a->h), "h is missing", e));
     CHECK_OPT(op, "h", &a->h, real, 2, rows, c);
     if (present(&a->h))
-        TRY(mapping_check(op, a, rows, k, real, e));
+        TRY(mapping_check(op, a, rows, k, wide, e));
     return closes ? drop_check(op, &a->drop, &a->x, e) : ST_OK;
 }
 
 int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
 {
     const char *op = "mhc_boundary_bwd";
-    enum dtype real = a->dx.dtype;
+    enum dtype real = a->dx.dtype, wide = wide_of(real);
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams, logits = mhc_logits(n);
     CHECK_T(op, "dx", &a->dx, real, 2, -1, -1);
@@ -307,14 +307,14 @@ int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
     int64_t rows = a->dx.dim[0], k = a->dx.dim[1], c = k / n;
     CHECK_T(op, "dh", &a->dh, real, 2, rows, c);
     CHECK_OPT(op, "dy", &a->dy, real, 2, rows, k);
-    CHECK_OPT(op, "dcoef", &a->dcoef, real, 2, rows, logits);
+    CHECK_OPT(op, "dcoef", &a->dcoef, wide, 2, rows, logits);
     CHECK_T(op, "y", &a->y, real, 2, rows, k);
-    CHECK_OPT(op, "gain", &a->gain, real, 1, c);
+    CHECK_OPT(op, "gain", &a->gain, wide, 1, c);
     const struct mhc_boundary_fwd_args m = {.w = a->w, .a_pre = a->a_pre, .a_post = a->a_post, .a_res = a->a_res, .beta = a->beta,
                                             .stat = a->stat, .coef = a->coef, .rule = a->rule};
-    TRY(mapping_check(op, &m, rows, k, real, e));
-    CHECK_T(op, "dz", &a->dz, real, 2, rows, logits);
-    CHECK_OPT(op, "dgain", &a->dgain, real, 1, c);
+    TRY(mapping_check(op, &m, rows, k, wide, e));
+    CHECK_T(op, "dz", &a->dz, wide, 2, rows, logits);
+    CHECK_OPT(op, "dgain", &a->dgain, wide, 1, c);
     TRY(refuse_if(op, present(&a->dgain) != present(&a->gain), "dgain and gain must be given together or not at all", e));
     bool closes = present(&a->f);
     TRY(refuse_if(op, closes != present(&a->x) || closes != present(&a->coef_in) || closes != present(&a->df) || closes != present(&a->dcoef_in),
@@ -324,32 +324,32 @@ int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
         return ST_OK;
     CHECK_T(op, "x", &a->x, real, 2, rows, k);
     CHECK_T(op, "f", &a->f, real, 2, rows, c);
-    CHECK_OPT(op, "bias", &a->bias, real, 1, c);
-    CHECK_T(op, "coef_in", &a->coef_in, real, 2, rows, logits);
+    CHECK_OPT(op, "bias", &a->bias, wide, 1, c);
+    CHECK_T(op, "coef_in", &a->coef_in, wide, 2, rows, logits);
     CHECK_T(op, "df", &a->df, real, 2, rows, c);
-    CHECK_T(op, "dcoef_in", &a->dcoef_in, real, 2, rows, logits);
-    CHECK_OPT(op, "dbias", &a->dbias, real, 1, c);
+    CHECK_T(op, "dcoef_in", &a->dcoef_in, wide, 2, rows, logits);
+    CHECK_OPT(op, "dbias", &a->dbias, wide, 1, c);
     return drop_check(op, &a->drop, &a->dx, e);
 }
 
 int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e)
 {
     const char *op = "mhc_boundary_dw";
-    enum dtype real = a->y.dtype;
+    enum dtype real = a->y.dtype, wide = wide_of(real);
     TRY(rule_check(op, &a->rule, e));
     int64_t logits = mhc_logits(a->rule.streams);
     CHECK_T(op, "y", &a->y, real, 2, -1, -1);
     int64_t rows = a->y.dim[0], k = a->y.dim[1];
-    CHECK_T(op, "dz", &a->dz, real, 2, rows, logits);
-    CHECK_T(op, "stat", &a->stat, real, 2, rows, logits + 2);
-    CHECK_T(op, "a_pre", &a->a_pre, real, 1, 1);
-    CHECK_T(op, "a_post", &a->a_post, real, 1, 1);
-    CHECK_T(op, "a_res", &a->a_res, real, 1, 1);
-    CHECK_T(op, "dw", &a->dw, real, 2, logits, k);
-    CHECK_T(op, "da_pre", &a->da_pre, real, 1, 1);
-    CHECK_T(op, "da_post", &a->da_post, real, 1, 1);
-    CHECK_T(op, "da_res", &a->da_res, real, 1, 1);
-    CHECK_T(op, "dbeta", &a->dbeta, real, 1, logits);
+    CHECK_T(op, "dz", &a->dz, wide, 2, rows, logits);
+    CHECK_T(op, "stat", &a->stat, wide, 2, rows, logits + 2);
+    CHECK_T(op, "a_pre", &a->a_pre, wide, 1, 1);
+    CHECK_T(op, "a_post", &a->a_post, wide, 1, 1);
+    CHECK_T(op, "a_res", &a->a_res, wide, 1, 1);
+    CHECK_T(op, "dw", &a->dw, wide, 2, logits, k);
+    CHECK_T(op, "da_pre", &a->da_pre, wide, 1, 1);
+    CHECK_T(op, "da_post", &a->da_post, wide, 1, 1);
+    CHECK_T(op, "da_res", &a->da_res, wide, 1, 1);
+    CHECK_T(op, "dbeta", &a->dbeta, wide, 1, logits);
     return ST_OK;
 }
 
@@ -359,7 +359,7 @@ int mhc_health_check(const struct mhc_health_args *a, struct err *e)
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams;
     CHECK_T(op, "coef", &a->coef, a->coef.dtype, 2, -1, mhc_logits(n));
-    CHECK_T(op, "y", &a->y, a->coef.dtype, 2, a->coef.dim[0], -1);
+    CHECK_T(op, "y", &a->y, a->y.dtype, 2, a->coef.dim[0], -1);
     TRY(width_check(op, a->y.dim[1], n, e));
     CHECK_OPT(op, "comp_in", &a->comp_in, a->coef.dtype, 2, MHC_HEALTH_ROWS, n * n);
     CHECK_T(op, "comp", &a->comp, a->coef.dtype, 2, MHC_HEALTH_ROWS, n * n);

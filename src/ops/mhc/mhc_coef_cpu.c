@@ -6,57 +6,43 @@
 
 /* ---- projection ---------------------------------------------------------------------------------------- */
 
-/* out[t][i] = x[t] . w[i] for `tokens` rows of x and `count` rows of w. */
-INLINE void dot_tile(int tokens, int count, const float *const *x, const float *w, int64_t w_step, int64_t k, float *const *out)
+/* out[t][i] = x[t] . w[i], GROUP rows of x by 4 of w. */
+static void dot_tile(const float *const *x, const float *const *w, int64_t k, float out[GROUP][4])
 {
     vec acc[GROUP][4] = {{{0}}};
     int64_t c = 0;
     for (; c + VL <= k; c += VL) {
-        vec v[4] = {{0}};
-        UNROLL
-        for (int i = 0; i < count; i++)
-            v[i] = vec_at(w + i * w_step + c);
-        UNROLL
-        for (int t = 0; t < tokens; t++) {
+        vec v[4];
+        for (int i = 0; i < 4; i++)
+            v[i] = vec_at(w[i] + c);
+        for (int t = 0; t < GROUP; t++) {
             vec in = vec_at(x[t] + c);
-            UNROLL
-            for (int i = 0; i < count; i++)
+            for (int i = 0; i < 4; i++)
                 acc[t][i] += in * v[i];
         }
     }
-    UNROLL
-    for (int t = 0; t < tokens; t++) {
-        UNROLL
-        for (int i = 0; i < count; i++) {
-            float sum = vec_sum(acc[t][i]);
+    for (int t = 0; t < GROUP; t++) {
+        *(quad_anywhere *)out[t] = vec_sum4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
+        for (int i = 0; i < 4; i++)
             for (int64_t at = c; at < k; at++)
-                sum += x[t][at] * w[i * w_step + at];
-            out[t][i] = sum;
-        }
+                out[t][i] += x[t][at] * w[i][at];
     }
 }
 
-/* A token's result must not depend on who shares its group: all tiles do the same sums in the same order. */
+/* Rows that a tile lacks are others again: what a token gets does not depend on who shares its tile. */
 void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count, float *const *p)
 {
-    int64_t k = x->dim[1], m = w->dim[0], step = w->stride[0], i = 0;
-    const float *in[GROUP];
-    for (int64_t t = 0; t < count; t++)
-        in[t] = f32_row(x, first + t);
-    for (; i < m; i += 4) {
-        float *out[GROUP];
-        int left = (int)min_i64(4, m - i);
+    int64_t k = x->dim[1], m = w->dim[0];
+    const float *in[GROUP], *with[4];
+    for (int64_t t = 0; t < GROUP; t++)
+        in[t] = row_of(x, first + min_i64(t, count - 1));
+    for (int64_t i = 0; i < m; i += 4) {
+        float out[GROUP][4];
+        for (int64_t j = 0; j < 4; j++)
+            with[j] = row_of(w, min_i64(i + j, m - 1));
+        dot_tile(in, with, k, out);
         for (int64_t t = 0; t < count; t++)
-            out[t] = p[t] + i;
-        if (count == GROUP && left == 4)
-            dot_tile(GROUP, 4, in, f32_row(w, i), step, k, out);
-        else
-            for (int64_t t = 0; t < count; t++) {
-                if (left == 4)
-                    dot_tile(1, 4, in + t, f32_row(w, i), step, k, out + t);
-                else
-                    dot_tile(1, left, in + t, f32_row(w, i), step, k, out + t);
-            }
+            memcpy(p[t] + i, out[t], (size_t)min_i64(4, m - i) * sizeof **out);
     }
 }
 
@@ -69,8 +55,8 @@ int CPU_NAME(mhc_project_fwd_cpu)(struct lane *l, const struct mhc_project_fwd_a
         int64_t count = min_i64(GROUP, rows - first);
         float *p[GROUP];
         for (int64_t t = 0; t < count; t++) {
-            p[t] = f32_row(&a->p, first + t);
-            f32_row(&a->rho, first + t)[0] = k > 0 ? sqrtf(sum_squares(f32_row(&a->x, first + t), k) / (float)k) : 0;
+            p[t] = row_of(&a->p, first + t);
+            row_of(&a->rho, first + t)[0] = k > 0 ? sqrtf(sum_squares(row_of(&a->x, first + t), k) / (float)k) : 0;
         }
         CPU_NAME(mhc_project_group)(&a->x, &a->w, first, count, p);
     }
@@ -83,7 +69,7 @@ int CPU_NAME(mhc_project_fwd_cpu)(struct lane *l, const struct mhc_project_fwd_a
 INLINE void load_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, vec *out)
 {
     for (int64_t i = 0; i < VL; i++) {
-        const float *row = f32_row(t, first + min_i64(i, count - 1)) + col;
+        const float *row = row_of(t, first + min_i64(i, count - 1)) + col;
         for (int64_t k = 0; k < n; k++)
             ((float *)&out[k])[i] = row[k];
     }
@@ -92,7 +78,7 @@ INLINE void load_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t f
 INLINE void store_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, const vec *in)
 {
     for (int64_t i = 0; i < count; i++) {
-        float *row = f32_row(t, first + i) + col;
+        float *row = row_of(t, first + i) + col;
         for (int64_t k = 0; k < n; k++)
             row[k] = ((const float *)&in[k])[i];
     }
@@ -133,7 +119,7 @@ INLINE void half_step(int64_t n, bool plus_eps, int64_t line_step, int64_t step,
         vec d = sum + EPS;
         if (!plus_eps)
             d = vec_max(sum, vec_all(EPS));
-        vec inverse = 1.0f / d;
+        vec inverse = vec_inverse(d);
         UNROLL
         for (int64_t j = 0; j < n; j++)
             y[i * line_step + j * step] *= inverse;
@@ -142,11 +128,10 @@ INLINE void half_step(int64_t n, bool plus_eps, int64_t line_step, int64_t step,
     }
 }
 
-/* y: logits in, doubly stochastic out. start (n^2) gets exp(logit - row max), divisor (2 T n) what each half step
- * divided by; both may be NULL. */
-INLINE void sinkhorn_lanes(int64_t n, const struct mhc_rule *r, vec *y, vec *start, vec *divisor)
+/* y: logits in, what the iterations start from out. start (n^2) gets exp(logit - row max), divisor (n) the softmax's
+ * sums; both may be NULL. */
+INLINE void sinkhorn_start(int64_t n, bool softmax, vec *y, vec *start, vec *divisor)
 {
-    bool d_form = r->profile == MHC_D;
     for (int64_t i = 0; i < n; i++) {
         vec most = y[i * n], sum = {0};
         for (int64_t j = 1; j < n; j++)
@@ -159,42 +144,95 @@ INLINE void sinkhorn_lanes(int64_t n, const struct mhc_rule *r, vec *y, vec *sta
             if (start != NULL)
                 start[i * n + j] = e;
         }
-        for (int64_t j = 0; d_form && j < n; j++)
+        for (int64_t j = 0; softmax && j < n; j++)
             y[i * n + j] = y[i * n + j] / sum + EPS;
-        if (d_form && divisor != NULL)
+        if (softmax && divisor != NULL)
             divisor[i] = sum;
-    }
-    for (int64_t t = 0; t < r->iterations; t++) {
-        vec *row = divisor ? divisor + 2 * t * n : NULL, *column = divisor ? row + n : NULL;
-        if (d_form) {
-            if (t > 0)
-                half_step(n, true, n, 1, y, row);
-            half_step(n, true, 1, n, y, column);
-        } else {
-            half_step(n, false, n, 1, y, row);
-            half_step(n, false, 1, n, y, column);
-        }
     }
 }
 
-/* Back through one half step: g becomes the gradient of what was divided, y what was divided. The iterates are not
- * stored: each is the next one times its divisors. added: eps that was put on every entry. */
-INLINE void undo_half_step(int64_t n, bool clamped, float added, int64_t line_step, int64_t step, const vec *divisor, vec *y, vec *g)
+/* In registers: y is n^2 vectors of the caller, put back at the end. d_form: the first row division is made already. */
+INLINE void sinkhorn_iterate(int64_t n, bool d_form, int64_t iterations, vec *out, vec *divisor)
+{
+    vec y[MATRIX_MAX];
+    UNROLL_COPY
+    for (int64_t i = 0; i < n * n; i++)
+        y[i] = out[i];
+    for (int64_t t = 0; t < iterations; t++) {
+        vec *row = divisor ? divisor + 2 * t * n : NULL, *column = divisor ? row + n : NULL;
+        if (t > 0 || !d_form)
+            half_step(n, d_form, n, 1, y, row);
+        half_step(n, d_form, 1, n, y, column);
+    }
+    UNROLL_COPY
+    for (int64_t i = 0; i < n * n; i++)
+        out[i] = y[i];
+}
+
+/* y: logits in, doubly stochastic out. divisor (2 T n): what each half step divided by. */
+INLINE void sinkhorn_lanes(int64_t n, const struct mhc_rule *r, vec *y, vec *start, vec *divisor)
+{
+    sinkhorn_start(n, r->profile == MHC_D, y, start, divisor);
+    if (r->profile == MHC_D)
+        sinkhorn_iterate(n, true, r->iterations, y, divisor);
+    else
+        sinkhorn_iterate(n, false, r->iterations, y, divisor);
+}
+
+/* Back through one half step. gamma is gradient times value: that of what was divided is gamma - y sum(gamma) over
+ * a line, without a division, and y times the divisor is what was divided: no iterate is stored. */
+INLINE void undo_half_step(int64_t n, bool clamped, int64_t line_step, int64_t step, const vec *divisor, vec *y, vec *gamma)
 {
     UNROLL
     for (int64_t i = 0; i < n; i++) {
-        vec kappa = {0}, d = divisor[i], inverse = 1.0f / d;
+        vec d = divisor[i], kappa = gamma[i * line_step];
         UNROLL
-        for (int64_t j = 0; j < n; j++)
-            kappa += g[i * line_step + j * step] * (y[i * line_step + j * step] - added);
+        for (int64_t j = 1; j < n; j++)
+            kappa += gamma[i * line_step + j * step];
         if (clamped) /* where max(sum, eps) chose eps the divisor is a constant */
             kappa = vec_choose(d > vec_all(EPS), kappa, (vec){0});
         UNROLL
         for (int64_t j = 0; j < n; j++) {
             int64_t at = i * line_step + j * step;
-            g[at] = (g[at] - kappa) * inverse;
+            gamma[at] -= kappa * y[at];
             y[at] *= d;
         }
+    }
+}
+
+/* Back through all of them, in registers: y, the result, becomes what the iterations started from, g its gamma. */
+INLINE void sinkhorn_undo(int64_t n, bool d_form, int64_t iterations, const vec *divisor, vec *y_out, vec *g_out)
+{
+    vec y[MATRIX_MAX], gamma[MATRIX_MAX];
+    UNROLL_COPY
+    for (int64_t i = 0; i < n * n; i++) {
+        y[i] = y_out[i];
+        gamma[i] = g_out[i] * y[i];
+    }
+    for (int64_t t = iterations - 1; t >= 0; t--) {
+        const vec *row = divisor + 2 * t * n;
+        undo_half_step(n, !d_form, 1, n, row + n, y, gamma);
+        if (t > 0 || !d_form)
+            undo_half_step(n, !d_form, n, 1, row, y, gamma);
+    }
+    UNROLL_COPY
+    for (int64_t i = 0; i < n * n; i++) {
+        y_out[i] = y[i];
+        g_out[i] = gamma[i];
+    }
+}
+
+/* Back through D's softmax, which has eps on every entry. g: gamma in, gradient of the logits out. */
+INLINE void undo_softmax(int64_t n, const vec *start, const vec *divisor, const vec *y, vec *g)
+{
+    for (int64_t i = 0; i < n; i++) {
+        vec inverse = 1.0f / divisor[i], kappa = {0};
+        for (int64_t j = i * n; j < (i + 1) * n; j++) {
+            g[j] = g[j] / y[j];
+            kappa += g[j] * start[j] * inverse;
+        }
+        for (int64_t j = i * n; j < (i + 1) * n; j++)
+            g[j] = (g[j] - kappa) * start[j] * inverse;
     }
 }
 
@@ -203,18 +241,12 @@ INLINE void sinkhorn_bwd_lanes(int64_t n, const struct mhc_rule *r, vec *logits,
 {
     vec start[MATRIX_MAX], divisor[2 * MHC_MAX_ITERATIONS * MHC_MAX_STREAMS];
     sinkhorn_lanes(n, r, logits, start, divisor);
-    for (int64_t t = r->iterations - 1; t >= 0; t--) {
-        const vec *row = divisor + 2 * t * n, *column = row + n;
-        if (r->profile == MHC_D) {
-            undo_half_step(n, false, 0, 1, n, column, logits, g);
-            undo_half_step(n, false, t == 0 ? EPS : 0, n, 1, row, logits, g);
-        } else {
-            undo_half_step(n, true, 0, 1, n, column, logits, g);
-            undo_half_step(n, true, 0, n, 1, row, logits, g);
-        }
+    if (r->profile == MHC_S) {
+        sinkhorn_undo(n, false, r->iterations, divisor, logits, g);
+        return;
     }
-    for (int64_t i = 0; i < n * n; i++)
-        g[i] *= start[i];
+    sinkhorn_undo(n, true, r->iterations, divisor, logits, g);
+    undo_softmax(n, start, divisor, logits, g);
 }
 
 /* ---- both together, for the boundary ------------------------------------------------------------------------- */
@@ -271,22 +303,35 @@ INLINE void gates_bwd_lanes(int64_t n, vec *z, vec *dcoef)
     }
 }
 
-INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef)
+INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef, float *dp,
+                           float *through_rho)
 {
     int64_t logits = n * n + 2 * n;
     struct mapping m = mapping_of(&a->a_pre, &a->a_post, &a->a_res, &a->beta);
-    vec z[LOGITS_MAX + 1];
-    load_lanes(logits + 1, &a->stat, 0, first, count, z);
-    logits_lanes(n, m.scale, m.beta, z[logits], z);
+    vec p[LOGITS_MAX + 1], z[LOGITS_MAX], sum = {0};
+    load_lanes(logits + 1, &a->stat, 0, first, count, p);
+    memcpy(z, p, (size_t)logits * sizeof *z);
+    vec rho = p[logits], q = 1.0f / (rho + EPS);
+    logits_lanes(n, m.scale, m.beta, rho, z);
     gates_bwd_lanes(n, z, dcoef);
     if (present(&a->dcoef))
         sinkhorn_bwd_lanes(n, &a->rule, z + 2 * n, dcoef + 2 * n);
     store_lanes(logits, &a->dz, 0, first, count, dcoef);
+    for (int64_t k = 0; k < logits; k++) {
+        dcoef[k] *= m.scale[k < n ? 0 : k < 2 * n ? 1 : 2];
+        sum += dcoef[k] * p[k];
+        dcoef[k] *= q;
+    }
+    struct tensor rows = tensor_2d(dp, DT_F32, VL, logits);
+    store_lanes(logits, &rows, 0, 0, VL, dcoef);
+    sum = -sum * q * q / ((float)a->dx.dim[1] * rho);
+    vec_put(through_rho, vec_choose(rho > 0, sum, (vec){0}));
 }
 
-void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef)
+void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef, float *dp,
+                                  float *through_rho)
 {
-#define CALL(n) coef_bwd_lanes(n, a, first, count, dcoef)
+#define CALL(n) coef_bwd_lanes(n, a, first, count, dcoef, dp, through_rho)
     FOR_STREAMS(a->rule.streams, CALL);
 #undef CALL
 }
@@ -353,16 +398,16 @@ static void gates_sums(const struct mhc_gates_bwd_args *a, const struct mapping 
     int64_t rows = a->p.dim[0], n = a->rule.streams, logits = mhc_logits(n);
     double beta[LOGITS_MAX] = {0}, group[3] = {0};
     for (int64_t r = 0; r < rows; r++) {
-        const float *p = f32_row(&a->p, r);
-        float q = 1.0f / (f32_row(&a->rho, r)[0] + EPS);
+        const float *p = row_of(&a->p, r);
+        float q = 1.0f / (row_of(&a->rho, r)[0] + EPS);
         for (int64_t k = 0; k < logits; k++) {
             int g = k < n ? 0 : k < 2 * n ? 1 : 2;
             float dz = 0;
             if (k >= 2 * n)
-                dz = present(&a->dlogits) ? f32_row(&a->dlogits, r)[k - 2 * n] : 0;
+                dz = present(&a->dlogits) ? row_of(&a->dlogits, r)[k - 2 * n] : 0;
             else if (present(k < n ? &a->dpre : &a->dpost)) {
                 float s = fast_sigmoidf(p[k] * q * m->scale[g] + m->beta[k]);
-                dz = (k < n ? f32_row(&a->dpre, r)[k] : 2 * f32_row(&a->dpost, r)[k - n]) * s * (1 - s);
+                dz = (k < n ? row_of(&a->dpre, r)[k] : 2 * row_of(&a->dpost, r)[k - n]) * s * (1 - s);
             }
             beta[k] += (double)dz;
             group[g] += (double)(dz * p[k] * q);

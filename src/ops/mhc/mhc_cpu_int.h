@@ -10,20 +10,30 @@
 #include "ops/ops_cpu_int.h"
 
 #if defined(__AVX512F__)
-enum { VL = 16 };
+#include <immintrin.h>
+#define VEC_LENGTH 16
 #elif defined(__AVX__)
-enum { VL = 8 };
+#include <immintrin.h>
+#define VEC_LENGTH 8
 #else
-enum { VL = 4 };
+#define VEC_LENGTH 4
 #endif
-typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
-typedef int32_t vec_mask __attribute__((vector_size(4 * VL), aligned(4), may_alias));
+enum { VL = VEC_LENGTH };
+typedef float vec __attribute__((vector_size(4 * VL), may_alias));
+typedef int32_t vec_mask __attribute__((vector_size(4 * VL), may_alias));
+typedef float quad __attribute__((vector_size(16), may_alias));
+typedef float vec_anywhere __attribute__((vector_size(4 * VL), aligned(4), may_alias)); /* in tensors, which are aligned as floats */
+typedef float quad_anywhere __attribute__((vector_size(16), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+/* For loops over what has to stay in registers, where gcc would decide too late: those over a few streams, and copies,
+ * which would become calls of memcpy. Elsewhere it only costs compile time. */
 #if defined(__clang__)
-#define UNROLL /* clang unrolls loops of known, small trip count without being asked */
+#define UNROLL
+#define UNROLL_COPY
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLL _Pragma("GCC unroll 4")
+#define UNROLL_COPY _Pragma("GCC unroll 20")
 #endif
 #define EPS ((float)MHC_EPS)
 
@@ -31,6 +41,7 @@ enum {
     LOGITS_MAX = MHC_MAX_STREAMS * MHC_MAX_STREAMS + 2 * MHC_MAX_STREAMS,
     MATRIX_MAX = MHC_MAX_STREAMS * MHC_MAX_STREAMS,
     GROUP = 4, /* tokens that share a pass over the weight */
+    RUN = 128, /* channels whose dropout factors or gradients are kept at once */
 };
 
 /* CALL(n) with n a constant for the usual numbers of streams, so that loops over streams unroll. Each
@@ -44,22 +55,58 @@ enum {
         }                              \
     } while (0)
 
-static inline vec vec_at(const float *p) { return *(const vec *)p; }
-static inline void vec_put(float *p, vec v) { *(vec *)p = v; }
+static inline vec vec_at(const float *p) { return *(const vec_anywhere *)p; }
+static inline void vec_put(float *p, vec v) { *(vec_anywhere *)p = v; }
 static inline vec vec_all(float v) { return (vec){0} + v; }
 static inline vec vec_choose(vec_mask which, vec yes, vec no)
 {
     return (vec)((which & (vec_mask)yes) | (~which & (vec_mask)no));
 }
 static inline vec vec_max(vec a, vec b) { return vec_choose(a > b, a, b); }
+
+/* Sums over lanes. Four at once cost little more than one, so sums are taken by fours where there are many. PICK
+ * repeats a choice of floats of two vectors, lane 0 to 3 of the first being 0 to 3, in each quarter, half or whole. */
+#if VEC_LENGTH == 16
+#define PICK(a, b, i, j, k, l)                                                                                          \
+    __builtin_shufflevector(a, b, i, j + 16, k, l + 16, i + 4, j + 20, k + 4, l + 20, i + 8, j + 24, k + 8, l + 24, i + 12, j + 28, \
+                            k + 12, l + 28)
+static inline quad vec_fold(vec v)
+{
+    typedef float half __attribute__((vector_size(32), aligned(4), may_alias));
+    half h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
+}
+#elif VEC_LENGTH == 8
+#define PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j + 8, k, l + 8, i + 4, j + 12, k + 4, l + 12)
+static inline quad vec_fold(vec v)
+{
+    return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
+}
+#else
+#define PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j + 4, k, l + 4)
+static inline quad vec_fold(vec v) { return v; }
+#endif
 static inline float vec_sum(vec v)
 {
-    float s[VL];
-    memcpy(s, &v, sizeof s);
-    for (int half = VL / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++)
-            s[i] += s[i + half];
-    return s[0];
+    quad q = vec_fold(v);
+    return (q[0] + q[2]) + (q[1] + q[3]);
+}
+/* The sums of a, b, c and d. */
+static inline quad vec_sum4(vec a, vec b, vec c, vec d)
+{
+    vec ab = PICK(a, b, 0, 0, 1, 1) + PICK(a, b, 2, 2, 3, 3), cd = PICK(c, d, 0, 0, 1, 1) + PICK(c, d, 2, 2, 3, 3);
+    vec low = PICK(ab, cd, 0, 0, 1, 1), high = PICK(ab, cd, 2, 2, 3, 3); /* a c b d of even lanes, of odd lanes */
+    quad q = vec_fold(low + high);
+    return __builtin_shufflevector(q, q, 0, 2, 1, 3);
+}
+/* out[i] = sum of v[i] */
+INLINE void vec_sums(const vec *v, int64_t n, float *out)
+{
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        *(quad_anywhere *)(out + i) = vec_sum4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+    for (; i < n; i++)
+        out[i] = vec_sum(v[i]);
 }
 static inline void vec_exp_each(float *v)
 {
@@ -68,23 +115,78 @@ static inline void vec_exp_each(float *v)
         v[i] = fast_expf(v[i]);
 }
 
+/* 1 / v for v that is neither 0 nor subnormal: the estimate and a step of Newton's, a fifth of a division's time. */
+static inline vec vec_inverse(vec v)
+{
+#if VEC_LENGTH == 16
+    vec r = (vec)_mm512_rcp14_ps((__m512)v);
+#elif VEC_LENGTH == 8
+    vec r = (vec)_mm256_rcp_ps((__m256)v);
+#else
+    return 1.0f / v;
+#endif
+#if VEC_LENGTH > 4
+    return r + r * (1.0f - v * r);
+#endif
+}
+
+/* Row r of a matrix; all tensors of these ops with more than one row have two dims. */
+static inline float *row_of(const struct tensor *t, int64_t r) { return (float *)t->data + r * t->stride[0]; }
+
+/* Rows of up to five matrices (NULL: none, data NULL: absent) into the second-level cache, in address order, those that
+ * will be written too. Kernels walk streams side by side and small tiles at a time, which hardware does not see through;
+ * prefetch instructions wait for each other as soon as two dozen are under way. */
+struct bring {
+    const struct tensor *t[5];
+};
+static inline void bring_rows(const struct bring *b, int64_t first, int64_t count)
+{
+    enum { LINE = 16 };
+    for (int64_t r = first; r < first + count; r++)
+        for (int i = 0; i < 5 && b->t[i] != NULL; i++) {
+            if (b->t[i]->data == NULL || r >= b->t[i]->dim[0])
+                continue;
+            const volatile float *row = row_of(b->t[i], r);
+            for (int64_t c = 0; c < b->t[i]->dim[1]; c += LINE)
+                (void)row[c];
+        }
+}
+/* Of how many rows at once, a multiple of VL: half a megabyte at most; 0, too long rows, for none. */
+static inline int64_t bring_count(const struct bring *b)
+{
+    enum { ROOM = 1 << 17 };
+    int64_t floats = 1;
+    for (int i = 0; i < 5 && b->t[i] != NULL; i++)
+        floats += b->t[i]->data ? b->t[i]->dim[1] : 0;
+    return min_i64(MHC_BLOCK, ROOM / floats / VL * VL);
+}
+/* Before row r is worked on, rows being taken by blocks of MHC_BLOCK. */
+static inline void bring_at(const struct bring *b, int64_t r, int64_t count)
+{
+    if (count > 0 && r % MHC_BLOCK % count == 0)
+        bring_rows(b, r, min_i64(count, MHC_BLOCK - r % MHC_BLOCK));
+}
+
 static inline float scalar_of(const struct tensor *t) { return ((const float *)t->data)[0]; }
 static inline float rounded(const struct mhc_rule *r, float v)
 {
     return r->round_bf16 ? bf16_to_f32(f32_to_bf16(v)) : v;
 }
 /* By lanes on purpose: a single running sum of 16384 squares would lose five digits. */
-static inline float sum_squares(const float *x, int64_t n)
+static inline float dot_of(const float *x, const float *y, int64_t n)
 {
-    vec lanes = {0};
+    vec a = {0}, b = {0};
     int64_t c = 0;
-    for (; c + VL <= n; c += VL)
-        lanes += vec_at(x + c) * vec_at(x + c);
-    float sum = vec_sum(lanes);
+    for (; c + 2 * VL <= n; c += 2 * VL) {
+        a += vec_at(x + c) * vec_at(y + c);
+        b += vec_at(x + c + VL) * vec_at(y + c + VL);
+    }
+    float sum = vec_sum(a + b);
     for (; c < n; c++)
-        sum += x[c] * x[c];
+        sum += x[c] * y[c];
     return sum;
 }
+static inline float sum_squares(const float *x, int64_t n) { return dot_of(x, x, n); }
 
 /* mix[i * n + j]: weight of stream j in new stream i. */
 static inline void load_mix(const struct mhc_rule *r, const float *res, float *mix)
@@ -97,13 +199,13 @@ static inline void load_mix(const struct mhc_rule *r, const float *res, float *m
 
 /* ---- rows: mhc_mix_cpu.c -------------------------------------------------------------------------- */
 
-/* Dropout factors of channels [first, first + count) of token t, count <= DROPOUT_RUN. */
+/* Dropout factors of channels [first, first + count) of token t. */
 void CPU_NAME(mhc_drop_factors)(const struct dropout_rule *r, int64_t t, int64_t first, int64_t count, float *factor);
 /* One row of combine; returns the sum of y^2. res and post: the row's coefficients. */
 float CPU_NAME(mhc_combine_row)(const struct mhc_combine_fwd_args *a, int64_t r, const float *post, const float *res);
 
 /* A run of channels of one row of combine's backward. Streams of g, x, dx lie g_step, d, d apart. factor
- * (DROPOUT_RUN apart) NULL: no dropout. sums: n^2 of the mix, then n of post, per vector lane. */
+ * (RUN apart) NULL: no dropout. sums: n^2 of the mix, then n of post, per vector lane. */
 struct combine_run {
     int64_t n, count, g_step, d;
     const float *g, *x, *f, *bias, *factor, *mix, *post;
@@ -124,8 +226,9 @@ void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w,
 /* Coefficients of rows [first, first + count) from stat, count <= VL. */
 void CPU_NAME(mhc_coef_lanes)(const struct mhc_boundary_fwd_args *a, int64_t first, int64_t count);
 /* dz of rows [first, first + count) from stat and the gradients of their coefficients (lane layout: dcoef[k] holds
- * logit k of VL tokens; overwritten with dz). */
-void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef);
+ * logit k of VL tokens; overwritten). dp [VL][N]: gradient of p; through_rho [VL]: drho / (K rho). */
+void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef, float *dp,
+                                  float *through_rho);
 
 /* ---- weight gradient: mhc_outer_cpu.c ---------------------------------------------------------------- */
 

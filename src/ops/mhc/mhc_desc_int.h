@@ -53,7 +53,10 @@ extern const struct op_attr mhc_dims[2];
         c->t[c->desc->n_args - 1] = tensor_1d(NULL, DT_U8, ops->op##_work ? ops->op##_work(&a) : 0); \
         return ST_OK;                                                                     \
     }
-#define MHC_DESC(op, text, back, tol, sample_list, n_sample_list, bench_list)              \
+#define MHC_DESC(op, text, back, tol, sample_list, n_sample_list, bench_list) \
+    MHC_DESC_ROUNDED(op, text, back, tol, 0, sample_list, n_sample_list, bench_list)
+/* With an allowance for what bf16 rounds on the way. */
+#define MHC_DESC_ROUNDED(op, text, back, tol, rounded, sample_list, n_sample_list, bench_list) \
     const struct op_desc op##_desc = {.name = #op,                                        \
                                       .summary = text,                                    \
                                       .args = op##_arg_list,                              \
@@ -69,6 +72,7 @@ extern const struct op_attr mhc_dims[2];
                                       .cost = op##_cost,                                  \
                                       .backward = back,                                   \
                                       .tolerance = tol,                                   \
+                                      .narrow = rounded,                                  \
                                       .samples = sample_list,                             \
                                       .n_samples = n_sample_list,                         \
                                       .bench = bench_list,                                \
@@ -80,6 +84,12 @@ extern const struct op_attr mhc_dims[2];
 #define OUT(n)  {.name = #n, .role = ARG_OUT}
 #define MADE(n) {.name = #n, .role = ARG_OUT, .no_grad = true}
 #define OOUT(n) {.name = #n, .role = ARG_OOUT}
+/* The same in the wide type. */
+#define WIN(n)   {.name = #n, .type = ARG_WIDE}
+#define WOPT(n)  {.name = #n, .role = ARG_OPT, .type = ARG_WIDE}
+#define WOUT(n)  {.name = #n, .role = ARG_OUT, .type = ARG_WIDE}
+#define WMADE(n) {.name = #n, .role = ARG_OUT, .no_grad = true, .type = ARG_WIDE}
+#define WOOUT(n) {.name = #n, .role = ARG_OOUT, .type = ARG_WIDE}
 #define INFO    {.name = "info", .role = ARG_OPT, .type = ARG_I64}
 #define WORK    {.name = "work", .role = ARG_WORK, .type = ARG_U8}
 #define FLAG(name) (op_attr(c, #name) != 0)

@@ -1,5 +1,4 @@
-/* The health numbers of a mix, for any real type: a few rows, so tensor_get and _set are fast enough.
- * Private to ops/mhc. */
+/* The health numbers of a mix, for any real type. Private to ops/mhc. */
 #ifndef BRAID_OPS_MHC_HEALTH_INT_H
 #define BRAID_OPS_MHC_HEALTH_INT_H
 
@@ -7,6 +6,7 @@
 #include "ops/ops.h"
 
 #include <math.h>
+#include <string.h>
 
 struct mhc_health_sums {
     double worst[MHC_SIMILARITY], cosines;
@@ -31,22 +31,70 @@ static inline void mhc_health_lines(int64_t n, const double *mix, const double *
     }
 }
 
+/* Sums in double whatever the type: the streams of a young model differ in their last digits only. */
+#define MHC_HEALTH_DOT(name, type)                                                      \
+    static inline double name(const type *p, const type *q, int64_t n)                  \
+    {                                                                                   \
+        enum { LANES = 16 };                                                            \
+        double lanes[LANES] = {0}, sum = 0;                                             \
+        int64_t c = 0;                                                                  \
+        for (; c + LANES <= n; c += LANES)                                              \
+            for (int k = 0; k < LANES; k++)                                             \
+                lanes[k] += (double)p[c + k] * (double)q[c + k];                        \
+        for (; c < n; c++)                                                              \
+            lanes[0] += (double)p[c] * (double)q[c];                                    \
+        for (int k = 0; k < LANES; k++)                                                 \
+            sum += lanes[k];                                                            \
+        return sum;                                                                     \
+    }
+MHC_HEALTH_DOT(mhc_health_dot64, double)
+MHC_HEALTH_DOT(mhc_health_dot32, float)
+
+static inline double mhc_health_dot(const struct tensor *y, int64_t row, int64_t d, int64_t i, int64_t j)
+{
+    return y->dtype == DT_F64 ? mhc_health_dot64(f64_row(y, row) + i * d, f64_row(y, row) + j * d, d)
+                              : mhc_health_dot32(f32_row(y, row) + i * d, f32_row(y, row) + j * d, d);
+}
+
 static inline void mhc_health_cosines(const struct mhc_health_args *a, int64_t row, struct mhc_health_sums *s)
 {
     int64_t n = a->rule.streams, d = a->y.dim[1] / n;
-    bool wide = a->y.dtype == DT_F64;
-    const double *y64 = wide ? f64_row(&a->y, row) : NULL;
-    const float *y32 = wide ? NULL : f32_row(&a->y, row);
-    double dot[MHC_MAX_STREAMS * MHC_MAX_STREAMS] = {0};
-    for (int64_t c = 0; c < d; c++)
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t j = 0; j <= i; j++)
-                dot[i * n + j] += wide ? y64[i * d + c] * y64[j * d + c] : (double)y32[i * d + c] * (double)y32[j * d + c];
-    for (int64_t i = 0; i < n; i++)
+    double square[MHC_MAX_STREAMS];
+    for (int64_t i = 0; i < n; i++) {
+        square[i] = mhc_health_dot(&a->y, row, d, i, i);
         for (int64_t j = 0; j < i; j++) {
-            double length = sqrt(dot[i * n + i] * dot[j * n + j]);
-            s->cosines += length > 0 ? dot[i * n + j] / length : 0;
+            double length = sqrt(square[i] * square[j]);
+            s->cosines += length > 0 ? mhc_health_dot(&a->y, row, d, i, j) / length : 0;
             s->pairs++;
+        }
+    }
+}
+
+/* count values from column `first` of a row, as doubles; and back. */
+static inline void mhc_health_load(const struct tensor *t, int64_t row, int64_t first, int64_t count, double *out)
+{
+    for (int64_t i = 0; i < count; i++)
+        out[i] = t->dtype == DT_F64 ? f64_row(t, row)[first + i] : (double)f32_row(t, row)[first + i];
+}
+static inline void mhc_health_store(const struct tensor *t, int64_t row, int64_t count, const double *in)
+{
+    for (int64_t i = 0; i < count; i++) {
+        if (t->dtype == DT_F64)
+            f64_row(t, row)[i] = in[i];
+        else
+            f32_row(t, row)[i] = (float)in[i];
+    }
+}
+
+/* product = mix times the product so far */
+static inline void mhc_health_product(int64_t n, const double *mix, const double *before, double *product)
+{
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = 0;
+            for (int64_t k = 0; k < n; k++)
+                sum += mix[i * n + k] * before[k * n + j];
+            product[i * n + j] = sum;
         }
 }
 
@@ -57,21 +105,19 @@ static inline void mhc_health(const struct mhc_health_args *a)
     int64_t stride = rows > MHC_HEALTH_ROWS ? rows / MHC_HEALTH_ROWS : 1;
     struct mhc_health_sums sums = {0};
     for (int64_t s = 0; s < MHC_HEALTH_ROWS; s++) {
-        double mix[MHC_MAX_STREAMS * MHC_MAX_STREAMS], product[MHC_MAX_STREAMS * MHC_MAX_STREAMS];
+        double res[MHC_MAX_STREAMS * MHC_MAX_STREAMS], mix[MHC_MAX_STREAMS * MHC_MAX_STREAMS], product[MHC_MAX_STREAMS * MHC_MAX_STREAMS];
         int64_t row = s * stride;
+        if (row < rows)
+            mhc_health_load(&a->coef, row, 2 * n, n * n, res);
         for (int64_t i = 0; i < n; i++)
-            for (int64_t j = 0; j < n; j++) {
-                int64_t at = row * mhc_logits(n) + 2 * n + (a->rule.profile == MHC_D ? j * n + i : i * n + j);
-                mix[i * n + j] = row < rows ? tensor_get(&a->coef, at) : i == j;
-            }
-        for (int64_t i = 0; i < n; i++)
-            for (int64_t j = 0; j < n; j++) {
-                double sum = present(&a->comp_in) ? 0 : mix[i * n + j];
-                for (int64_t k = 0; present(&a->comp_in) && k < n; k++)
-                    sum += mix[i * n + k] * tensor_get(&a->comp_in, (s * n + k) * n + j);
-                product[i * n + j] = sum;
-                tensor_set(&a->comp, (s * n + i) * n + j, sum);
-            }
+            for (int64_t j = 0; j < n; j++)
+                mix[i * n + j] = row >= rows ? i == j : a->rule.profile == MHC_D ? res[j * n + i] : res[i * n + j];
+        if (present(&a->comp_in)) {
+            mhc_health_load(&a->comp_in, s, 0, n * n, res);
+            mhc_health_product(n, mix, res, product);
+        } else
+            memcpy(product, mix, (size_t)(n * n) * sizeof *product);
+        mhc_health_store(&a->comp, s, n * n, product);
         if (row < rows) {
             mhc_health_lines(n, mix, product, &sums);
             mhc_health_cosines(a, row, &sums);

@@ -3,8 +3,8 @@
 
 #include "ops/dropout/dropout_mask.h"
 
-/* Draws come four channels at a time, from a multiple of four; a stream may start between. */
-void CPU_NAME(mhc_drop_factors)(const struct dropout_rule *r, int64_t t, int64_t first, int64_t count, float *factor)
+/* Draws come four channels at a time, from a multiple of four; a stream may start between. count <= DROPOUT_RUN. */
+static void drop_factors(const struct dropout_rule *r, int64_t t, int64_t first, int64_t count, float *factor)
 {
     const int64_t *info = r->info.data;
     uint32_t bits[2 * DROPOUT_RUN], threshold = dropout_threshold(r->p);
@@ -18,24 +18,27 @@ void CPU_NAME(mhc_drop_factors)(const struct dropout_rule *r, int64_t t, int64_t
         factor[i] = bits[skip + i] >= threshold ? kept : 0.0f;
 }
 
+void CPU_NAME(mhc_drop_factors)(const struct dropout_rule *r, int64_t t, int64_t first, int64_t count, float *factor)
+{
+    for (int64_t i = 0; i < count; i += DROPOUT_RUN)
+        drop_factors(r, t, first + i, min_i64(DROPOUT_RUN, count - i), factor + i);
+}
+
 /* ---- combine forward --------------------------------------------------------------------------------- */
 
 /* VL channels: all streams are read before any is written, so y may be x. */
 INLINE vec combine_lanes(int64_t n, int64_t d, const float *x, const float *f, const float *bias, const float *factor,
                          const float *mix, const float *post, float *y)
 {
-    vec in[MHC_MAX_STREAMS] = {{0}}, square = {0}, v = vec_at(f);
+    vec in[MHC_MAX_STREAMS], square = {0}, v = vec_at(f);
     if (bias != NULL)
         v += vec_at(bias);
-    UNROLL
     for (int64_t j = 0; j < n; j++)
         in[j] = vec_at(x + j * d);
-    UNROLL
     for (int64_t i = 0; i < n; i++) {
         vec u = v * post[i];
         if (factor != NULL)
-            u *= vec_at(factor + i * DROPOUT_RUN);
-        UNROLL
+            u *= vec_at(factor + i * RUN);
         for (int64_t j = 0; j < n; j++)
             u += in[j] * mix[i * n + j];
         vec_put(y + i * d, u);
@@ -53,7 +56,7 @@ INLINE float combine_one(int64_t n, int64_t d, const float *x, float v, const fl
     for (int64_t i = 0; i < n; i++) {
         float u = v * post[i];
         if (factor != NULL)
-            u *= factor[i * DROPOUT_RUN];
+            u *= factor[i * RUN];
         for (int64_t j = 0; j < n; j++)
             u += in[j] * mix[i * n + j];
         y[i * d] = u;
@@ -78,14 +81,14 @@ INLINE float combine_run(int64_t n, int64_t d, int64_t count, const float *x, co
 INLINE float combine_row(int64_t n, const struct mhc_combine_fwd_args *a, int64_t r, const float *post, const float *mix)
 {
     int64_t d = a->f.dim[1];
-    const float *x = f32_row(&a->x, r), *f = f32_row(&a->f, r), *bias = a->bias.data;
-    float *y = f32_row(&a->y, r), square = 0, factor[MHC_MAX_STREAMS * DROPOUT_RUN];
+    const float *x = row_of(&a->x, r), *f = row_of(&a->f, r), *bias = a->bias.data;
+    float *y = row_of(&a->y, r), square = 0, factor[MHC_MAX_STREAMS * RUN];
     if (a->drop.p == 0)
         return bias ? combine_run(n, d, d, x, f, bias, NULL, mix, post, y) : combine_run(n, d, d, x, f, NULL, NULL, mix, post, y);
-    for (int64_t c = 0; c < d; c += DROPOUT_RUN) {
-        int64_t count = min_i64(DROPOUT_RUN, d - c);
+    for (int64_t c = 0; c < d; c += RUN) {
+        int64_t count = min_i64(RUN, d - c);
         for (int64_t i = 0; i < n; i++)
-            CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, count, factor + i * DROPOUT_RUN);
+            CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, count, factor + i * RUN);
         square += combine_run(n, d, count, x + c, f + c, bias ? bias + c : NULL, factor, mix, post, y + c);
     }
     return square;
@@ -104,109 +107,110 @@ float CPU_NAME(mhc_combine_row)(const struct mhc_combine_fwd_args *a, int64_t r,
 int CPU_NAME(mhc_combine_fwd_cpu)(struct lane *l, const struct mhc_combine_fwd_args *a)
 {
     TRY(mhc_combine_fwd_check(a, l->err));
-    int64_t rows = a->x.dim[0];
+    const struct bring bring = {{&a->x, &a->f, &a->y}};
+    int64_t rows = a->x.dim[0], at_once = bring_count(&bring);
 #pragma omp parallel for schedule(static) if (rows * a->x.dim[1] > 4096)
-    for (int64_t r = 0; r < rows; r++)
-        CPU_NAME(mhc_combine_row)(a, r, f32_row(&a->post, r), f32_row(&a->res, r));
+    for (int64_t b = 0; b < rows; b += MHC_BLOCK)
+        for (int64_t r = b; r < min_i64(rows, b + MHC_BLOCK); r++) {
+            bring_at(&bring, r, at_once);
+            CPU_NAME(mhc_combine_row)(a, r, row_of(&a->post, r), row_of(&a->res, r));
+        }
     return ST_OK;
 }
 
 /* ---- combine backward -------------------------------------------------------------------------------- */
 
-/* VL channels at offset at. dx may be g: all of g is read first. */
-INLINE void bwd_lanes(int64_t n, const struct combine_run *c, const float *g_in, int64_t g_step, const float *x_in, int64_t x_step,
-                      vec f, const float *factor, float *dx, int64_t dx_step, float *df)
+/* `count` channels, a multiple of VL. dx may be g: all of g is read first. */
+INLINE void bwd_lanes(int64_t n, const struct combine_run *c, int64_t count)
 {
-    vec g[MHC_MAX_STREAMS] = {{0}}, x[MHC_MAX_STREAMS] = {{0}}, sum = {0}, *sums = c->sums;
-    UNROLL
-    for (int64_t i = 0; i < n; i++) {
-        g[i] = vec_at(g_in + i * g_step);
-        x[i] = vec_at(x_in + i * x_step);
-    }
-    UNROLL
-    for (int64_t i = 0; i < n; i++) {
-        UNROLL
-        for (int64_t j = 0; j < n; j++)
-            sums[i * n + j] += g[i] * x[j];
-    }
-    UNROLL
-    for (int64_t j = 0; j < n; j++) {
-        vec u = {0};
-        UNROLL
+    int64_t d = c->d, g_step = c->g_step;
+    const float *g_in = c->g, *x_in = c->x, *f_in = c->f, *bias = c->bias, *factor = c->factor, *mix = c->mix, *post = c->post;
+    float *dx = c->dx, *df = c->df;
+    vec sums[MATRIX_MAX + MHC_MAX_STREAMS], *out = c->sums;
+    UNROLL_COPY
+    for (int64_t i = 0; i < n * n + n; i++)
+        sums[i] = out[i];
+    for (int64_t at = 0; at < count; at += VL) {
+        vec g[MHC_MAX_STREAMS], x[MHC_MAX_STREAMS], sum = {0}, f = vec_at(f_in + at);
+        if (bias != NULL)
+            f += vec_at(bias + at);
+        for (int64_t i = 0; i < n; i++) {
+            g[i] = vec_at(g_in + i * g_step + at);
+            x[i] = vec_at(x_in + i * d + at);
+        }
         for (int64_t i = 0; i < n; i++)
-            u += g[i] * c->mix[i * n + j];
-        vec_put(dx + j * dx_step, u);
+            for (int64_t j = 0; j < n; j++)
+                sums[i * n + j] += g[i] * x[j];
+        for (int64_t j = 0; j < n; j++) {
+            vec u = g[0] * mix[j];
+            for (int64_t i = 1; i < n; i++)
+                u += g[i] * mix[i * n + j];
+            vec_put(dx + j * d + at, u);
+        }
+        for (int64_t i = 0; i < n; i++) {
+            vec u = g[i];
+            if (factor != NULL)
+                u *= vec_at(factor + i * RUN + at);
+            sum += u * post[i];
+            sums[n * n + i] += u * f;
+        }
+        vec_put(df + at, sum);
     }
-    UNROLL
-    for (int64_t i = 0; i < n; i++) {
-        vec u = g[i];
-        if (factor != NULL)
-            u *= vec_at(factor + i * DROPOUT_RUN);
-        sum += u * c->post[i];
-        sums[n * n + i] += u * f;
-    }
-    vec_put(df, sum);
+    UNROLL_COPY
+    for (int64_t i = 0; i < n * n + n; i++)
+        out[i] = sums[i];
 }
 
-/* Fewer than VL channels: through copies padded with zeros. */
-INLINE void bwd_tail(int64_t n, const struct combine_run *c, int64_t at, int64_t count)
+static void bwd_whole(const struct combine_run *c, int64_t count)
 {
-    float g[MHC_MAX_STREAMS * VL] = {0}, x[MHC_MAX_STREAMS * VL] = {0}, factor[MHC_MAX_STREAMS * DROPOUT_RUN] = {0};
+#define CALL(n) bwd_lanes(n, c, count)
+    FOR_STREAMS(c->n, CALL);
+#undef CALL
+}
+
+/* Fewer than VL channels, from at: through copies padded with zeros. */
+static void bwd_tail(const struct combine_run *c, int64_t at, int64_t count)
+{
+    float g[MHC_MAX_STREAMS * VL] = {0}, x[MHC_MAX_STREAMS * VL] = {0}, factor[MHC_MAX_STREAMS * RUN] = {0};
     float dx[MHC_MAX_STREAMS * VL], df[VL], f[VL] = {0};
-    for (int64_t k = 0; k < count; k++) {
+    struct combine_run copy = *c;
+    for (int64_t k = 0; k < count; k++)
         f[k] = c->f[at + k] + (c->bias ? c->bias[at + k] : 0);
-        for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < c->n; i++)
+        for (int64_t k = 0; k < count; k++) {
             g[i * VL + k] = c->g[i * c->g_step + at + k];
             x[i * VL + k] = c->x[i * c->d + at + k];
-            if (c->factor)
-                factor[i * DROPOUT_RUN + k] = c->factor[i * DROPOUT_RUN + at + k];
+            factor[i * RUN + k] = c->factor ? c->factor[i * RUN + at + k] : 0;
         }
-    }
-    bwd_lanes(n, c, g, VL, x, VL, vec_at(f), c->factor ? factor : NULL, dx, VL, df);
-    for (int64_t k = 0; k < count; k++) {
-        c->df[at + k] = df[k];
-        for (int64_t i = 0; i < n; i++)
-            c->dx[i * c->d + at + k] = dx[i * VL + k];
-    }
-}
-
-INLINE void bwd_run(int64_t n, const struct combine_run *outer)
-{
-    struct combine_run c = *outer;
-    vec sums[MATRIX_MAX + MHC_MAX_STREAMS];
-    UNROLL
-    for (int64_t i = 0; i < n * n + n; i++)
-        sums[i] = outer->sums[i];
-    c.sums = sums;
-    int64_t at = 0;
-    for (; at + VL <= c.count; at += VL) {
-        vec f = vec_at(c.f + at);
-        if (c.bias != NULL)
-            f += vec_at(c.bias + at);
-        bwd_lanes(n, &c, c.g + at, c.g_step, c.x + at, c.d, f, c.factor ? c.factor + at : NULL, c.dx + at, c.d, c.df + at);
-    }
-    if (at < c.count)
-        bwd_tail(n, &c, at, c.count - at);
-    UNROLL
-    for (int64_t i = 0; i < n * n + n; i++)
-        outer->sums[i] = sums[i];
+    copy.g_step = copy.d = VL;
+    copy.g = g;
+    copy.x = x;
+    copy.f = f;
+    copy.bias = NULL;
+    copy.factor = c->factor ? factor : NULL;
+    copy.dx = dx;
+    copy.df = df;
+    bwd_whole(&copy, VL);
+    memcpy(c->df + at, df, (size_t)count * sizeof *df);
+    for (int64_t i = 0; i < c->n; i++)
+        memcpy(c->dx + i * c->d + at, dx + i * VL, (size_t)count * sizeof *dx);
 }
 
 void CPU_NAME(mhc_combine_bwd_run)(const struct combine_run *c)
 {
-#define CALL(n) bwd_run(n, c)
-    FOR_STREAMS(c->n, CALL);
-#undef CALL
+    int64_t whole = c->count / VL * VL;
+    bwd_whole(c, whole);
+    if (whole < c->count)
+        bwd_tail(c, whole, c->count - whole);
 }
 
 void CPU_NAME(mhc_combine_bwd_finish)(const struct mhc_rule *r, const vec *sums, float *dpost, float *dres)
 {
     int64_t n = r->streams;
-    for (int64_t i = 0; i < n; i++) {
-        dpost[i] = vec_sum(sums[n * n + i]);
-        for (int64_t j = 0; j < n; j++)
-            dres[r->profile == MHC_D ? j * n + i : i * n + j] = vec_sum(sums[i * n + j]);
-    }
+    float dmix[MATRIX_MAX];
+    vec_sums(sums, n * n, dmix);
+    vec_sums(sums + n * n, n, dpost);
+    load_mix(r, dmix, dres); /* a transpose is its own inverse */
 }
 
 void CPU_NAME(mhc_add_partials)(float *out, bool acc, const float *partial, int64_t partial_step, int64_t blocks, int64_t count)
@@ -233,23 +237,23 @@ int64_t CPU_NAME(mhc_combine_bwd_work_cpu)(const struct mhc_combine_bwd_args *a)
 static void combine_bwd_row(const struct mhc_combine_bwd_args *a, int64_t r, float *dbias)
 {
     int64_t n = a->rule.streams, d = a->f.dim[1];
-    float mix[MATRIX_MAX], factor[MHC_MAX_STREAMS * DROPOUT_RUN];
+    float mix[MATRIX_MAX], factor[MHC_MAX_STREAMS * RUN];
     vec sums[MATRIX_MAX + MHC_MAX_STREAMS];
     const float *bias = a->bias.data;
-    load_mix(&a->rule, f32_row(&a->res, r), mix);
+    load_mix(&a->rule, row_of(&a->res, r), mix);
     memset(sums, 0, (size_t)(n * n + n) * sizeof *sums);
-    for (int64_t c = 0; c < d; c += DROPOUT_RUN) {
-        struct combine_run run = {.n = n, .count = min_i64(DROPOUT_RUN, d - c), .g_step = d, .d = d, .g = f32_row(&a->dy, r) + c,
-                                  .x = f32_row(&a->x, r) + c, .f = f32_row(&a->f, r) + c, .bias = bias ? bias + c : NULL,
-                                  .factor = a->drop.p > 0 ? factor : NULL, .mix = mix, .post = f32_row(&a->post, r),
-                                  .dx = f32_row(&a->dx, r) + c, .df = f32_row(&a->df, r) + c, .sums = sums};
+    for (int64_t c = 0; c < d; c += RUN) {
+        struct combine_run run = {.n = n, .count = min_i64(RUN, d - c), .g_step = d, .d = d, .g = row_of(&a->dy, r) + c,
+                                  .x = row_of(&a->x, r) + c, .f = row_of(&a->f, r) + c, .bias = bias ? bias + c : NULL,
+                                  .factor = a->drop.p > 0 ? factor : NULL, .mix = mix, .post = row_of(&a->post, r),
+                                  .dx = row_of(&a->dx, r) + c, .df = row_of(&a->df, r) + c, .sums = sums};
         for (int64_t i = 0; a->drop.p > 0 && i < n; i++)
-            CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, run.count, factor + i * DROPOUT_RUN);
+            CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, run.count, factor + i * RUN);
         CPU_NAME(mhc_combine_bwd_run)(&run);
         for (int64_t k = 0; dbias != NULL && k < run.count; k++)
             dbias[c + k] += run.df[k];
     }
-    CPU_NAME(mhc_combine_bwd_finish)(&a->rule, sums, f32_row(&a->dpost, r), f32_row(&a->dres, r));
+    CPU_NAME(mhc_combine_bwd_finish)(&a->rule, sums, row_of(&a->dpost, r), row_of(&a->dres, r));
 }
 
 int CPU_NAME(mhc_combine_bwd_cpu)(struct lane *l, const struct mhc_combine_bwd_args *a)
@@ -257,14 +261,18 @@ int CPU_NAME(mhc_combine_bwd_cpu)(struct lane *l, const struct mhc_combine_bwd_a
     TRY(mhc_combine_bwd_check(a, l->err));
     TRY(check_work("mhc_combine_bwd", &a->work, CPU_NAME(mhc_combine_bwd_work_cpu)(a), l->err));
     int64_t rows = a->x.dim[0], d = a->f.dim[1], blocks = ceil_div(rows, MHC_BLOCK);
+    const struct bring bring = {{&a->dy, &a->x, &a->f}};
+    int64_t at_once = bring_count(&bring);
     float *partial = a->work.data;
 #pragma omp parallel for schedule(static) if (rows * a->x.dim[1] > 4096)
     for (int64_t b = 0; b < blocks; b++) {
         float *dbias = present(&a->dbias) ? partial + b * d : NULL;
         if (dbias != NULL)
             memset(dbias, 0, (size_t)d * sizeof *dbias);
-        for (int64_t r = b * MHC_BLOCK; r < min_i64(rows, (b + 1) * MHC_BLOCK); r++)
+        for (int64_t r = b * MHC_BLOCK; r < min_i64(rows, (b + 1) * MHC_BLOCK); r++) {
+            bring_at(&bring, r, at_once);
             combine_bwd_row(a, r, dbias);
+        }
     }
     if (present(&a->dbias))
         CPU_NAME(mhc_add_partials)(a->dbias.data, a->acc_dbias, partial, d, blocks, d);
@@ -279,8 +287,8 @@ int CPU_NAME(mhc_aggregate_fwd_cpu)(struct lane *l, const struct mhc_aggregate_f
     int64_t rows = a->x.dim[0], n = a->pre.dim[1], d = a->a.dim[1];
 #pragma omp parallel for schedule(static) if (rows * n * d > 4096)
     for (int64_t r = 0; r < rows; r++) {
-        const float *x = f32_row(&a->x, r), *pre = f32_row(&a->pre, r);
-        float *out = f32_row(&a->a, r);
+        const float *x = row_of(&a->x, r), *pre = row_of(&a->pre, r);
+        float *out = row_of(&a->a, r);
         for (int64_t i = 0; i < n; i++) {
 #pragma omp simd
             for (int64_t c = 0; c < d; c++)
@@ -296,16 +304,16 @@ int CPU_NAME(mhc_aggregate_bwd_cpu)(struct lane *l, const struct mhc_aggregate_b
     int64_t rows = a->x.dim[0], n = a->pre.dim[1], d = a->da.dim[1];
 #pragma omp parallel for schedule(static) if (rows * n * d > 4096)
     for (int64_t r = 0; r < rows; r++) {
-        const float *da = f32_row(&a->da, r), *pre = f32_row(&a->pre, r);
+        const float *da = row_of(&a->da, r), *pre = row_of(&a->pre, r);
         for (int64_t i = 0; i < n; i++) {
-            const float *x = f32_row(&a->x, r) + i * d;
-            float *dx = f32_row(&a->dx, r) + i * d, sum = 0;
+            const float *x = row_of(&a->x, r) + i * d;
+            float *dx = row_of(&a->dx, r) + i * d, sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int64_t c = 0; c < d; c++) {
                 sum += da[c] * x[c];
                 dx[c] = (a->acc_dx ? dx[c] : 0) + pre[i] * da[c];
             }
-            f32_row(&a->dpre, r)[i] = sum;
+            row_of(&a->dpre, r)[i] = sum;
         }
     }
     return ST_OK;
@@ -318,7 +326,7 @@ int CPU_NAME(mhc_expand_fwd_cpu)(struct lane *l, const struct mhc_expand_fwd_arg
 #pragma omp parallel for schedule(static) if (rows * k > 4096)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t at = 0; at < k; at += d)
-            memcpy(f32_row(&a->y, r) + at, f32_row(&a->x, r), (size_t)d * sizeof(float));
+            memcpy(row_of(&a->y, r) + at, row_of(&a->x, r), (size_t)d * sizeof(float));
     return ST_OK;
 }
 
@@ -328,8 +336,8 @@ int CPU_NAME(mhc_expand_bwd_cpu)(struct lane *l, const struct mhc_expand_bwd_arg
     int64_t rows = a->dx.dim[0], d = a->dx.dim[1], k = a->dy.dim[1];
 #pragma omp parallel for schedule(static) if (rows * k > 4096)
     for (int64_t r = 0; r < rows; r++) {
-        const float *dy = f32_row(&a->dy, r);
-        float *dx = f32_row(&a->dx, r);
+        const float *dy = row_of(&a->dy, r);
+        float *dx = row_of(&a->dx, r);
         for (int64_t at = 0; at < k; at += d) {
 #pragma omp simd
             for (int64_t c = 0; c < d; c++)

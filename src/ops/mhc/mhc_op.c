@@ -56,7 +56,7 @@ int mhc_infer_shapes(struct op_call *c, const char *letters, struct err *e)
         const struct tensor *t = &c->t[i];
         if (!is_input(&c->desc->args[i]) || t->rank == 0)
             continue;
-        if (c->desc->args[i].type == ARG_REAL && real == DT_NONE)
+        if (c->desc->args[i].type == ARG_REAL || (c->desc->args[i].type == ARG_WIDE && real == DT_NONE))
             real = t->dtype;
         if (strchr("KCNSnm1", letters[i]) != NULL)
             s.rows = t->dim[0];
@@ -126,7 +126,7 @@ static double streams_of(const struct op_call *c) { return op_attr(c, "streams")
 
 /* ---- project --------------------------------------------------------------------------------------------- */
 
-static const struct op_arg mhc_project_fwd_arg_list[] = {IN(x), IN(w), OUT(p), OUT(rho)};
+static const struct op_arg mhc_project_fwd_arg_list[] = {IN(x), WIN(w), WOUT(p), WOUT(rho)};
 static const struct op_attr mhc_project_fwd_attrs[] = {{"streams", 4}};
 static struct mhc_project_fwd_args mhc_project_fwd_pack(const struct op_call *c)
 {
@@ -135,7 +135,7 @@ static struct mhc_project_fwd_args mhc_project_fwd_pack(const struct op_call *c)
 MHC_FUNCTIONS(mhc_project_fwd, "KWN1", 2 * streams_of(c) * (streams_of(c) + 2) + 2)
 MHC_INFER(mhc_project_fwd, "KWN1")
 
-static const struct op_arg mhc_project_bwd_arg_list[] = {IN(dp), IN(drho), IN(x), IN(w), IN(rho), OUT(dx), OOUT(dw), WORK};
+static const struct op_arg mhc_project_bwd_arg_list[] = {WIN(dp), WIN(drho), IN(x), WIN(w), WIN(rho), OUT(dx), WOOUT(dw), WORK};
 static const struct op_attr mhc_project_bwd_attrs[] = {{"streams", 4}, {"acc_dx", 0}, {"acc_dw", 0}};
 static struct mhc_project_bwd_args mhc_project_bwd_pack(const struct op_call *c)
 {
@@ -147,7 +147,7 @@ MHC_INFER_WORK(mhc_project_bwd, "N1KW1KW.")
 
 /* ---- gates ------------------------------------------------------------------------------------------------ */
 
-static const struct op_arg mhc_gates_fwd_arg_list[] = {IN(p), IN(rho), IN(a_pre), IN(a_post), IN(a_res), IN(beta), OUT(pre), OUT(post), OUT(logits)};
+static const struct op_arg mhc_gates_fwd_arg_list[] = {WIN(p), WIN(rho), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta), WOUT(pre), WOUT(post), WOUT(logits)};
 static const struct op_attr mhc_gates_fwd_attrs[] = {MHC_RULE_ATTRS};
 static struct mhc_gates_fwd_args mhc_gates_fwd_pack(const struct op_call *c)
 {
@@ -157,8 +157,8 @@ static struct mhc_gates_fwd_args mhc_gates_fwd_pack(const struct op_call *c)
 MHC_FUNCTIONS(mhc_gates_fwd, "N1sssbnnm", 8)
 MHC_INFER(mhc_gates_fwd, "N1sssbnnm")
 
-static const struct op_arg mhc_gates_bwd_arg_list[] = {OPT(dpre), OPT(dpost), OPT(dlogits), IN(p), IN(rho), IN(a_pre), IN(a_post), IN(a_res), IN(beta),
-                                                       OUT(dp), OUT(drho), OOUT(dz), OOUT(da_pre), OOUT(da_post), OOUT(da_res), OOUT(dbeta)};
+static const struct op_arg mhc_gates_bwd_arg_list[] = {WOPT(dpre), WOPT(dpost), WOPT(dlogits), WIN(p), WIN(rho), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
+                                                       WOUT(dp), WOUT(drho), WOOUT(dz), WOOUT(da_pre), WOOUT(da_post), WOOUT(da_res), WOOUT(dbeta)};
 static const struct op_attr mhc_gates_bwd_attrs[] = {MHC_RULE_ATTRS, {"acc_params", 0}};
 static struct mhc_gates_bwd_args mhc_gates_bwd_pack(const struct op_call *c)
 {
@@ -172,7 +172,7 @@ MHC_INFER(mhc_gates_bwd, "nnmN1sssbN1Nsssb")
 
 /* ---- sinkhorn ----------------------------------------------------------------------------------------------- */
 
-static const struct op_arg mhc_sinkhorn_fwd_arg_list[] = {IN(logits), OUT(res)};
+static const struct op_arg mhc_sinkhorn_fwd_arg_list[] = {WIN(logits), WOUT(res)};
 static const struct op_attr mhc_sinkhorn_fwd_attrs[] = {MHC_RULE_ATTRS};
 static struct mhc_sinkhorn_fwd_args mhc_sinkhorn_fwd_pack(const struct op_call *c)
 {
@@ -181,7 +181,7 @@ static struct mhc_sinkhorn_fwd_args mhc_sinkhorn_fwd_pack(const struct op_call *
 MHC_FUNCTIONS(mhc_sinkhorn_fwd, "mm", 4 * op_attr(c, "iterations"))
 MHC_INFER(mhc_sinkhorn_fwd, "mm")
 
-static const struct op_arg mhc_sinkhorn_bwd_arg_list[] = {IN(dres), IN(logits), OUT(dlogits)};
+static const struct op_arg mhc_sinkhorn_bwd_arg_list[] = {WIN(dres), WIN(logits), WOUT(dlogits)};
 static const struct op_attr mhc_sinkhorn_bwd_attrs[] = {MHC_RULE_ATTRS};
 static struct mhc_sinkhorn_bwd_args mhc_sinkhorn_bwd_pack(const struct op_call *c)
 {
@@ -192,7 +192,7 @@ MHC_INFER(mhc_sinkhorn_bwd, "mmm")
 
 /* ---- aggregate ------------------------------------------------------------------------------------------------ */
 
-static const struct op_arg mhc_aggregate_fwd_arg_list[] = {IN(x), IN(pre), OUT(a)};
+static const struct op_arg mhc_aggregate_fwd_arg_list[] = {IN(x), WIN(pre), OUT(a)};
 static const struct op_attr mhc_aggregate_fwd_attrs[] = {{"streams", 4}};
 static struct mhc_aggregate_fwd_args mhc_aggregate_fwd_pack(const struct op_call *c)
 {
@@ -201,7 +201,7 @@ static struct mhc_aggregate_fwd_args mhc_aggregate_fwd_pack(const struct op_call
 MHC_FUNCTIONS(mhc_aggregate_fwd, "KnC", 2)
 MHC_INFER(mhc_aggregate_fwd, "KnC")
 
-static const struct op_arg mhc_aggregate_bwd_arg_list[] = {IN(da), IN(x), IN(pre), OUT(dx), OUT(dpre)};
+static const struct op_arg mhc_aggregate_bwd_arg_list[] = {IN(da), IN(x), WIN(pre), OUT(dx), WOUT(dpre)};
 static const struct op_attr mhc_aggregate_bwd_attrs[] = {{"streams", 4}, {"acc_dx", 0}};
 static struct mhc_aggregate_bwd_args mhc_aggregate_bwd_pack(const struct op_call *c)
 {
@@ -212,7 +212,7 @@ MHC_INFER(mhc_aggregate_bwd, "CKnKn")
 
 /* ---- combine --------------------------------------------------------------------------------------------------- */
 
-static const struct op_arg mhc_combine_fwd_arg_list[] = {IN(x), IN(f), OPT(bias), IN(post), IN(res), INFO, OUT(y)};
+static const struct op_arg mhc_combine_fwd_arg_list[] = {IN(x), IN(f), WOPT(bias), WIN(post), WIN(res), INFO, OUT(y)};
 static const struct op_attr mhc_combine_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS};
 static struct mhc_combine_fwd_args mhc_combine_fwd_pack(const struct op_call *c)
 {
@@ -222,7 +222,7 @@ static struct mhc_combine_fwd_args mhc_combine_fwd_pack(const struct op_call *c)
 MHC_FUNCTIONS(mhc_combine_fwd, "KCvnmiK", 2 * streams_of(c) + 2)
 MHC_INFER(mhc_combine_fwd, "KCvnmiK")
 
-static const struct op_arg mhc_combine_bwd_arg_list[] = {IN(dy), IN(x), IN(f), OPT(bias), IN(post), IN(res), INFO, OUT(dx), OUT(df), OUT(dpost), OUT(dres), OOUT(dbias), WORK};
+static const struct op_arg mhc_combine_bwd_arg_list[] = {IN(dy), IN(x), IN(f), WOPT(bias), WIN(post), WIN(res), INFO, OUT(dx), OUT(df), WOUT(dpost), WOUT(dres), WOOUT(dbias), WORK};
 static const struct op_attr mhc_combine_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"acc_dbias", 0}};
 static struct mhc_combine_bwd_args mhc_combine_bwd_pack(const struct op_call *c)
 {
@@ -248,8 +248,8 @@ MHC_FUNCTIONS(mhc_expand_bwd, "KC", 1)
 MHC_INFER(mhc_expand_bwd, "KC")
 
 /* Attribute mean: no parameters, whatever the sample gives. */
-static const struct op_arg mhc_contract_fwd_arg_list[] = {IN(x), OPT(w), OPT(base), OPT(scale), OUT(y), {.name = "m", .role = ARG_OOUT, .no_grad = true},
-                                                          {.name = "rstd", .role = ARG_OOUT, .no_grad = true}};
+static const struct op_arg mhc_contract_fwd_arg_list[] = {IN(x), WOPT(w), WOPT(base), WOPT(scale), OUT(y), {.name = "m", .role = ARG_OOUT, .no_grad = true, .type = ARG_WIDE},
+                                                          {.name = "rstd", .role = ARG_OOUT, .no_grad = true, .type = ARG_WIDE}};
 static const struct op_attr mhc_contract_fwd_attrs[] = {{"streams", 4}, {"eps", 1e-5}};
 static struct mhc_contract_fwd_args mhc_contract_fwd_pack(const struct op_call *c)
 {
@@ -259,13 +259,13 @@ static struct mhc_contract_fwd_args mhc_contract_fwd_pack(const struct op_call *
 MHC_FUNCTIONS(mhc_contract_fwd, "KTgsCn1", 2 * streams_of(c) + 4)
 MHC_INFER(mhc_contract_fwd, "KTgsCn1")
 
-static const struct op_arg mhc_contract_bwd_arg_list[] = {IN(dy), OPT(x), OPT(w), OPT(base), OPT(scale), OPT(m), OPT(rstd), OUT(dx), OOUT(dw), OOUT(dbase), OOUT(dscale), WORK};
-static const struct op_attr mhc_contract_bwd_attrs[] = {{"streams", 4}, {"eps", 1e-5}, {"acc_params", 0}};
+static const struct op_arg mhc_contract_bwd_arg_list[] = {IN(dy), OPT(x), WOPT(w), WOPT(base), WOPT(scale), WOPT(m), WOPT(rstd), OUT(dx), WOOUT(dw), WOOUT(dbase), WOOUT(dscale), WORK};
+static const struct op_attr mhc_contract_bwd_attrs[] = {{"streams", 4}, {"eps", 1e-5}, {"acc_dx", 0}, {"acc_params", 0}};
 static struct mhc_contract_bwd_args mhc_contract_bwd_pack(const struct op_call *c)
 {
     return (struct mhc_contract_bwd_args){.dy = T(dy), .x = T(x), .w = T(w), .base = T(base), .scale = T(scale), .m = T(m), .rstd = T(rstd),
                                           .dx = T(dx), .dw = T(dw), .dbase = T(dbase), .dscale = T(dscale), .work = T(work),
-                                          .eps = op_attr(c, "eps"), .acc_params = FLAG(acc_params)};
+                                          .eps = op_attr(c, "eps"), .acc_dx = FLAG(acc_dx), .acc_params = FLAG(acc_params)};
 }
 MHC_FUNCTIONS(mhc_contract_bwd, "CKTgsn1KTgs.", 4 * streams_of(c) + 6)
 MHC_INFER_WORK(mhc_contract_bwd, "CKTgsn1KTgs.")
@@ -295,10 +295,13 @@ static const struct op_sample contract_samples[] = {
     {"rows=17 d=33 streams=3"},
     {"rows=33 d=20 streams=8 strided=1"},
     {"rows=70 d=16 eps=1e-3"},
+    {"rows=6 d=648"},
     {"rows=19 d=33 no_w=1 no_base=1 no_scale=1 no_m=1 no_rstd=1 no_dw=1 no_dbase=1 no_dscale=1"},
     {"rows=6 d=5 streams=3 no_w=1 no_base=1 no_scale=1 no_m=1 no_rstd=1 no_dw=1 no_dbase=1 no_dscale=1 strided=1"},
     /* backward only */
     {"rows=401 d=5 acc_params=1"},
+    {"rows=23 d=17 streams=3 acc_dx=1"},
+    {"rows=7 d=6 acc_dx=1 no_w=1 no_base=1 no_scale=1 no_m=1 no_rstd=1 no_dw=1 no_dbase=1 no_dscale=1"},
 };
 static const struct op_sample project_bwd_samples[] = {
     {"rows=5 d=9 acc_dx=1"},
@@ -314,17 +317,19 @@ static const struct op_sample gates_bwd_samples[] = {
     {"rows=5 no_dpre=1 no_dz=1 no_da_pre=1 no_da_post=1 no_da_res=1 no_dbeta=1"},
     {"rows=5 streams=8 no_dpre=1 no_dlogits=1 strided=1"},
 };
-static const struct op_sample aggregate_bwd_samples[] = {{"rows=5 d=9 acc_dx=1"}, {"rows=66 d=64 streams=3"}, {"rows=7 d=7 streams=8 strided=1 acc_dx=1"}};
+static const struct op_sample aggregate_bwd_samples[] = {{"rows=5 d=9 acc_dx=1"}, {"rows=3 d=2056 acc_dx=1"}, {"rows=66 d=64 streams=3"}, {"rows=7 d=7 streams=8 strided=1 acc_dx=1"}};
 static const struct op_sample combine_bwd_samples[] = {
     {"rows=5 d=9 acc_dbias=1"},
     {"rows=0 d=9"},
     {"rows=67 d=70 streams=3 p=0.25 profile=1 acc_dbias=1"},
     {"rows=130 d=17 streams=8 no_dbias=1 strided=1"},
     {"rows=130 d=129 p=0.1 seq=10 strided=1"},
+    {"rows=2100 d=8 acc_dbias=1"},
+    {"rows=9 d=2056 p=0.1 profile=1"},
 };
-static const struct op_sample sinkhorn_bwd_samples[] = {{"rows=5"}, {"rows=33 streams=3 profile=1"}, {"rows=17 streams=8 iterations=2 strided=1"}};
+static const struct op_sample sinkhorn_bwd_samples[] = {{"rows=5"}, {"rows=70 iterations=33"}, {"rows=70 profile=1 iterations=32"}, {"rows=33 streams=3 profile=1"}, {"rows=17 streams=8 iterations=2 strided=1"}};
 static const struct op_sample expand_bwd_samples[] = {{"rows=5 d=9"}, {"rows=66 d=64 streams=3 strided=1"}, {"rows=0 d=3"}};
-static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=2048 d=2048"}};
+static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=2048 d=2048"}, {"rows=16384 d=2048 gpu=1"}};
 
 MHC_DESC(mhc_project_fwd, "mHC logits and root mean square of the streams", "mhc_project_bwd", 5e-6, samples, countof(samples), bench);
 MHC_DESC(mhc_project_bwd, "gradient of mhc_project_fwd", NULL, 1e-5, project_bwd_samples, countof(project_bwd_samples), bench);
@@ -338,5 +343,5 @@ MHC_DESC(mhc_combine_fwd, "mix the streams and add a sublayer's output to each",
 MHC_DESC(mhc_combine_bwd, "gradient of mhc_combine_fwd", NULL, 5e-6, combine_bwd_samples, countof(combine_bwd_samples), bench);
 MHC_DESC(mhc_expand_fwd, "copy one stream to n", "mhc_expand_bwd", 1e-7, samples, countof(samples), bench);
 MHC_DESC(mhc_expand_bwd, "gradient of mhc_expand_fwd", NULL, 1e-6, expand_bwd_samples, countof(expand_bwd_samples), bench);
-MHC_DESC(mhc_contract_fwd, "n streams to one: mean, or by learned gates", "mhc_contract_bwd", 5e-6, contract_samples, countof(contract_samples) - 1, bench);
+MHC_DESC(mhc_contract_fwd, "n streams to one: mean, or by learned gates", "mhc_contract_bwd", 5e-6, contract_samples, countof(contract_samples) - 3, bench);
 MHC_DESC(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples, countof(contract_samples), bench);

@@ -5,53 +5,49 @@
  * number of threads. Within a block, SLICE rows at a time stay in cache while all of dw is updated. */
 #include "ops/mhc/mhc_cpu_int.h"
 
-enum { SLICE = 32, TILE = 8, BLOCK_ROWS = 192 };
+#if VEC_LENGTH == 16
+enum { TALL = 12, WIDE = 2 }; /* a tile of dw in registers: rows, vectors */
+#else
+enum { TALL = 6, WIDE = 2 };
+#endif
+enum { SLICE = 32, BLOCK_ROWS = 192 };
 
 static int64_t partials(int64_t rows) { return min_i64(MHC_MAX_PARTIALS, max_i64(1, ceil_div(rows, BLOCK_ROWS))); }
 
 int64_t CPU_NAME(mhc_outer_floats)(int64_t rows, int64_t m, int64_t k) { return partials(rows) * m * k; }
 
-/* tile x (vecs * VL) entries of dw += over `rows` rows. */
-INLINE void outer_tile(int tile, int vecs, int64_t rows, const float *dp, int64_t dp_step, const float *y, int64_t y_step, float *dw,
-                       int64_t k)
+/* tall x (WIDE * VL) entries of dw += over `rows` rows. */
+INLINE void outer_tile(int tall, int64_t rows, const float *dp, int64_t dp_step, const float *y, int64_t y_step, float *dw, int64_t k)
 {
-    vec acc[TILE][2];
-    UNROLL
-    for (int i = 0; i < tile; i++) {
-        UNROLL
-        for (int v = 0; v < vecs; v++)
+    vec acc[TALL][WIDE];
+    for (int i = 0; i < tall; i++)
+        for (int v = 0; v < WIDE; v++)
             acc[i][v] = vec_at(dw + i * k + v * VL);
-    }
     for (int64_t r = 0; r < rows; r++) {
-        vec in[2];
-        UNROLL
-        for (int v = 0; v < vecs; v++)
+        vec in[WIDE];
+        for (int v = 0; v < WIDE; v++)
             in[v] = vec_at(y + r * y_step + v * VL);
-        UNROLL
-        for (int i = 0; i < tile; i++) {
-            UNROLL
-            for (int v = 0; v < vecs; v++)
+        for (int i = 0; i < tall; i++)
+            for (int v = 0; v < WIDE; v++)
                 acc[i][v] += in[v] * dp[r * dp_step + i];
-        }
     }
-    UNROLL
-    for (int i = 0; i < tile; i++) {
-        UNROLL
-        for (int v = 0; v < vecs; v++)
+    for (int i = 0; i < tall; i++)
+        for (int v = 0; v < WIDE; v++)
             vec_put(dw + i * k + v * VL, acc[i][v]);
-    }
 }
 
 static void outer_slice(const struct outer *o, int64_t first, int64_t rows, float *dw)
 {
     int64_t k = o->y->dim[1], step = o->y->stride[0], c = 0;
-    const float *dp = o->dp + first * o->dp_step, *y = f32_row(o->y, first);
-    for (; c + 2 * VL <= k; c += 2 * VL) {
+    const float *dp = o->dp + first * o->dp_step, *y = row_of(o->y, first);
+    for (; c + WIDE * VL <= k; c += WIDE * VL) {
         int64_t i = 0;
-        for (; i + TILE <= o->m; i += TILE)
-            outer_tile(TILE, 2, rows, dp + i, o->dp_step, y + c, step, dw + i * k + c, k);
+        for (; i + TALL <= o->m; i += TALL)
+            outer_tile(TALL, rows, dp + i, o->dp_step, y + c, step, dw + i * k + c, k);
+        for (; i + 4 <= o->m; i += 4)
+            outer_tile(4, rows, dp + i, o->dp_step, y + c, step, dw + i * k + c, k);
         for (; i < o->m; i++)
-            outer_tile(1, 2, rows, dp + i, o->dp_step, y + c, step, dw + i * k + c, k);
+            outer_tile(1, rows, dp + i, o->dp_step, y + c, step, dw + i * k + c, k);
     }
     for (int64_t i = 0; i < o->m; i++)
         for (int64_t r = 0; r < rows; r++) {
@@ -62,21 +58,44 @@ static void outer_slice(const struct outer *o, int64_t first, int64_t rows, floa
         }
 }
 
+/* Row i of dw: the partials in order. */
+static void outer_add(const struct outer *o, int64_t i, int64_t blocks)
+{
+    int64_t k = o->y->dim[1];
+    float *out = row_of(o->dw, i);
+    if (!o->acc)
+        memset(out, 0, (size_t)k * sizeof *out);
+    for (int64_t b = 0; b < blocks; b++) {
+        const float *in = o->partial + (b * o->m + i) * k;
+#pragma omp simd
+        for (int64_t c = 0; c < k; c++)
+            out[c] += in[c];
+    }
+}
+
 void CPU_NAME(mhc_outer)(const struct outer *o)
 {
     int64_t rows = o->y->dim[0], count = o->m * o->y->dim[1], blocks = partials(rows), per = ceil_div(rows, blocks);
+    const struct bring bring = {{o->y}};
+    bool brings = bring_count(&bring) >= SLICE;
     if (count == 0)
         return;
-#pragma omp parallel for schedule(static) if (rows * count > 16384)
-    for (int64_t b = 0; b < blocks; b++) {
-        float *dw = o->partial + b * count;
-        memset(dw, 0, (size_t)count * sizeof *dw);
-        int64_t end = min_i64(rows, (b + 1) * per);
-        for (int64_t r = b * per; r < end; r += SLICE)
-            outer_slice(o, r, min_i64(SLICE, end - r), dw);
+#pragma omp parallel if (rows * count > 16384)
+    {
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < blocks; b++) {
+            float *dw = o->partial + b * count;
+            memset(dw, 0, (size_t)count * sizeof *dw);
+            int64_t end = min_i64(rows, (b + 1) * per);
+            for (int64_t r = b * per; r < end; r += SLICE) {
+                bring_rows(&bring, r, brings ? min_i64(SLICE, end - r) : 0);
+                outer_slice(o, r, min_i64(SLICE, end - r), dw);
+            }
+        }
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < o->m; i++)
+            outer_add(o, i, blocks);
     }
-    for (int64_t i = 0; i < o->m; i++)
-        CPU_NAME(mhc_add_partials)(f32_row(o->dw, i), o->acc, o->partial + i * o->y->dim[1], count, blocks, o->y->dim[1]);
 }
 
 /* ---- project backward -------------------------------------------------------------------------------- */
@@ -93,14 +112,14 @@ int CPU_NAME(mhc_project_bwd_cpu)(struct lane *l, const struct mhc_project_bwd_a
     int64_t rows = a->x.dim[0], k = a->x.dim[1], m = a->w.dim[0];
 #pragma omp parallel for schedule(static) if (rows * k > 4096)
     for (int64_t r = 0; r < rows; r++) {
-        const float *x = f32_row(&a->x, r), *dp = f32_row(&a->dp, r);
-        float *dx = f32_row(&a->dx, r), rho = f32_row(&a->rho, r)[0];
-        float through_rho = rho == 0 ? 0 : f32_row(&a->drho, r)[0] / ((float)k * rho);
+        const float *x = row_of(&a->x, r), *dp = row_of(&a->dp, r);
+        float *dx = row_of(&a->dx, r), rho = row_of(&a->rho, r)[0];
+        float through_rho = rho == 0 ? 0 : row_of(&a->drho, r)[0] / ((float)k * rho);
 #pragma omp simd
         for (int64_t c = 0; c < k; c++)
             dx[c] = (a->acc_dx ? dx[c] : 0) + through_rho * x[c];
         for (int64_t i = 0; i < m; i++) {
-            const float *w = f32_row(&a->w, i);
+            const float *w = row_of(&a->w, i);
 #pragma omp simd
             for (int64_t c = 0; c < k; c++)
                 dx[c] += dp[i] * w[c];
@@ -116,20 +135,25 @@ int CPU_NAME(mhc_project_bwd_cpu)(struct lane *l, const struct mhc_project_bwd_a
 
 /* ---- the boundary's parameters ------------------------------------------------------------------------- */
 
+/* Scratch: per block of rows the sums of dz and of dz p q in double, then dp [rows, N], then mhc_outer's. */
 int64_t CPU_NAME(mhc_boundary_dw_work_cpu)(const struct mhc_boundary_dw_args *a)
 {
     int64_t rows = a->y.dim[0], m = mhc_logits(a->rule.streams);
-    return (CPU_NAME(mhc_outer_floats)(rows, m, a->y.dim[1]) + rows * m) * (int64_t)sizeof(float);
+    return partials(rows) * 2 * m * (int64_t)sizeof(double) +
+           (CPU_NAME(mhc_outer_floats)(rows, m, a->y.dim[1]) + rows * m) * (int64_t)sizeof(float);
 }
 
-/* dp = dz A q into dp; dbeta and the gradients of the three scales, in double and row order. */
-static void small_sums(const struct mhc_boundary_dw_args *a, float *dp)
+static int group_of(int64_t n, int64_t k) { return k < n ? 0 : k < 2 * n ? 1 : 2; }
+
+/* dp = dz A q for rows [first, end), and their sums, in row order. */
+static void block_sums(const struct mhc_boundary_dw_args *a, int64_t first, int64_t end, float *dp, double *beta, double *alpha)
 {
-    int64_t rows = a->y.dim[0], n = a->rule.streams, m = mhc_logits(n);
+    int64_t n = a->rule.streams, m = mhc_logits(n);
     const float scale[3] = {scalar_of(&a->a_pre), scalar_of(&a->a_post), scalar_of(&a->a_res)};
-    double beta[LOGITS_MAX] = {0}, alpha[LOGITS_MAX] = {0}, group[3] = {0};
-    for (int64_t r = 0; r < rows; r++) {
-        const float *dz = f32_row(&a->dz, r), *stat = f32_row(&a->stat, r);
+    memset(beta, 0, (size_t)m * sizeof *beta);
+    memset(alpha, 0, (size_t)m * sizeof *alpha);
+    for (int64_t r = first; r < end; r++) {
+        const float *dz = row_of(&a->dz, r), *stat = row_of(&a->stat, r);
         float q = 1.0f / (stat[m] + EPS);
 #pragma omp simd
         for (int64_t k = 0; k < m; k++) {
@@ -138,10 +162,23 @@ static void small_sums(const struct mhc_boundary_dw_args *a, float *dp)
             alpha[k] += (double)(dz[k] * stat[k] * q);
         }
     }
+}
+
+static void small_sums(const struct mhc_boundary_dw_args *a, double *sums, float *dp)
+{
+    int64_t rows = a->y.dim[0], n = a->rule.streams, m = mhc_logits(n), blocks = partials(rows), per = ceil_div(rows, blocks);
+#pragma omp parallel for schedule(static) if (rows * m > 4096)
+    for (int64_t b = 0; b < blocks; b++)
+        block_sums(a, b * per, min_i64(rows, (b + 1) * per), dp, sums + b * 2 * m, sums + (b * 2 + 1) * m);
     float *const dalpha[3] = {a->da_pre.data, a->da_post.data, a->da_res.data}, *dbeta = a->dbeta.data;
+    double group[3] = {0};
     for (int64_t k = 0; k < m; k++) {
-        dbeta[k] = (a->acc_params ? dbeta[k] : 0) + (float)beta[k];
-        group[k < n ? 0 : k < 2 * n ? 1 : 2] += alpha[k];
+        double beta = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            beta += sums[b * 2 * m + k];
+            group[group_of(n, k)] += sums[(b * 2 + 1) * m + k];
+        }
+        dbeta[k] = (a->acc_params ? dbeta[k] : 0) + (float)beta;
     }
     for (int g = 0; g < 3; g++)
         dalpha[g][0] = (a->acc_params ? dalpha[g][0] : 0) + (float)group[g];
@@ -152,8 +189,9 @@ int CPU_NAME(mhc_boundary_dw_cpu)(struct lane *l, const struct mhc_boundary_dw_a
     TRY(mhc_boundary_dw_check(a, l->err));
     TRY(check_work("mhc_boundary_dw", &a->work, CPU_NAME(mhc_boundary_dw_work_cpu)(a), l->err));
     int64_t rows = a->y.dim[0], m = mhc_logits(a->rule.streams);
-    float *dp = a->work.data;
-    small_sums(a, dp);
+    double *sums = a->work.data;
+    float *dp = (float *)(sums + partials(rows) * 2 * m);
+    small_sums(a, sums, dp);
     struct outer o = {.dp = dp, .dp_step = m, .m = m, .y = &a->y, .dw = &a->dw, .partial = dp + rows * m, .acc = a->acc_dw};
     CPU_NAME(mhc_outer)(&o);
     return ST_OK;

@@ -438,7 +438,7 @@ static void contract_bwd_row(const struct mhc_contract_bwd_args *a, int64_t r)
         double sum = gate[c / d] * dy[c % d] - drstd * rstd * rstd * rstd * x[c] / (double)k;
         for (int64_t i = 0; i < n; i++)
             sum += dm[i] * f64_row(&a->w, i)[c];
-        f64_row(&a->dx, r)[c] = sum;
+        f64_row(&a->dx, r)[c] = sum + (a->acc_dx ? f64_row(&a->dx, r)[c] : 0);
     }
 }
 
@@ -454,7 +454,7 @@ int mhc_contract_bwd_ref(struct lane *l, const struct mhc_contract_bwd_args *a)
         if (n > 0)
             contract_bwd_row(a, r);
         for (int64_t c = 0; n == 0 && c < k; c++)
-            f64_row(&a->dx, r)[c] = f64_row(&a->dy, r)[c % d] * (double)d / (double)k;
+            f64_row(&a->dx, r)[c] = f64_row(&a->dy, r)[c % d] * (double)d / (double)k + (a->acc_dx ? f64_row(&a->dx, r)[c] : 0);
     }
     return ST_OK;
 }

@@ -93,8 +93,9 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_sample samples[] = {{"tokens=5 heads=3 nope=6 rope=4"}, {"tokens=1 heads=1 nope=1 rope=1"}, {"tokens=0 heads=2"},
-                                           {"tokens=33 heads=7 nope=16 rope=8 strided=1"}, {"tokens=4 heads=2 nope=0 rope=4"}};
-static const struct op_sample bench[] = {{"tokens=4096 heads=8 nope=128 rope=64"}};
+                                           {"tokens=33 heads=7 nope=16 rope=8 strided=1"}, {"tokens=4 heads=2 nope=0 rope=4"},
+                                           {"tokens=37 heads=5 nope=128 rope=64"}};
+static const struct op_sample bench[] = {{"tokens=4096 heads=8 nope=128 rope=64"}, {"tokens=16384 heads=16 nope=128 rope=64 gpu=1"}};
 
 const struct op_desc mlakeys_fwd_desc = {
     .name = "mlakeys_fwd", .summary = "keys of multi-latent attention from own and shared parts",

@@ -3,14 +3,14 @@
  *   offset I32 [E + 1]: rows of expert e are [offset[e], offset[e + 1]); offset[E] rows are in use.
  *   row I32 [T, k]: where choice (t, j) went, -1 if dropped.
  *   src I32 [R]: the choice t k + j that row came from, -1 past the last row in use.
- * An expert outside 0..E-1 is an error. */
+ * An expert outside 0..E-1 is an error on the host; a GPU drops the choice. */
 #ifndef BRAID_OPS_MOEPLAN_H
 #define BRAID_OPS_MOEPLAN_H
 
 #include "dev/dev.h"
 
 struct moeplan_args {
-    struct tensor idx, offset, row, src;
+    struct tensor idx, offset, row, src, work;
 };
 int moeplan_check(const struct moeplan_args *a, struct err *e);
 

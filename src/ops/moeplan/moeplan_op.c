@@ -17,12 +17,13 @@ int moeplan_check(const struct moeplan_args *a, struct err *e)
     return ST_OK;
 }
 
-enum { A_IDX, A_OFFSET, A_ROW, A_SRC };
+enum { A_IDX, A_OFFSET, A_ROW, A_SRC, A_WORK };
 static const struct op_arg args[] = {
     {.name = "idx", .type = ARG_I32},
     {.name = "offset", .role = ARG_OUT, .type = ARG_I32},
     {.name = "row", .role = ARG_OUT, .type = ARG_I32},
     {.name = "src", .role = ARG_OUT, .type = ARG_I32},
+    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr dims[] = {{"rows", 9}, {"k", 2}, {"dropped", 0}};
 static const struct op_attr attrs[] = {{"experts", 5}};
@@ -41,21 +42,26 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     return arg == A_IDX;
 }
 
+static struct moeplan_args pack_args(const struct op_call *c)
+{
+    return (struct moeplan_args){.idx = c->t[A_IDX], .offset = c->t[A_OFFSET], .row = c->t[A_ROW], .src = c->t[A_SRC], .work = c->t[A_WORK]};
+}
+
 static int infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
-    (void)ops;
     (void)e;
     int64_t n = tensor_elems(&c->t[A_IDX]);
     c->t[A_OFFSET] = tensor_1d(NULL, DT_I32, (int64_t)c->attr[0] + 1);
     c->t[A_ROW] = tensor_shape(DT_I32, c->t[A_IDX].rank, c->t[A_IDX].dim);
     c->t[A_SRC] = tensor_1d(NULL, DT_I32, n);
+    struct moeplan_args a = pack_args(c);
+    c->t[A_WORK] = tensor_1d(NULL, DT_U8, ops->moeplan_work ? ops->moeplan_work(&a) : 0);
     return ST_OK;
 }
 
 static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct moeplan_args a = {
-        .idx = c->t[A_IDX], .offset = c->t[A_OFFSET], .row = c->t[A_ROW], .src = c->t[A_SRC]};
+    struct moeplan_args a = pack_args(c);
     return ops->moeplan(lane, &a);
 }
 
@@ -69,8 +75,12 @@ static const struct op_sample samples[] = {{"rows=9 k=2"},
                                            {"rows=0 k=2"},
                                            {"rows=1 k=1 experts=1"},
                                            {"rows=33 k=3 dropped=1 experts=7"},
-                                           {"rows=3 k=2 experts=64"}};
+                                           {"rows=3 k=2 experts=64"},
+                                           {"rows=1025 k=1 experts=300"},
+                                           {"rows=4100 k=8 experts=64 dropped=1"},
+                                           {"rows=20000 k=7 experts=33"}};
 static const struct op_sample bench[] = {{"rows=4096 k=8 experts=64"},
+                                         {"rows=16384 k=8 experts=64"},
                                          {"rows=16384 k=8 experts=256"}};
 
 const struct op_desc moeplan_desc = {

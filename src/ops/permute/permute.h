@@ -1,11 +1,12 @@
 /* permute: rows of tokens to rows of experts and back, along the maps of moeplan (T tokens, k
  * choices each, R rows). Each is the other's gradient. permute:   y[r] = x[src[r] / k], yprob[r] =
  * prob[src[r]]; rows with src -1 become 0. x [T, d], y [R, d] real, strided; src I32 [R]; prob [T,
- * k], yprob [R] real, dense, optional together. unpermute: y[t] (+)= base[t] + sum over j in order
+ * k], yprob [R] wide, dense, optional together; row I32 [T, k] optional: the same map the other way
+ * round, so that a device may read each token once. unpermute: y[t] (+)= base[t] + sum over j in order
  * of x[row[t, j]]; yprob[t, j] = xprob[row[t, j]], 0 where row is -1. x [R, d], y, base [T, d]
- * real, strided; row I32 [T, k]; base optional, y may be base; xprob [R], yprob [T, k] optional
- * together. x and y may both be absent: only the probabilities. Map entries must be in range: they
- * come from moeplan. */
+ * real, strided; row I32 [T, k]; base optional, y may be base; xprob [R], yprob [T, k] wide,
+ * optional together. x and y may both be absent: only the probabilities. Map entries must be in range: they
+ * come from moeplan (a GPU takes those that are not for -1). */
 #ifndef BRAID_OPS_PERMUTE_H
 #define BRAID_OPS_PERMUTE_H
 
@@ -14,7 +15,7 @@
 enum { PERMUTE_MAX_K = 64 };
 
 struct permute_args {
-    struct tensor x, src, prob, y, yprob;
+    struct tensor x, src, row, prob, y, yprob;
     int64_t k;
 };
 struct unpermute_args {

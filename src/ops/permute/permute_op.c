@@ -6,16 +6,18 @@
 int permute_check(const struct permute_args *a, struct err *e)
 {
     const char *op = "permute";
-    enum dtype real = a->x.dtype;
+    enum dtype real = a->x.dtype, wide = wide_of(real);
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
     CHECK_T(op, "y", &a->y, real, 2, -1, a->x.dim[1]);
     CHECK_T(op, "src", &a->src, DT_I32, 1, a->y.dim[0]);
     if (a->k < 1)
         return err_set(e, ST_INVALID, "permute: k is %lld, expected at least 1", (long long)a->k);
-    CHECK_OPT(op, "prob", &a->prob, real, 2, a->x.dim[0], a->k);
+    CHECK_OPT(op, "row", &a->row, DT_I32, 2, a->x.dim[0], a->k);
+    if (present(&a->row))
+        TRY(check_dense(op, "row", &a->row, e));
     if (present(&a->prob) || present(&a->yprob)) {
-        CHECK_T(op, "prob", &a->prob, real, 2, a->x.dim[0], a->k);
-        CHECK_T(op, "yprob", &a->yprob, real, 1, a->y.dim[0]);
+        CHECK_T(op, "prob", &a->prob, wide, 2, a->x.dim[0], a->k);
+        CHECK_T(op, "yprob", &a->yprob, wide, 1, a->y.dim[0]);
         TRY(check_dense(op, "prob", &a->prob, e));
     }
     return ST_OK;
@@ -24,7 +26,7 @@ int permute_check(const struct permute_args *a, struct err *e)
 int unpermute_check(const struct unpermute_args *a, struct err *e)
 {
     const char *op = "unpermute";
-    enum dtype real = present(&a->x) ? a->x.dtype : a->xprob.dtype;
+    enum dtype real = present(&a->x) ? a->x.dtype : a->xprob.dtype, wide = wide_of(real);
     CHECK_T(op, "row", &a->row, DT_I32, 2, -1, -1);
     int64_t rows = a->row.dim[0], k = a->row.dim[1];
     TRY(check_dense(op, "row", &a->row, e));
@@ -37,8 +39,8 @@ int unpermute_check(const struct unpermute_args *a, struct err *e)
         CHECK_OPT(op, "base", &a->base, real, 2, rows, a->x.dim[1]);
     }
     if (present(&a->xprob) || present(&a->yprob)) {
-        CHECK_T(op, "xprob", &a->xprob, real, 1, -1);
-        CHECK_T(op, "yprob", &a->yprob, real, 2, rows, k);
+        CHECK_T(op, "xprob", &a->xprob, wide, 1, -1);
+        CHECK_T(op, "yprob", &a->yprob, wide, 2, rows, k);
         TRY(check_dense(op, "yprob", &a->yprob, e));
     }
     return ST_OK;
@@ -61,18 +63,15 @@ static int32_t expert_of(const struct op_call *c, int64_t choice)
 static void fill_map(const struct op_call *c, struct tensor *host, bool inverse)
 {
     int64_t n = tensor_elems(host);
-    int32_t *map = host->data;
+    int32_t *map = host->data, rank = 0;
     for (int64_t i = 0; i < n; i++)
         map[i] = -1;
-    for (int64_t i = 0; i < n; i++) {
-        int32_t mine = expert_of(c, i), rank = 0;
-        for (int64_t j = 0; j < n; j++) {
-            int32_t other = expert_of(c, j);
-            rank += other >= 0 && (other < mine || (other == mine && j < i));
-        }
-        if (mine >= 0)
-            map[inverse ? rank : i] = inverse ? (int32_t)i : rank;
-    }
+    for (int32_t x = 0; x < (int32_t)c->dim[2]; x++)
+        for (int64_t i = 0; i < n; i++)
+            if (expert_of(c, i) == x) {
+                map[inverse ? rank : i] = inverse ? (int32_t)i : rank;
+                rank++;
+            }
 }
 
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
@@ -92,22 +91,27 @@ static const struct op_sample samples[] = {
     {"rows=20 d=65 k=3 dropped=1 strided=1 no_prob=1 no_yprob=1 no_dyprob=1 no_dprob=1"},
     {"rows=9 d=64 k=4 experts=9 no_prob=1 no_yprob=1 no_dyprob=1 no_dprob=1"},
     {"rows=12 d=130 k=5 experts=3 no_base=1 acc_y=1 dropped=1"},
+    {"rows=7 d=33 no_rowmap=1"},
+    {"rows=21 d=264 k=9 dropped=1 no_rowmap=1"},
+    {"rows=21 d=2072 k=17 experts=5 dropped=1 no_base=1"},
 };
 static const struct op_sample bench[] = {{"rows=1024 d=512 k=8 experts=64"},
-                                         {"rows=1024 d=2048 k=2 experts=8"}};
+                                         {"rows=1024 d=2048 k=2 experts=8"},
+                                         {"rows=16384 d=2048 k=8 experts=64 no_prob=1 no_yprob=1 no_base=1 gpu=1"}};
 
 /* ---- permute and its gradient
  * ------------------------------------------------------------------------ */
 
 static int64_t k_of(const struct op_call *c) { return (int64_t)c->attr[0]; }
 
-enum { P_X, P_SRC, P_PROB, P_Y, P_YPROB };
+enum { P_X, P_SRC, P_ROW, P_PROB, P_Y, P_YPROB };
 static const struct op_arg permute_args_list[] = {
     {.name = "x"},
     {.name = "src", .type = ARG_I32},
-    {.name = "prob", .role = ARG_OPT},
+    {.name = "rowmap", .role = ARG_OPT, .type = ARG_I32},
+    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "y", .role = ARG_OUT},
-    {.name = "yprob", .role = ARG_OOUT},
+    {.name = "yprob", .role = ARG_OOUT, .type = ARG_WIDE},
 };
 
 static void permute_shapes(struct op_call *c)
@@ -115,6 +119,7 @@ static void permute_shapes(struct op_call *c)
     int64_t rows = (int64_t)c->dim[0];
     c->t[P_X] = tensor_2d(NULL, DT_NONE, rows, (int64_t)c->dim[1]);
     c->t[P_SRC] = tensor_1d(NULL, DT_NONE, rows * k_of(c));
+    c->t[P_ROW] = tensor_2d(NULL, DT_NONE, rows, k_of(c));
     c->t[P_PROB] = tensor_2d(NULL, DT_NONE, rows, k_of(c));
 }
 
@@ -123,7 +128,7 @@ static int permute_infer(struct op_call *c, const struct ops *ops, struct err *e
     (void)ops;
     (void)e;
     c->t[P_Y] = tensor_2d(NULL, c->t[P_X].dtype, c->t[P_SRC].dim[0], c->t[P_X].dim[1]);
-    c->t[P_YPROB] = tensor_1d(NULL, c->t[P_X].dtype, c->t[P_SRC].dim[0]);
+    c->t[P_YPROB] = tensor_1d(NULL, wide_of(c->t[P_X].dtype), c->t[P_SRC].dim[0]);
     return ST_OK;
 }
 
@@ -131,6 +136,7 @@ static int permute_run(const struct ops *ops, struct lane *lane, const struct op
 {
     struct permute_args a = {.x = c->t[P_X],
                              .src = c->t[P_SRC],
+                             .row = c->t[P_ROW],
                              .prob = c->t[P_PROB],
                              .y = c->t[P_Y],
                              .yprob = c->t[P_YPROB],
@@ -140,18 +146,18 @@ static int permute_run(const struct ops *ops, struct lane *lane, const struct op
 
 static void copy_cost(const struct op_call *c, struct op_cost *out)
 {
-    double rows = op_dim(c, "rows") * op_attr(c, "k"), d = op_dim(c, "d"),
+    double tokens = op_dim(c, "rows"), rows = tokens * op_attr(c, "k"), d = op_dim(c, "d"),
            size = (double)dtype_bytes(c->t[0].dtype);
-    *out = (struct op_cost){.flops = rows * d, .bytes = 2 * rows * d * size};
+    *out = (struct op_cost){.flops = rows * d, .bytes = (tokens + rows) * d * size};
 }
 
 enum { Q_DY, Q_ROW, Q_DYPROB, Q_DX, Q_DPROB };
 static const struct op_arg permute_bwd_args_list[] = {
     {.name = "dy"},
     {.name = "row", .type = ARG_I32},
-    {.name = "dyprob", .role = ARG_OPT},
+    {.name = "dyprob", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "dx", .role = ARG_OUT},
-    {.name = "dprob", .role = ARG_OOUT},
+    {.name = "dprob", .role = ARG_OOUT, .type = ARG_WIDE},
 };
 
 static void permute_bwd_shapes(struct op_call *c)
@@ -168,7 +174,7 @@ static int permute_bwd_infer(struct op_call *c, const struct ops *ops, struct er
     (void)e;
     c->t[Q_DX] = tensor_2d(NULL, c->t[Q_DY].dtype, c->t[Q_ROW].dim[0], c->t[Q_DY].dim[1]);
     if (c->t[Q_DYPROB].rank > 0)
-        c->t[Q_DPROB] = tensor_2d(NULL, c->t[Q_DY].dtype, c->t[Q_ROW].dim[0], c->t[Q_ROW].dim[1]);
+        c->t[Q_DPROB] = tensor_2d(NULL, wide_of(c->t[Q_DY].dtype), c->t[Q_ROW].dim[0], c->t[Q_ROW].dim[1]);
     return ST_OK;
 }
 
@@ -261,15 +267,20 @@ static int unpermute_run(const struct ops *ops, struct lane *lane, const struct 
     return ops->unpermute(lane, &a);
 }
 
-enum { V_DY, V_SRC, V_DX };
+enum { V_DY, V_SRC, V_ROW, V_DX };
 static const struct op_arg unpermute_bwd_args_list[] = {
-    {.name = "dy"}, {.name = "src", .type = ARG_I32}, {.name = "dx", .role = ARG_OUT}};
+    {.name = "dy"},
+    {.name = "src", .type = ARG_I32},
+    {.name = "rowmap", .role = ARG_OPT, .type = ARG_I32},
+    {.name = "dx", .role = ARG_OUT},
+};
 
 static void unpermute_bwd_shapes(struct op_call *c)
 {
     int64_t rows = (int64_t)c->dim[0];
     c->t[V_DY] = tensor_2d(NULL, DT_NONE, rows, (int64_t)c->dim[1]);
     c->t[V_SRC] = tensor_1d(NULL, DT_NONE, rows * k_of(c));
+    c->t[V_ROW] = tensor_2d(NULL, DT_NONE, rows, k_of(c));
 }
 
 static int unpermute_bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -282,7 +293,7 @@ static int unpermute_bwd_infer(struct op_call *c, const struct ops *ops, struct 
 
 static int unpermute_bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct permute_args a = {.x = c->t[V_DY], .src = c->t[V_SRC], .y = c->t[V_DX], .k = k_of(c)};
+    struct permute_args a = {.x = c->t[V_DY], .src = c->t[V_SRC], .row = c->t[V_ROW], .y = c->t[V_DX], .k = k_of(c)};
     return ops->permute(lane, &a);
 }
 

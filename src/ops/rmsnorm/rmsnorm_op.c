@@ -10,8 +10,8 @@ int rmsnorm_fwd_check(const struct rmsnorm_fwd_args *a, struct err *e)
         return err_set(e, ST_INVALID, "rmsnorm_fwd: x has rank %d, expected 2 or 3", a->x.rank);
     TRY(check_tensor("rmsnorm_fwd", "x", &a->x, real, a->x.rank, any, e));
     TRY(check_tensor("rmsnorm_fwd", "y", &a->y, real, a->x.rank, a->x.dim, e));
-    CHECK_OPT("rmsnorm_fwd", "w", &a->w, real, 1, cols_of(&a->x));
-    CHECK_T("rmsnorm_fwd", "rstd", &a->rstd, real, 1, rows_of(&a->x));
+    CHECK_OPT("rmsnorm_fwd", "w", &a->w, wide_of(real), 1, cols_of(&a->x));
+    CHECK_T("rmsnorm_fwd", "rstd", &a->rstd, wide_of(real), 1, rows_of(&a->x));
     return ST_OK;
 }
 
@@ -26,10 +26,10 @@ int rmsnorm_bwd_check(const struct rmsnorm_bwd_args *a, struct err *e)
     TRY(check_tensor("rmsnorm_bwd", "dx", &a->dx, real, a->x.rank, a->x.dim, e));
     if (present(&a->dres))
         TRY(check_tensor("rmsnorm_bwd", "dres", &a->dres, real, a->x.rank, a->x.dim, e));
-    CHECK_OPT("rmsnorm_bwd", "w", &a->w, real, 1, cols_of(&a->x));
-    CHECK_T("rmsnorm_bwd", "rstd", &a->rstd, real, 1, rows_of(&a->x));
+    CHECK_OPT("rmsnorm_bwd", "w", &a->w, wide_of(real), 1, cols_of(&a->x));
+    CHECK_T("rmsnorm_bwd", "rstd", &a->rstd, wide_of(real), 1, rows_of(&a->x));
     if (present(&a->w))
-        CHECK_T("rmsnorm_bwd", "dw", &a->dw, real, 1, cols_of(&a->x));
+        CHECK_T("rmsnorm_bwd", "dw", &a->dw, wide_of(real), 1, cols_of(&a->x));
     return ST_OK;
 }
 
@@ -45,8 +45,8 @@ static void x_like(struct op_call *c, int arg)
 
 enum { F_X, F_W, F_Y, F_RSTD };
 static const struct op_arg fwd_args[] = {
-    {.name = "x"}, {.name = "w", .role = ARG_OPT}, {.name = "y", .role = ARG_OUT},
-    {.name = "rstd", .role = ARG_OUT, .no_grad = true},
+    {.name = "x"}, {.name = "w", .role = ARG_OPT, .type = ARG_WIDE}, {.name = "y", .role = ARG_OUT},
+    {.name = "rstd", .role = ARG_OUT, .type = ARG_WIDE, .no_grad = true},
 };
 static const struct op_attr fwd_attrs[] = {{"eps", 1e-5}, {"zero_centered", 0}};
 
@@ -67,7 +67,7 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     (void)ops;
     (void)e;
     c->t[F_Y] = tensor_shape(c->t[F_X].dtype, c->t[F_X].rank, c->t[F_X].dim);
-    c->t[F_RSTD] = tensor_1d(NULL, c->t[F_X].dtype, rows_of(&c->t[F_X]));
+    c->t[F_RSTD] = tensor_1d(NULL, wide_of(c->t[F_X].dtype), rows_of(&c->t[F_X]));
     return ST_OK;
 }
 
@@ -85,9 +85,9 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 
 enum { B_DY, B_X, B_W, B_RSTD, B_DRES, B_DX, B_DW, B_WORK };
 static const struct op_arg bwd_args[] = {
-    {.name = "dy"}, {.name = "x"}, {.name = "w", .role = ARG_OPT}, {.name = "rstd"},
+    {.name = "dy"}, {.name = "x"}, {.name = "w", .role = ARG_OPT, .type = ARG_WIDE}, {.name = "rstd", .type = ARG_WIDE},
     {.name = "dres", .role = ARG_OPT}, {.name = "dx", .role = ARG_OUT},
-    {.name = "dw", .role = ARG_OOUT}, {.name = "work", .role = ARG_WORK, .type = ARG_U8},
+    {.name = "dw", .role = ARG_OOUT, .type = ARG_WIDE}, {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr bwd_attrs[] = {{"zero_centered", 0}, {"acc_dw", 0}};
 
@@ -113,7 +113,7 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     (void)e;
     c->t[B_DX] = tensor_shape(c->t[B_X].dtype, c->t[B_X].rank, c->t[B_X].dim);
     if (c->t[B_W].rank > 0)
-        c->t[B_DW] = tensor_1d(NULL, c->t[B_X].dtype, cols_of(&c->t[B_X]));
+        c->t[B_DW] = tensor_1d(NULL, wide_of(c->t[B_X].dtype), cols_of(&c->t[B_X]));
     struct rmsnorm_bwd_args a = bwd_pack(c);
     c->t[B_WORK] = tensor_1d(NULL, DT_U8, ops->rmsnorm_bwd_work ? ops->rmsnorm_bwd_work(&a) : 0);
     return ST_OK;
@@ -134,6 +134,8 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 static const struct op_sample samples[] = {
     {"rows=5 d=33"}, {"rows=1 d=1"}, {"rows=0 d=8"}, {"rows=65 d=64 zero_centered=1"},
     {"rows=129 d=17 no_w=1"}, {"rows=7 heads=3 d=16"}, {"rows=70 d=48 acc_dw=1 no_dres=1"},
+    {"rows=33 d=264"}, {"rows=9 d=2056 acc_dw=1"}, {"rows=600 d=512"}, {"rows=3 d=8200"}, {"rows=5 d=2048 strided=1"},
+    {"rows=1100 heads=3 d=128"},
 };
 static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=16384 d=2048"}};
 

@@ -1,14 +1,15 @@
 /* rope: per-head RMSNorm (optional) and rotary position embedding (optional), in one pass.
  *   x, y [tokens, heads, d] real, strided (parts of a fused qkv row); y may be x.
- *   w [d] optional: u = x * rstd * gain per head as in rmsnorm, rstd [tokens, heads] written;
+ *   w [d] wide, optional: u = x * rstd * gain per head as in rmsnorm, rstd [tokens, heads] wide, written;
  *   without w: u = x and rstd absent.
- *   cos, sin [positions, rd/2] real optional: the first rd channels are rotated by the row of
+ *   cos, sin [positions, rd/2] wide, optional: the first rd channels are rotated by the row of
  *   pos[t]; the others pass. half: channel c pairs with c + rd/2; interleaved: 2c with 2c+1.
  *     u'_c = u_c cos - u_p sin,  u'_p = u_p cos + u_c sin
- *   pos I32 [tokens]; every value must be in [0, positions).
+ *   pos I32 [tokens]; every value must be in [0, positions) (a GPU, which cannot refuse, makes the row
+ *   NaN, so that the loss tells).
  * backward: rotate dy back, then the norm's backward. x and rstd only with w. dx may be dy.
  *   Without w and without tables both directions copy.
- *   dw [d] iff w; summed over tokens in blocks of RMSNORM_BLOCK tokens, in order. */
+ *   dw [d] wide, iff w; summed over tokens in blocks of RMSNORM_BLOCK tokens, in order. */
 #ifndef BRAID_OPS_ROPE_H
 #define BRAID_OPS_ROPE_H
 

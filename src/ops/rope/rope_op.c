@@ -8,8 +8,8 @@ static int check_tables(const char *op, const struct tensor *x, const struct ten
 {
     if (!present(cos_table) && !present(sin_table))
         return ST_OK;
-    CHECK_T(op, "cos", cos_table, x->dtype, 2, -1, -1);
-    CHECK_T(op, "sin", sin_table, x->dtype, 2, cos_table->dim[0], cos_table->dim[1]);
+    CHECK_T(op, "cos", cos_table, wide_of(x->dtype), 2, -1, -1);
+    CHECK_T(op, "sin", sin_table, wide_of(x->dtype), 2, cos_table->dim[0], cos_table->dim[1]);
     CHECK_T(op, "pos", pos, DT_I32, 1, x->dim[0]);
     if (2 * cos_table->dim[1] > x->dim[2])
         return err_set(e, ST_INVALID, "%s: the tables rotate %lld channels but a head has %lld", op,
@@ -23,9 +23,9 @@ int rope_fwd_check(const struct rope_fwd_args *a, struct err *e)
     enum dtype real = a->x.dtype;
     CHECK_T(op, "x", &a->x, real, 3, -1, -1, -1);
     TRY(check_tensor(op, "y", &a->y, real, 3, a->x.dim, e));
-    CHECK_OPT(op, "w", &a->w, real, 1, a->x.dim[2]);
+    CHECK_OPT(op, "w", &a->w, wide_of(real), 1, a->x.dim[2]);
     if (present(&a->w))
-        CHECK_T(op, "rstd", &a->rstd, real, 2, a->x.dim[0], a->x.dim[1]);
+        CHECK_T(op, "rstd", &a->rstd, wide_of(real), 2, a->x.dim[0], a->x.dim[1]);
     return check_tables(op, &a->x, &a->cos, &a->sin, &a->pos, e);
 }
 
@@ -35,11 +35,11 @@ int rope_bwd_check(const struct rope_bwd_args *a, struct err *e)
     enum dtype real = a->dy.dtype;
     CHECK_T(op, "dy", &a->dy, real, 3, -1, -1, -1);
     TRY(check_tensor(op, "dx", &a->dx, real, 3, a->dy.dim, e));
-    CHECK_OPT(op, "w", &a->w, real, 1, a->dy.dim[2]);
+    CHECK_OPT(op, "w", &a->w, wide_of(real), 1, a->dy.dim[2]);
     if (present(&a->w)) {
         TRY(check_tensor(op, "x", &a->x, real, 3, a->dy.dim, e));
-        CHECK_T(op, "rstd", &a->rstd, real, 2, a->dy.dim[0], a->dy.dim[1]);
-        CHECK_T(op, "dw", &a->dw, real, 1, a->dy.dim[2]);
+        CHECK_T(op, "rstd", &a->rstd, wide_of(real), 2, a->dy.dim[0], a->dy.dim[1]);
+        CHECK_T(op, "dw", &a->dw, wide_of(real), 1, a->dy.dim[2]);
     }
     return check_tables(op, &a->dy, &a->cos, &a->sin, &a->pos, e);
 }
@@ -91,12 +91,12 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 enum { F_X, F_W, F_COS, F_SIN, F_POS, F_Y, F_RSTD };
 static const struct op_arg fwd_args[] = {
     {.name = "x"},
-    {.name = "w", .role = ARG_OPT},
-    {.name = "cos", .role = ARG_OPT, .no_grad = true},
-    {.name = "sin", .role = ARG_OPT, .no_grad = true},
+    {.name = "w", .role = ARG_OPT, .type = ARG_WIDE},
+    {.name = "cos", .role = ARG_OPT, .type = ARG_WIDE, .no_grad = true},
+    {.name = "sin", .role = ARG_OPT, .type = ARG_WIDE, .no_grad = true},
     {.name = "pos", .role = ARG_OPT, .type = ARG_I32},
     {.name = "y", .role = ARG_OUT},
-    {.name = "rstd", .role = ARG_OOUT, .no_grad = true},
+    {.name = "rstd", .role = ARG_OOUT, .type = ARG_WIDE, .no_grad = true},
 };
 static const struct op_attr fwd_attrs[] = {{"eps", 1e-5}, {"zero_centered", 0}, {"interleaved", 0}};
 
@@ -131,7 +131,7 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
                        x->rank);
     c->t[F_Y] = tensor_shape(x->dtype, 3, x->dim);
     if (c->t[F_W].rank > 0)
-        c->t[F_RSTD] = tensor_2d(NULL, x->dtype, x->dim[0], x->dim[1]);
+        c->t[F_RSTD] = tensor_2d(NULL, wide_of(x->dtype), x->dim[0], x->dim[1]);
     return ST_OK;
 }
 
@@ -151,13 +151,13 @@ enum { B_DY, B_X, B_W, B_RSTD, B_COS, B_SIN, B_POS, B_DX, B_DW, B_WORK };
 static const struct op_arg bwd_args[] = {
     {.name = "dy"},
     {.name = "x", .role = ARG_OPT},
-    {.name = "w", .role = ARG_OPT},
-    {.name = "rstd", .role = ARG_OPT},
-    {.name = "cos", .role = ARG_OPT},
-    {.name = "sin", .role = ARG_OPT},
+    {.name = "w", .role = ARG_OPT, .type = ARG_WIDE},
+    {.name = "rstd", .role = ARG_OPT, .type = ARG_WIDE},
+    {.name = "cos", .role = ARG_OPT, .type = ARG_WIDE},
+    {.name = "sin", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "pos", .role = ARG_OPT, .type = ARG_I32},
     {.name = "dx", .role = ARG_OUT},
-    {.name = "dw", .role = ARG_OOUT},
+    {.name = "dw", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr bwd_attrs[] = {{"zero_centered", 0}, {"interleaved", 0}, {"acc_dw", 0}};
@@ -196,7 +196,7 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
                        dy->rank);
     c->t[B_DX] = tensor_shape(dy->dtype, 3, dy->dim);
     if (c->t[B_W].rank > 0)
-        c->t[B_DW] = tensor_1d(NULL, dy->dtype, dy->dim[2]);
+        c->t[B_DW] = tensor_1d(NULL, wide_of(dy->dtype), dy->dim[2]);
     struct rope_bwd_args a = bwd_pack(c);
     c->t[B_WORK] = tensor_1d(NULL, DT_U8, ops->rope_bwd_work ? ops->rope_bwd_work(&a) : 0);
     return ST_OK;
@@ -227,11 +227,20 @@ static const struct op_sample samples[] = {
     {"tokens=130 heads=3 d=17 no_cos=1 no_sin=1 no_pos=1 strided=1 zero_centered=1 acc_dw=1"},
     {"tokens=4 heads=2 d=5 no_cos=1 no_sin=1 no_pos=1 no_w=1"},
     {"tokens=67 heads=4 d=64 rd=32 strided=1 interleaved=1"},
+    {"tokens=35 heads=5 d=128 rd=128 acc_dw=1"},
+    {"tokens=35 heads=1 d=64 rd=64 no_w=1 interleaved=1"},
+    {"tokens=33 heads=6 d=128 rd=64 interleaved=1"},
+    {"tokens=19 heads=3 d=96 rd=32"},
+    {"tokens=9 heads=9 d=256 rd=64 no_w=1"},
+    {"tokens=9 heads=2 d=64 no_cos=1 no_sin=1 no_pos=1"},
+    {"tokens=1030 heads=2 d=32 rd=32 zero_centered=1"},
 };
 static const struct op_sample bench[] = {
     {"tokens=4096 heads=10 d=64 rd=64 positions=256 no_w=1"},
     {"tokens=4096 heads=10 d=64 rd=64 positions=256"},
     {"tokens=8192 heads=16 d=128 rd=64 positions=4096 interleaved=1"},
+    {"tokens=16384 heads=16 d=128 rd=128 positions=4096 no_w=1 gpu=1"},
+    {"tokens=16384 heads=16 d=128 rd=128 positions=4096 gpu=1"},
 };
 
 const struct op_desc rope_fwd_desc = {

@@ -1,6 +1,6 @@
 /* router: which k of E experts each token goes to, and with what weight.
- *   logits [T, E] real, strided; k = probs.dim[1] <= ROUTER_MAX_TOPK, E <= ROUTER_MAX_EXPERTS.
- *   probs [T, k] real, idx I32 [T, k]: chosen experts by falling selection value, lowest index
+ *   logits [T, E] wide, strided; k = probs.dim[1] <= ROUTER_MAX_TOPK, E <= ROUTER_MAX_EXPERTS.
+ *   probs [T, k] wide, idx I32 [T, k]: chosen experts by falling selection value, lowest index
  * first among equals. A choice that capacity dropped has probability 0 and idx -1 - expert.
  *
  *   score            selection value             probability, before scale
@@ -9,7 +9,7 @@
  *   sigmoid          sigmoid(logit) + bias       sigmoid / (sum of the chosen + 1e-20) if norm and
  * k > 1 sqrtsoftplus     sqrt(softplus) + bias       likewise
  *
- *   bias [E] real optional: selects only, never part of a probability.
+ *   bias [E] wide optional: selects only, never part of a probability.
  *   groups > 0: experts are cut into that many equal runs; a run scores the sum of its (k /
  * group_topk, at least 1) largest selection values, and only experts of the group_topk best runs
  * may be chosen. token I32 [T] with table I32 [vocab, k]: experts come from the table instead (hash
@@ -21,18 +21,18 @@
  * softmax, or the score over its row sum; F = how often an expert is in the plain top k; N tokens:
  *   aux = E / (k N^2) sum_e F_e sum_t s_te; seq_aux the same per sequence (rows are `seq` long),
  * mean over sequences; global_aux as aux with F the mean over the microbatches of the step so far;
- * z = mean (log sum exp logits)^2. F has no gradient. loss [1] real = coef.aux * aux + ...:
+ * z = mean (log sum exp logits)^2. F has no gradient. loss [1] wide = coef.aux * aux + ...:
  * optional; its gradient is dloss. load F64 [T / seq + 1, E]: F by sequence, then the F of
  * global_aux; needed iff a balance coef is not 0. global F64 [E + 1] optional state (needed iff
  * coef global_aux): sums of F, and of microbatches. tally F64 [E] optional: tokens of each expert
  * after dropping.  stat F64 [ROUTER_STATS] optional. acc_global, acc_tally, acc_stat add to them.
- * backward: dlogits [T, E] from dprobs [T, k] and dloss F64 [1] (optional: no losses); may be
- * logits. Sums over tokens go by blocks of ROUTER_BLOCK rows that never cross a sequence, in block
- * order.
+ * backward: dlogits [T, E] real from dprobs [T, k] wide and dloss F64 [1] (optional: no losses); may
+ * be logits where both have one type. Sums over tokens go by blocks of ROUTER_BLOCK rows that never cross a sequence, in block
+ * order. Host versions refuse a table entry or token out of range; a GPU takes expert 0 for it.
  *
- * router_noise: logits = N(0, 1), a function of (key, step, sample, position, expert): balanced
+ * router_noise: logits (wide) = N(0, 1), a function of (key, step, sample, position, expert): balanced
  * load for benchmarks. router_jitter: y (+)= x * U(1 - eps, 1 + eps), drawn likewise; its own
- * backward. info I64 [4] as in dropout.h. router_bias: bias_e += rate * sign(mean tally - tally_e),
+ * backward. info I64 [4] as in dropout.h. router_bias: bias_e (wide) += rate * sign(mean tally - tally_e),
  * the balance without a loss. */
 #ifndef BRAID_OPS_ROUTER_H
 #define BRAID_OPS_ROUTER_H

@@ -95,14 +95,14 @@ enum {
     F_WORK
 };
 static const struct op_arg fwd_args[] = {
-    {.name = "logits"},
-    {.name = "bias", .role = ARG_OPT, .no_grad = true},
+    {.name = "logits", .type = ARG_WIDE},
+    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE, .no_grad = true},
     {.name = "token", .role = ARG_OPT, .type = ARG_I32},
     {.name = "table", .role = ARG_OPT, .type = ARG_I32},
-    {.name = "probs", .role = ARG_OUT},
+    {.name = "probs", .role = ARG_OUT, .type = ARG_WIDE},
     {.name = "idx", .role = ARG_OUT, .type = ARG_I32},
     {.name = "load", .role = ARG_OOUT, .type = ARG_F64},
-    {.name = "loss", .role = ARG_OOUT},
+    {.name = "loss", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "stat", .role = ARG_OOUT, .type = ARG_F64},
     {.name = "tally", .role = ARG_OOUT, .type = ARG_F64},
     {.name = "global", .role = ARG_OOUT, .type = ARG_F64},
@@ -192,9 +192,9 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 
 enum { B_DPROBS, B_DLOSS, B_LOGITS, B_IDX, B_LOAD, B_DLOGITS };
 static const struct op_arg bwd_args[] = {
-    {.name = "dprobs"},
+    {.name = "dprobs", .type = ARG_WIDE},
     {.name = "dloss", .role = ARG_OPT, .type = ARG_F64},
-    {.name = "logits"},
+    {.name = "logits", .type = ARG_WIDE},
     {.name = "idx", .type = ARG_I32},
     {.name = "load", .role = ARG_OPT, .type = ARG_F64},
     {.name = "dlogits", .role = ARG_OUT},
@@ -240,9 +240,8 @@ static struct router_bwd_args bwd_pack(const struct op_call *c)
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
-    (void)ops;
     (void)e;
-    c->t[B_DLOGITS] = tensor_shape(c->t[B_LOGITS].dtype, c->t[B_LOGITS].rank, c->t[B_LOGITS].dim);
+    c->t[B_DLOGITS] = tensor_shape(ops->real, c->t[B_LOGITS].rank, c->t[B_LOGITS].dim);
     return ST_OK;
 }
 
@@ -279,10 +278,20 @@ static const struct op_sample samples[] = {
     {"rows=16 experts=8 k=3 hashed=1 score=1 seq_aux=1"},
     {"rows=16 experts=8 k=3 hashed=1 score=2"},
     {"rows=12 experts=33 k=5 no_dloss=1 no_loss=1"},
+    /* Every width of the GPU kernels, blocks that end inside a sequence, capacity over several blocks. */
+    {"rows=132 experts=64 k=8 seq=66 aux=0.5 z=0.1"},
+    {"rows=130 experts=128 k=8 seq=65 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.3"},
+    {"rows=12 experts=256 k=9 score=2 aux=1 z=1"},
+    {"rows=8 experts=500 k=33 pre_softmax=1 global_aux=1"},
+    {"rows=8 experts=1024 k=64 score=1 groups=32 group_topk=8 aux=1"},
+    {"rows=400 experts=6 k=2 seq=200 capacity=0.6 aux=0.1"},
+    {"rows=400 experts=6 k=2 seq=100 capacity=0.6 drop_late=1 score=1"},
 };
 static const struct op_sample bench[] = {
     {"rows=4096 experts=64 k=8 seq=1024 aux=0.01"},
-    {"rows=4096 experts=256 k=8 seq=1024 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01"}};
+    {"rows=16384 experts=64 k=8 seq=4096 aux=0.01 z=0.001 gpu=1"},
+    {"rows=4096 experts=256 k=8 seq=1024 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01"},
+    {"rows=16384 experts=256 k=8 seq=4096 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01 gpu=1"}};
 
 const struct op_desc router_fwd_desc = {
     .name = "router_fwd",
@@ -338,7 +347,7 @@ static const struct op_arg jitter_args[] = {
     {.name = "x"}, {.name = "info", .type = ARG_I64}, {.name = "y", .role = ARG_OUT}};
 enum { L_INFO, L_LOGITS };
 static const struct op_arg noise_args[] = {{.name = "info", .type = ARG_I64},
-                                           {.name = "logits", .role = ARG_OUT}};
+                                           {.name = "logits", .role = ARG_OUT, .type = ARG_WIDE}};
 
 static bool fill_info(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
@@ -388,7 +397,7 @@ static void noise_shapes(struct op_call *c) { c->t[L_INFO] = tensor_1d(NULL, DT_
 static int noise_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     (void)e;
-    c->t[L_LOGITS] = tensor_2d(NULL, ops->real, (int64_t)c->dim[0], (int64_t)c->dim[1]);
+    c->t[L_LOGITS] = tensor_2d(NULL, wide_of(ops->real), (int64_t)c->dim[0], (int64_t)c->dim[1]);
     return ST_OK;
 }
 
@@ -410,7 +419,7 @@ static void noise_cost(const struct op_call *c, struct op_cost *out)
 
 static const struct op_sample noise_samples[] = {
     {"rows=6 d=33"}, {"rows=0 d=4"}, {"rows=9 d=1 seq=3 acc_y=1"}, {"rows=3 d=130 strided=1"}};
-static const struct op_sample noise_bench[] = {{"rows=4096 d=64"}, {"rows=4096 d=1024"}};
+static const struct op_sample noise_bench[] = {{"rows=4096 d=64"}, {"rows=4096 d=1024"}, {"rows=16384 d=2048 seq=4096 gpu=1"}};
 
 const struct op_desc router_jitter_desc = {
     .name = "router_jitter",
@@ -455,7 +464,7 @@ const struct op_desc router_noise_desc = {
 
 enum { U_TALLY, U_BIAS };
 static const struct op_arg bias_args[] = {{.name = "tally", .type = ARG_F64},
-                                          {.name = "bias", .role = ARG_OUT}};
+                                          {.name = "bias", .role = ARG_OUT, .type = ARG_WIDE}};
 static const struct op_attr bias_attrs[] = {{"rate", 0.001}};
 static const struct op_attr bias_dims[] = {{"experts", 7}};
 
@@ -475,7 +484,7 @@ static bool bias_fill(struct op_call *c, int arg, struct tensor *host, uint64_t 
 static int bias_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     (void)e;
-    c->t[U_BIAS] = tensor_1d(NULL, ops->real, c->t[U_TALLY].dim[0]);
+    c->t[U_BIAS] = tensor_1d(NULL, wide_of(ops->real), c->t[U_TALLY].dim[0]);
     return ST_OK;
 }
 

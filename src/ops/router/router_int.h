@@ -1,4 +1,4 @@
-/* What the host versions of router share. */
+/* What the versions of router share. */
 #ifndef BRAID_OPS_ROUTER_INT_H
 #define BRAID_OPS_ROUTER_INT_H
 
@@ -12,20 +12,20 @@
 int router_table_check(const struct router_fwd_args *a, struct err *e);
 
 /* Scores of the chosen are divided by their sum. */
-static inline bool router_normalises(const struct router_rule *r, int64_t k)
+HOST_DEVICE static inline bool router_normalises(const struct router_rule *r, int64_t k)
 {
     return r->score != ROUTER_SOFTMAX && r->norm && k > 1;
 }
 /* Probabilities are softmax values over all experts (else, with softmax, over the chosen). */
-static inline bool router_softmax_all(const struct router_rule *r, bool hashed)
+HOST_DEVICE static inline bool router_softmax_all(const struct router_rule *r, bool hashed)
 {
     return r->score == ROUTER_SOFTMAX && (r->pre_softmax || hashed);
 }
-static inline int64_t router_expert(int32_t idx) { return idx < 0 ? -1 - idx : idx; }
+HOST_DEVICE static inline int64_t router_expert(int32_t idx) { return idx < 0 ? -1 - idx : idx; }
 
-static inline double router_threshold(void) { return 20; } /* above it softplus(z) is z */
+HOST_DEVICE static inline double router_threshold(void) { return 20; } /* above it softplus(z) is z */
 
-static inline double router_sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
+HOST_DEVICE static inline double router_sign(double x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
 
 /* Blocks of rows that never cross a sequence. */
 static inline int64_t router_blocks(int64_t rows, int64_t seq)
@@ -115,7 +115,7 @@ static inline double router_weighted(const struct router_coef *c, const double s
 }
 
 /* Four normal numbers for experts 4q .. 4q + 3 of one token. */
-static inline void router_normals(uint64_t key, int64_t step, int64_t sample, int64_t pos,
+HOST_DEVICE static inline void router_normals(uint64_t key, int64_t step, int64_t sample, int64_t pos,
                                   int64_t q, double out[4])
 {
     struct philox4 r = dropout_draw(key, step, sample, pos, 4 * q);

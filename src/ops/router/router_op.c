@@ -33,16 +33,16 @@ int64_t router_capacity(const struct router_rule *r, int64_t tokens, int64_t exp
 int router_fwd_check(const struct router_fwd_args *a, struct err *e)
 {
     const char *op = "router_fwd";
-    enum dtype real = a->logits.dtype;
-    CHECK_T(op, "logits", &a->logits, real, 2, -1, -1);
+    enum dtype wide = wide_of(a->logits.dtype);
+    CHECK_T(op, "logits", &a->logits, wide, 2, -1, -1);
     int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
-    CHECK_T(op, "probs", &a->probs, real, 2, rows, -1);
+    CHECK_T(op, "probs", &a->probs, wide, 2, rows, -1);
     int64_t k = a->probs.dim[1];
     TRY(check_rule(op, &a->rule, rows, n, k, e));
     CHECK_T(op, "idx", &a->idx, DT_I32, 2, rows, k);
     TRY(check_dense(op, "probs", &a->probs, e));
     TRY(check_dense(op, "idx", &a->idx, e));
-    CHECK_OPT(op, "bias", &a->bias, real, 1, n);
+    CHECK_OPT(op, "bias", &a->bias, wide, 1, n);
     CHECK_OPT(op, "table", &a->table, DT_I32, 2, -1, k);
     if (present(&a->table)) {
         CHECK_T(op, "token", &a->token, DT_I32, 1, rows);
@@ -54,7 +54,7 @@ int router_fwd_check(const struct router_fwd_args *a, struct err *e)
     else if (router_balances(&a->rule))
         return err_set(e, ST_INVALID, "router_fwd: a balance loss needs the tensor load");
     CHECK_OPT(op, "global", &a->global, DT_F64, 1, n + 1);
-    CHECK_OPT(op, "loss", &a->loss, real, 1, 1);
+    CHECK_OPT(op, "loss", &a->loss, wide, 1, 1);
     CHECK_OPT(op, "stat", &a->stat, DT_F64, 1, ROUTER_STATS);
     CHECK_OPT(op, "tally", &a->tally, DT_F64, 1, n);
     return ST_OK;
@@ -63,14 +63,14 @@ int router_fwd_check(const struct router_fwd_args *a, struct err *e)
 int router_bwd_check(const struct router_bwd_args *a, struct err *e)
 {
     const char *op = "router_bwd";
-    enum dtype real = a->logits.dtype;
-    CHECK_T(op, "logits", &a->logits, real, 2, -1, -1);
+    enum dtype real = a->dlogits.dtype, wide = wide_of(real);
+    CHECK_T(op, "logits", &a->logits, wide, 2, -1, -1);
     int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
     CHECK_T(op, "idx", &a->idx, DT_I32, 2, rows, -1);
     int64_t k = a->idx.dim[1];
     TRY(check_rule(op, &a->rule, rows, n, k, e));
     TRY(check_dense(op, "idx", &a->idx, e));
-    CHECK_T(op, "dprobs", &a->dprobs, real, 2, rows, k);
+    CHECK_T(op, "dprobs", &a->dprobs, wide, 2, rows, k);
     CHECK_T(op, "dlogits", &a->dlogits, real, 2, rows, n);
     CHECK_OPT(op, "dloss", &a->dloss, DT_F64, 1, 1);
     if (present(&a->dloss) && router_balances(&a->rule)) {
@@ -90,7 +90,7 @@ static int check_seq(const char *op, const struct tensor *info, int64_t seq, str
 
 int router_noise_check(const struct router_noise_args *a, struct err *e)
 {
-    CHECK_T("router_noise", "logits", &a->logits, a->logits.dtype, 2, -1, -1);
+    CHECK_T("router_noise", "logits", &a->logits, wide_of(a->logits.dtype), 2, -1, -1);
     return check_seq("router_noise", &a->info, a->seq, e);
 }
 
@@ -103,7 +103,7 @@ int router_jitter_check(const struct router_jitter_args *a, struct err *e)
 
 int router_bias_check(const struct router_bias_args *a, struct err *e)
 {
-    CHECK_T("router_bias", "bias", &a->bias, a->bias.dtype, 1, -1);
+    CHECK_T("router_bias", "bias", &a->bias, wide_of(a->bias.dtype), 1, -1);
     CHECK_T("router_bias", "tally", &a->tally, DT_F64, 1, a->bias.dim[0]);
     return ST_OK;
 }

@@ -1,14 +1,14 @@
 /* xent: the language-model head, linear layer and cross entropy together, in chunks of rows, so
  * that the logits of all tokens never exist.
  *   h [rows, d], w [V, d] real; label I32 [rows], -1: ignored (no loss, zero gradient).
- *   For each row: z = w h (+ bias [V] optional), lse = log sum exp z, nll = lse - z[label];
+ *   For each row: z = w h (+ bias [V] wide, optional), lse = log sum exp z, nll = lse - z[label];
  *   loss F64 [2] (+)= {sum nll, number of labels >= 0} over rows in order; with z_loss > 0 the
  *   gradient also gets that of z_loss * lse^2 (loss[0] stays the plain cross entropy).
- *   nll [rows] real optional output (0 where ignored); logits [rows, V] real optional output, only
+ *   nll [rows] wide optional output (0 where ignored); logits [rows, V] real optional output, only
  *   for `braid grads` and tests.
  *   Gradients, optional, all three or none of dh and dw: of scale[0] * (sum nll + z_loss sum lse^2),
  *   scale F64 [1] (1 / number of labels in the global batch):
- *     dz = scale * (softmax - onehot);  dh = dz w;  dw (+)= dz^T h;  dbias (+)= sum dz.
+ *     dz = scale * (softmax - onehot);  dh = dz w;  dw (+)= dz^T h;  dbias (+)= sum dz (dw, dbias wide).
  *   chunk: rows whose logits are held at once; 0 lets the op choose (xent_chunk). It groups the sums
  *   of dw and dbias, so it changes results by rounding only. A label outside [-1, V) is an error. */
 #ifndef BRAID_OPS_XENT_H

@@ -19,10 +19,10 @@ static int check_gradients(const struct xent_args *a, struct err *e)
     if (!present(&a->dh))
         return ST_OK;
     CHECK_T("xent", "dh", &a->dh, real, 2, rows, d);
-    CHECK_T("xent", "dw", &a->dw, real, 2, vocab, d);
+    CHECK_T("xent", "dw", &a->dw, wide_of(real), 2, vocab, d);
     CHECK_T("xent", "scale", &a->scale, DT_F64, 1, 1);
     if (present(&a->bias))
-        CHECK_T("xent", "dbias", &a->dbias, real, 1, vocab);
+        CHECK_T("xent", "dbias", &a->dbias, wide_of(real), 1, vocab);
     return ST_OK;
 }
 
@@ -31,10 +31,10 @@ int xent_check(const struct xent_args *a, struct err *e)
     enum dtype real = a->h.dtype;
     CHECK_T("xent", "h", &a->h, real, 2, -1, -1);
     CHECK_T("xent", "w", &a->w, real, 2, -1, a->h.dim[1]);
-    CHECK_OPT("xent", "bias", &a->bias, real, 1, a->w.dim[0]);
+    CHECK_OPT("xent", "bias", &a->bias, wide_of(real), 1, a->w.dim[0]);
     CHECK_T("xent", "label", &a->label, DT_I32, 1, a->h.dim[0]);
     CHECK_T("xent", "loss", &a->loss, DT_F64, 1, 2);
-    CHECK_OPT("xent", "nll", &a->nll, real, 1, a->h.dim[0]);
+    CHECK_OPT("xent", "nll", &a->nll, wide_of(real), 1, a->h.dim[0]);
     CHECK_OPT("xent", "logits", &a->logits, real, 2, a->h.dim[0], a->w.dim[0]);
     if (a->chunk < 0)
         return err_set(e, ST_INVALID, "xent: chunk is %lld, expected 0 (automatic) or more",
@@ -85,10 +85,10 @@ enum { F_LOSS = LABEL + 1, F_NLL, F_LOGITS, F_WORK };
 static const struct op_arg fwd_args[] = {
     {.name = "h"},
     {.name = "w"},
-    {.name = "bias", .role = ARG_OPT},
+    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "label", .type = ARG_I32},
     {.name = "loss", .role = ARG_OUT, .type = ARG_F64},
-    {.name = "nll", .role = ARG_OOUT},
+    {.name = "nll", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "logits", .role = ARG_OOUT, .no_grad = true},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
@@ -139,7 +139,7 @@ static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     (void)e;
     int64_t rows = c->t[H].dim[0];
     c->t[F_LOSS] = tensor_1d(NULL, DT_F64, 2);
-    c->t[F_NLL] = tensor_1d(NULL, c->t[H].dtype, rows);
+    c->t[F_NLL] = tensor_1d(NULL, wide_of(c->t[H].dtype), rows);
     c->t[F_LOGITS] = tensor_2d(NULL, c->t[H].dtype, rows, c->t[W].dim[0]);
     struct xent_args a = fwd_pack(c);
     c->t[F_WORK] = tensor_1d(NULL, DT_U8, ops->xent_work ? ops->xent_work(&a) : 0);
@@ -174,15 +174,15 @@ enum { B_DNLL = LABEL + 1, B_SCALE, B_LOSS, B_NLL, B_DH, B_DW, B_DBIAS, B_WORK }
 static const struct op_arg bwd_args[] = {
     {.name = "h"},
     {.name = "w"},
-    {.name = "bias", .role = ARG_OPT},
+    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "label", .type = ARG_I32},
-    {.name = "dnll", .role = ARG_OPT},
+    {.name = "dnll", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "scale", .type = ARG_F64},
     {.name = "loss", .role = ARG_OUT, .type = ARG_F64},
-    {.name = "nll", .role = ARG_OOUT},
+    {.name = "nll", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "dh", .role = ARG_OUT},
-    {.name = "dw", .role = ARG_OUT},
-    {.name = "dbias", .role = ARG_OOUT},
+    {.name = "dw", .role = ARG_OUT, .type = ARG_WIDE},
+    {.name = "dbias", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 enum { BWD_CHUNK, BWD_Z_LOSS, BWD_ACC_LOSS, BWD_ACC_DW, BWD_ACC_DBIAS };
@@ -229,11 +229,11 @@ static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
     (void)e;
     enum dtype real = c->t[H].dtype;
     c->t[B_LOSS] = tensor_1d(NULL, DT_F64, 2);
-    c->t[B_NLL] = tensor_1d(NULL, real, c->t[H].dim[0]);
+    c->t[B_NLL] = tensor_1d(NULL, wide_of(real), c->t[H].dim[0]);
     c->t[B_DH] = tensor_2d(NULL, real, c->t[H].dim[0], c->t[H].dim[1]);
-    c->t[B_DW] = tensor_2d(NULL, real, c->t[W].dim[0], c->t[W].dim[1]);
+    c->t[B_DW] = tensor_2d(NULL, wide_of(real), c->t[W].dim[0], c->t[W].dim[1]);
     if (c->t[BIAS].rank > 0)
-        c->t[B_DBIAS] = tensor_1d(NULL, real, c->t[W].dim[0]);
+        c->t[B_DBIAS] = tensor_1d(NULL, wide_of(real), c->t[W].dim[0]);
     struct xent_args a = bwd_pack(c);
     c->t[B_WORK] = tensor_1d(NULL, DT_U8, ops->xent_work ? ops->xent_work(&a) : 0);
     return ST_OK;
@@ -282,6 +282,7 @@ static const struct op_sample fwd_bench[] = {
 static const struct op_sample bwd_bench[] = {
     {"rows=4096 d=320 vocab=256 no_bias=1"},
     {"rows=2048 d=768 vocab=50304 no_bias=1"},
+    {"rows=16384 d=2048 vocab=50304 no_bias=1"},
 };
 
 const struct op_desc xent_desc = {
@@ -300,6 +301,7 @@ const struct op_desc xent_desc = {
     .cost = fwd_cost,
     .backward = "xent_bwd",
     .tolerance = 2e-6,
+    .narrow = 5e-3, /* logits are rounded before the softmax */
     .samples = fwd_samples,
     .n_samples = countof(fwd_samples),
     .bench = fwd_bench,
@@ -320,6 +322,7 @@ const struct op_desc xent_bwd_desc = {
     .run = bwd_run,
     .cost = bwd_cost,
     .tolerance = 5e-6,
+    .narrow = 5e-3, /* logits are rounded before the softmax */
     .samples = bwd_samples,
     .n_samples = countof(bwd_samples),
     .bench = bwd_bench,

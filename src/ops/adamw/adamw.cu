@@ -1,0 +1,141 @@
+/* adamw, CUDA version; see adamw.h. One kernel updates dozens of parameters: their addresses travel as its argument, so
+ * neither a table in device memory nor a launch for each is needed. Blocks of BLOCK elements, dealt out to the parameters in
+ * order. */
+#include "ops/cuda/rows.cuh"
+
+enum { PARTS = 64, BLOCK = 4096 }; /* parameters and elements a launch and a block take */
+
+struct part {
+    float *p, *m, *v;
+    const float *g;
+    void *copy;
+    int64_t n;
+    float decay;
+    uint32_t first_block;
+};
+struct adamw_call {
+    struct part part[PARTS];
+    int parts;
+    const double *hyper, *scale;
+    float beta1, beta2, eps, rest1, rest2; /* rest: 1 - beta */
+};
+
+/* What does not depend on the element. */
+struct rates {
+    float coef, step, v_fix, shrink, beta1, beta2, rest1, rest2, eps;
+};
+
+__device__ __forceinline__ void update(const struct rates &r, float g, float *p, float *m, float *v)
+{
+    g *= r.coef;
+    *m = r.beta1 * *m + r.rest1 * g;
+    *v = r.beta2 * *v + r.rest2 * g * g;
+    *p -= r.step * *m / (sqrtf(*v * r.v_fix) + r.eps) + r.shrink * *p;
+}
+
+template <typename T> __device__ __forceinline__ void update_vector(const struct rates &r, const struct part &at, int64_t i)
+{
+    float g[4], p[4], m[4], v[4];
+    load_floats(at.g + i, g);
+    load_floats(at.p + i, p);
+    load_floats(at.m + i, m);
+    load_floats(at.v + i, v);
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        update(r, g[e], &p[e], &m[e], &v[e]);
+    store_floats(at.p + i, p);
+    store_floats(at.m + i, m);
+    store_floats(at.v + i, v);
+    if (at.copy != NULL)
+        store_floats((T *)at.copy + i, p);
+}
+
+template <typename T> static __global__ void __launch_bounds__(256) adamw_parts(const __grid_constant__ struct adamw_call a)
+{
+    if (a.scale[2] != 0)
+        return;
+    int k = 0;
+    for (int d = 32; d > 0; d >>= 1) /* the last part that begins at or before this block */
+        if (k + d < a.parts && a.part[k + d].first_block <= blockIdx.x)
+            k += d;
+    const struct part &at = a.part[k];
+    float lr = (float)a.hyper[0];
+    struct rates r = {(float)a.scale[1], lr / (float)a.hyper[1], 1.0f / (float)a.hyper[2], lr * at.decay, a.beta1, a.beta2, a.rest1, a.rest2, a.eps};
+    int64_t first = (int64_t)(blockIdx.x - at.first_block) * BLOCK, end = min(at.n, first + BLOCK);
+    bool vectors = ((uintptr_t)at.p | (uintptr_t)at.g | (uintptr_t)at.m | (uintptr_t)at.v | (uintptr_t)at.copy) % 16 == 0;
+    int64_t whole = vectors ? end - (end - first) % 4 : first;
+    for (int64_t i = first + threadIdx.x * 4; i < whole; i += 256 * 4)
+        update_vector<T>(r, at, i);
+    for (int64_t i = whole + threadIdx.x; i < end; i += 256) {
+        float p = at.p[i], m = at.m[i], v = at.v[i];
+        update(r, at.g[i], &p, &m, &v);
+        at.p[i] = p;
+        at.m[i] = m;
+        at.v[i] = v;
+        if (at.copy != NULL)
+            ((T *)at.copy)[i] = from_float<T>(p);
+    }
+}
+
+/* Copies of another type than the first parameter's cannot be: absent ones fit any. */
+static int one_copy_type(const struct adamw_args *a, enum dtype *type, struct err *e)
+{
+    *type = DT_NONE;
+    for (int k = 0; k <= a->n_more; k++) {
+        struct adamw_part p = adamw_part_at(a, k);
+        if (!present(&p.copy))
+            continue;
+        if (*type != DT_NONE && *type != p.copy.dtype)
+            return err_set(e, ST_INVALID, "adamw: working copies of one call must have one type");
+        *type = p.copy.dtype;
+    }
+    return ST_OK;
+}
+
+static int launch(struct lane *l, const struct adamw_call *c, uint32_t blocks, enum dtype copy)
+{
+    if (copy == DT_BF16)
+        LAUNCH(l, adamw_parts<bf16>, blocks, 256, 0, *c);
+    else
+        LAUNCH(l, adamw_parts<float>, blocks, 256, 0, *c);
+    return ST_OK;
+}
+
+extern "C" int adamw_cuda(struct lane *l, const struct adamw_args *a)
+{
+    enum dtype copy;
+    TRY(adamw_check(a, l->err));
+    TRY(one_copy_type(a, &copy, l->err));
+    struct adamw_call c = {};
+    c.hyper = (const double *)a->hyper.data;
+    c.scale = (const double *)a->scale.data;
+    c.beta1 = (float)a->beta1;
+    c.beta2 = (float)a->beta2;
+    c.rest1 = (float)(1 - a->beta1);
+    c.rest2 = (float)(1 - a->beta2);
+    c.eps = (float)a->eps;
+    int64_t blocks = 0;
+    for (int k = 0; k <= a->n_more; k++) {
+        struct adamw_part p = adamw_part_at(a, k);
+        if (p.p.dim[0] == 0)
+            continue;
+        struct part *to = &c.part[c.parts++];
+        to->p = (float *)p.p.data;
+        to->m = (float *)p.m.data;
+        to->v = (float *)p.v.data;
+        to->g = (const float *)p.g.data;
+        to->copy = p.copy.data;
+        to->n = p.p.dim[0];
+        to->decay = (float)p.decay;
+        to->first_block = (uint32_t)blocks;
+        blocks += ceil_div(to->n, BLOCK);
+        if (blocks > INT32_MAX)
+            return err_set(l->err, ST_UNSUPPORTED, "adamw: a parameter of %lld elements is more than one launch takes", (long long)to->n);
+        if (c.parts == PARTS || blocks > INT32_MAX / 2) {
+            TRY(launch(l, &c, (uint32_t)blocks, copy));
+            c.parts = 0;
+            blocks = 0;
+        }
+    }
+    return launch(l, &c, (uint32_t)blocks, copy);
+}

@@ -1,0 +1,224 @@
+/* attention on the GPU: which kernels a call takes, and the two small sums beside them; see attention_cuda.cuh.
+ *
+ * cuDNN (dev/cudnn.c) takes causal calls in bf16, with or without a window, where it is installed and likes the shape. Everything else, and
+ * every call it refuses, runs on kernels of ours. Both write and read the same lse, so a forward of one and a backward of
+ * the other fit together. */
+#include "ops/attention/attention_cuda.cuh"
+
+enum { SHORTEST_FOR_LIBRARY = 64, LONGEST_FOR_LIBRARY = 1 << 23, WIDEST_FOR_LIBRARY = 256 };
+
+/* ---- sums by row --------------------------------------------------------------------------------------------------- */
+
+/* delta[b][h][i] = sum of do * o: a warp for each row, rows in the order of memory. */
+template <typename T> __global__ void __launch_bounds__(256) row_delta(const attn_call<T> c)
+{
+    int64_t r = ((int64_t)blockIdx.x * 256 + threadIdx.x) / 32;
+    if (r >= (int64_t)c.batch * c.rows * c.heads)
+        return;
+    int h = (int)(r % c.heads), i = (int)(r / c.heads % c.rows), b = (int)(r / c.heads / c.rows), lane = threadIdx.x % 32;
+    const T *d_o = c.dout.at(b, h) + i * c.dout.row, *o = c.o.at(b, h) + i * c.o.row;
+    float sum = 0;
+    if (c.aligned) {
+        for (int x = lane * pack<T>::N; x < c.width_v; x += 32 * pack<T>::N) {
+            pack<T> p = load16(d_o + x), q = load16(o + x);
+#pragma unroll
+            for (int e = 0; e < pack<T>::N; e++)
+                sum += to_float(p.v[e]) * to_float(q.v[e]);
+        }
+    } else {
+        for (int x = lane; x < c.width_v; x += 32)
+            sum += to_float(d_o[x]) * to_float(o[x]);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0)
+        c.delta[((int64_t)b * c.heads + h) * c.rows + i] = sum;
+}
+
+/* dsink[h] = - sum over rows of exp(sink - lse) * delta: a block for each head. */
+template <typename T> __global__ void __launch_bounds__(256) sum_dsink(const attn_call<T> c, float *dsink, bool acc)
+{
+    __shared__ float scratch[8];
+    int h = blockIdx.x;
+    float sum = 0, sink = c.sink[h];
+    for (int b = 0; b < c.batch; b++) {
+        const float *lse = c.lse + b * c.lse_batch + h * c.lse_head, *delta = c.delta + ((int64_t)b * c.heads + h) * c.rows;
+        for (int i = threadIdx.x; i < c.rows; i += 256)
+            sum += expf(sink - lse[i]) * delta[i];
+    }
+    sum = block_sum<256>(sum, scratch);
+    if (threadIdx.x == 0)
+        dsink[h] = (acc ? dsink[h] : 0.0f) - sum;
+}
+
+/* ---- a call as kernels see it ---------------------------------------------------------------------------------------- */
+
+template <typename T> static heads_view<T> view_of(const struct tensor *t)
+{
+    heads_view<T> v = {(T *)t->data, t->stride[0], t->stride[1], t->stride[2]};
+    return v;
+}
+
+template <typename T>
+static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *o, const struct tensor *lse,
+                                const struct tensor *sink, const struct tensor *doc, bool sink_zero, int64_t window, double scale)
+{
+    attn_call<T> c = {};
+    c.q = view_of<T>(q);
+    c.k = view_of<T>(k);
+    c.v = view_of<T>(v);
+    c.o = view_of<T>(o);
+    c.lse = (float *)lse->data;
+    c.lse_batch = lse->stride[0];
+    c.lse_head = lse->stride[1];
+    c.sink = (const float *)sink->data;
+    c.doc = (const int32_t *)doc->data;
+    c.doc_batch = doc->stride[0];
+    c.batch = (int)q->dim[0];
+    c.rows = (int)q->dim[1];
+    c.heads = (int)q->dim[2];
+    c.width = (int)q->dim[3];
+    c.keys = (int)k->dim[1];
+    c.groups = (int)k->dim[2];
+    c.per_group = c.groups > 0 ? c.heads / c.groups : 0;
+    c.width_v = (int)v->dim[3];
+    c.window = (int)window;
+    c.scale = (float)scale;
+    c.sink_zero = sink_zero;
+    c.aligned = aligned16(q) && aligned16(k) && aligned16(v) && aligned16(o);
+    return c;
+}
+
+template <typename T> static attn_call<T> fwd_call(const struct attention_fwd_args *a)
+{
+    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale);
+    c.start = (const int64_t *)a->start.data;
+    return c;
+}
+
+template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_args *a)
+{
+    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale);
+    c.dout = view_of<T>(&a->dout);
+    c.dq = view_of<T>(&a->dq);
+    c.dk = view_of<T>(&a->dk);
+    c.dv = view_of<T>(&a->dv);
+    c.delta = (float *)a->work.data;
+    c.aligned = c.aligned && aligned16(&a->dout) && aligned16(&a->dq) && aligned16(&a->dk) && aligned16(&a->dv);
+    return c;
+}
+
+/* ---- the library ------------------------------------------------------------------------------------------------------ */
+
+/* Known from shapes: rank tells of a sink before memory is given. Positions are compared as fp32 there. */
+static bool library_shape(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *sink, bool sink_zero)
+{
+    bool length = q->dim[1] == k->dim[1] && q->dim[1] >= SHORTEST_FOR_LIBRARY && q->dim[1] <= LONGEST_FOR_LIBRARY;
+    bool width = q->dim[3] % 8 == 0 && v->dim[3] % 8 == 0 && q->dim[3] <= WIDEST_FOR_LIBRARY && v->dim[3] <= WIDEST_FOR_LIBRARY;
+    return q->dtype == DT_BF16 && length && width && sink->rank == 0 && !sink_zero && tensor_elems(q) > 0 && tensor_elems(v) > 0;
+}
+
+static struct dnn_attention library_call(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *o,
+                                         const struct tensor *lse, double scale, int64_t window, const struct tensor *work)
+{
+    struct dnn_attention x = {};
+    x.q = *q;
+    x.k = *k;
+    x.v = *v;
+    x.o = *o;
+    x.lse = *lse;
+    x.scale = (float)scale;
+    x.window = window < k->dim[1] ? (float)window : 0.0f; /* one that no key falls out of is none */
+    x.work = work->data;
+    x.work_bytes = work->data != NULL ? tensor_bytes(work) : 0;
+    return x;
+}
+
+static int try_library_fwd(struct lane *l, const struct attention_fwd_args *a, bool *done)
+{
+    *done = false;
+    if (!library_shape(&a->q, &a->k, &a->v, &a->sink, a->sink_zero) || present(&a->doc_start) || present(&a->start))
+        return ST_OK;
+    struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
+    return dnn_attention_fwd(l, &x, done);
+}
+
+/* The library's deterministic backward goes over all keys, window or not: it takes about as long as our kernels do at a
+ * window of a fifth of the rows. */
+static bool library_bwd_shape(const struct attention_bwd_args *a)
+{
+    return library_shape(&a->q, &a->k, &a->v, &a->sink, a->sink_zero) && (a->window == 0 || a->window >= a->k.dim[1] / 5);
+}
+
+static int try_library_bwd(struct lane *l, const struct attention_bwd_args *a, bool *done)
+{
+    *done = false;
+    if (!library_bwd_shape(a) || present(&a->doc_start))
+        return ST_OK;
+    struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
+    x.dout = a->dout;
+    x.dq = a->dq;
+    x.dk = a->dk;
+    x.dv = a->dv;
+    return dnn_attention_bwd(l, &x, done);
+}
+
+/* ---- launchers -------------------------------------------------------------------------------------------------------- */
+
+extern "C" int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a)
+{
+    if (!library_shape(&a->q, &a->k, &a->v, &a->sink, a->sink_zero))
+        return 0;
+    struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
+    return dnn_attention_fwd_bytes(&x);
+}
+
+static int64_t delta_bytes(const struct attention_bwd_args *a) { return a->q.dim[0] * a->q.dim[1] * a->q.dim[2] * 4; }
+
+extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
+{
+    if (!library_bwd_shape(a))
+        return delta_bytes(a);
+    struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
+    return max_i64(delta_bytes(a), dnn_attention_bwd_bytes(&x));
+}
+
+extern "C" int attention_fwd_cuda(struct lane *l, const struct attention_fwd_args *a)
+{
+    bool done;
+    TRY(attention_fwd_check(a, l->err));
+    if (a->q.dim[0] == 0 || a->q.dim[1] == 0 || a->q.dim[2] == 0)
+        return ST_OK;
+    TRY(try_library_fwd(l, a, &done));
+    if (done)
+        return ST_OK;
+    if (a->q.dtype != DT_BF16)
+        return attention_fwd_plain(l, fwd_call<float>(a));
+    attn_call<bf16> c = fwd_call<bf16>(a);
+    return mma_fits(c) ? attention_fwd_mma(l, c) : attention_fwd_plain(l, c);
+}
+
+static int run_kernels(struct lane *l, const attn_call<bf16> &c)
+{
+    return mma_fits(c) ? attention_bwd_mma(l, c) : attention_bwd_plain(l, c);
+}
+static int run_kernels(struct lane *l, const attn_call<float> &c) { return attention_bwd_plain(l, c); }
+
+template <typename T> static int run_bwd(struct lane *l, const struct attention_bwd_args *a)
+{
+    attn_call<T> c = bwd_call<T>(a);
+    LAUNCH(l, row_delta<T>, (unsigned)ceil_div((int64_t)c.batch * c.rows * c.heads, 8), 256, 0, c);
+    if (present(&a->sink))
+        LAUNCH(l, sum_dsink<T>, (unsigned)c.heads, 256, 0, c, (float *)a->dsink.data, a->acc_dsink);
+    return run_kernels(l, c);
+}
+
+extern "C" int attention_bwd_cuda(struct lane *l, const struct attention_bwd_args *a)
+{
+    bool done;
+    TRY(attention_bwd_check(a, l->err));
+    TRY(check_work("attention_bwd", &a->work, delta_bytes(a), l->err));
+    TRY(try_library_bwd(l, a, &done));
+    if (done)
+        return ST_OK;
+    return a->q.dtype == DT_BF16 ? run_bwd<bf16>(l, a) : run_bwd<float>(l, a);
+}

@@ -1,0 +1,66 @@
+/* What the CUDA files of attention share: a call as kernels see it, and which keys a row may see. The files:
+ *   attention.cu        launchers: the library (dev/cudnn.c) where it can, else tensor cores, else plain FMAs
+ *   attention_fwd.cu    forward on tensor cores, bf16
+ *   attention_bwd.cu    backward on tensor cores, bf16: one kernel for dk and dv, one for dq, no atomics
+ *   attention_plain.cu  both directions for any type and width, a warp for each row */
+#ifndef BRAID_OPS_ATTENTION_CUDA_CUH
+#define BRAID_OPS_ATTENTION_CUDA_CUH
+
+#include "ops/cuda/kernel.cuh"
+
+/* [batch][row][head][channel]; strides in elements. */
+template <typename T> struct heads_view {
+    T *data;
+    int64_t batch, row, head;
+    __device__ __forceinline__ T *at(int64_t b, int64_t h) const { return data + b * batch + h * head; }
+};
+
+template <typename T> struct attn_call {
+    heads_view<T> q, k, v, o, dout, dq, dk, dv;
+    float *lse; /* [batch][head][row] */
+    int64_t lse_batch, lse_head;
+    float *delta; /* backward: sum of do * o, dense [batch][head][row] */
+    const float *sink;
+    const int32_t *doc;
+    int64_t doc_batch;
+    const int64_t *start;
+    int batch, heads, groups, per_group, rows, keys, width, width_v, window;
+    float scale;
+    bool sink_zero;
+    bool aligned; /* every row of every tensor can be taken 16 bytes at a time */
+};
+
+/* Absolute index of the first query. What start says is device memory: kept where no key beyond the last is touched. */
+template <typename T> __device__ __forceinline__ int first_index(const attn_call<T> &c)
+{
+    int64_t most = (int64_t)c.keys - c.rows, at = c.start != NULL ? *c.start : most;
+    return (int)max(min(at, most), -(int64_t)c.rows);
+}
+
+/* Keys lo .. hi are seen by query i; none if lo > hi. */
+struct key_range {
+    int lo, hi;
+};
+template <typename T> __device__ __forceinline__ key_range keys_seen(const attn_call<T> &c, int first, int b, int i)
+{
+    key_range r = {0, -1};
+    if (i >= c.rows)
+        return r;
+    r.hi = first + i;
+    if (c.window > 0 && r.hi >= c.window)
+        r.lo = r.hi - c.window + 1;
+    if (c.doc != NULL)
+        r.lo = max(r.lo, c.doc[b * c.doc_batch + i]);
+    return r;
+}
+
+/* What the tensor-core kernels take; they look for the largest score before they scale. */
+static inline bool mma_fits(const attn_call<bf16> &c) { return c.width > 0 && c.width_v > 0 && c.width <= 256 && c.width_v <= 256 && c.scale > 0; }
+int attention_fwd_mma(struct lane *l, const attn_call<bf16> &c);
+int attention_bwd_mma(struct lane *l, const attn_call<bf16> &c);
+int attention_fwd_plain(struct lane *l, const attn_call<bf16> &c);
+int attention_fwd_plain(struct lane *l, const attn_call<float> &c);
+int attention_bwd_plain(struct lane *l, const attn_call<bf16> &c);
+int attention_bwd_plain(struct lane *l, const attn_call<float> &c);
+
+#endif

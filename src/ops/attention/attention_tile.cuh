@@ -1,0 +1,197 @@
+/* Tiles in shared memory and tensor-core products for attention: mma.sync m16n8k16, bf16 in, fp32 out.
+ *
+ * A tile holds rows of COLS channels at a pitch of COLS + 8, so that the eight rows a matrix load takes lie in different
+ * banks. Rows and channels that do not exist are zero. */
+#ifndef BRAID_OPS_ATTENTION_TILE_CUH
+#define BRAID_OPS_ATTENTION_TILE_CUH
+
+#include "ops/attention/attention_cuda.cuh"
+
+enum { TILE_PAD = 8 };
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+
+__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+
+/* 16 bytes from device memory, or 16 zero bytes. */
+__device__ __forceinline__ void copy_async(void *dst, const void *src, bool valid)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
+/* Rows first .. first + ROWS - 1 of a matrix of n_rows rows and n_cols channels. */
+template <int ROWS, int COLS, int THREADS>
+__device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t stride, int first, int n_rows, int n_cols, bool aligned)
+{
+    constexpr int PITCH = COLS + TILE_PAD;
+    if (aligned) {
+        constexpr int PACKS = COLS / 8;
+#pragma unroll 2
+        for (int x = threadIdx.x; x < ROWS * PACKS; x += THREADS) {
+            int r = x / PACKS, c = x % PACKS * 8;
+            bool valid = first + r < n_rows && c < n_cols;
+            copy_async(dst + r * PITCH + c, valid ? src + (first + r) * stride + c : src, valid);
+        }
+    } else {
+        for (int x = threadIdx.x; x < ROWS * COLS; x += THREADS) {
+            int r = x / COLS, c = x % COLS;
+            bool valid = first + r < n_rows && c < n_cols;
+            dst[r * PITCH + c] = valid ? src[(first + r) * stride + c] : __float2bfloat16_rn(0.0f);
+        }
+    }
+}
+
+__device__ __forceinline__ void matrix_load(uint32_t *r, const bf16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p))
+                 : "memory");
+}
+__device__ __forceinline__ void matrix_load_transposed(uint32_t *r, const bf16 *p)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(p))
+                 : "memory");
+}
+
+/* Left operand: rows row .. row + 15, channels col .. col + 15 of a tile. */
+template <int COLS> __device__ __forceinline__ void load_left(uint32_t *a, const bf16 *tile, int row, int col)
+{
+    int lane = threadIdx.x % 32;
+    matrix_load(a, tile + (row + lane % 16) * (COLS + TILE_PAD) + col + lane / 16 * 8);
+}
+/* Right operand, two of 8 columns each (b[0], b[1] and b[2], b[3]): the columns of the product are rows of the tile. */
+template <int COLS> __device__ __forceinline__ void load_right_rows(uint32_t *b, const bf16 *tile, int row, int col)
+{
+    int lane = threadIdx.x % 32;
+    matrix_load(b, tile + (row + lane % 8 + lane / 16 * 8) * (COLS + TILE_PAD) + col + lane / 8 % 2 * 8);
+}
+/* The same where the columns of the product are channels of the tile, and its rows are summed over. */
+template <int COLS> __device__ __forceinline__ void load_right_channels(uint32_t *b, const bf16 *tile, int row, int col)
+{
+    int lane = threadIdx.x % 32;
+    matrix_load_transposed(b, tile + (row + lane % 16) * (COLS + TILE_PAD) + col + lane / 16 * 8);
+}
+
+/* c (16 x 8) += a (16 x 16) b (16 x 8). c: rows lane / 4 and 8 more, columns 2 * (lane % 4) and 1 more. */
+__device__ __forceinline__ void mma(float *c, const uint32_t *a, const uint32_t *b)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ uint32_t pack2(float x, float y)
+{
+    __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
+    return *(uint32_t *)&p;
+}
+/* Two neighbouring 16 x 8 results as a left operand. */
+__device__ __forceinline__ void results_to_left(uint32_t *a, const float *c0, const float *c1)
+{
+    a[0] = pack2(c0[0], c0[1]);
+    a[1] = pack2(c0[2], c0[3]);
+    a[2] = pack2(c1[0], c1[1]);
+    a[3] = pack2(c1[2], c1[3]);
+}
+
+/* c[m][n] = rows (row + 16 m) of x times rows of y, over COLS channels: x y^T. */
+template <int COLS, int M, int N> __device__ __forceinline__ void product_rows(float (*c)[N][4], const bf16 *x, int row, const bf16 *y)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                c[m][n][e] = 0.0f;
+#pragma unroll
+    for (int k = 0; k < COLS; k += 16) {
+        uint32_t a[M][4], b[4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_left<COLS>(a[m], x, row + 16 * m, k);
+#pragma unroll
+        for (int n = 0; n < N; n += 2) {
+            load_right_rows<COLS>(b, y, n * 8, k);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma(c[m][n], a[m], b);
+                mma(c[m][n + 1], a[m], b + 2);
+            }
+        }
+    }
+}
+
+/* acc[m] += p[m] (16 x 8N, rounded to bf16) times the tile y (8N rows of COLS channels). */
+template <int COLS, int M, int N>
+__device__ __forceinline__ void product_channels(float (*acc)[COLS / 8][4], const float (*p)[N][4], const bf16 *y)
+{
+#pragma unroll
+    for (int k = 0; k < N; k += 2) {
+        uint32_t a[M][4], b[4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            results_to_left(a[m], p[m][k], p[m][k + 1]);
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n += 2) {
+            load_right_channels<COLS>(b, y, k * 8, n * 8);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                mma(acc[m][n], a[m], b);
+                mma(acc[m][n + 1], a[m], b + 2);
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* One row of a result, scaled and rounded: the two values this thread holds of every 8 channels. */
+template <int COLS> __device__ __forceinline__ void store_row(bf16 *row, const float (*acc)[4], int half, float scale, int n_cols, bool aligned)
+{
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++) {
+        int col = n * 8 + threadIdx.x % 4 * 2;
+        float x = acc[n][2 * half] * scale, y = acc[n][2 * half + 1] * scale;
+        if (aligned) {
+            if (col < n_cols)
+                *(uint32_t *)(row + col) = pack2(x, y);
+        } else {
+            if (col < n_cols)
+                row[col] = __float2bfloat16_rn(x);
+            if (col + 1 < n_cols)
+                row[col + 1] = __float2bfloat16_rn(y);
+        }
+    }
+}
+
+/* Smallest lo and largest hi over the rows of a block that see anything; lo > hi if none does. scratch: 2 ints a warp. */
+template <int WARPS> __device__ __forceinline__ key_range block_range(key_range r, int *scratch)
+{
+    bool any = r.lo <= r.hi;
+    int lo = __reduce_min_sync(0xffffffffu, any ? r.lo : 0x7fffffff), hi = __reduce_max_sync(0xffffffffu, any ? r.hi : -1);
+    if (threadIdx.x % 32 == 0) {
+        scratch[2 * (threadIdx.x / 32)] = lo;
+        scratch[2 * (threadIdx.x / 32) + 1] = hi;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        lo = min(lo, scratch[2 * w]);
+        hi = max(hi, scratch[2 * w + 1]);
+    }
+    key_range out = {lo, hi};
+    return out;
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* init on host devices; see init.h. */
+#include "ops/check.h"
+#include "ops/ops_cpu_int.h"
+#include "ops/ops_ref_int.h"
+
+#include <math.h>
+
+int init_check(const struct init_args *a, struct err *e)
+{
+    bool integers = a->kind == INIT_HASH;
+    if (!integers && a->y.dtype != DT_F64 && a->y.dtype != DT_F32)
+        return err_set(e, ST_INVALID, "init: y is %s, expected F32 or F64", dtype_name(a->y.dtype));
+    CHECK_T("init", "y", &a->y, integers ? DT_I32 : a->y.dtype, 1, -1);
+    CHECK_OPT("init", "copy", &a->copy, a->copy.dtype, 1, a->y.dim[0]);
+    if (integers && (a->row < 1 || a->n_values < 1))
+        return err_set(e, ST_INVALID, "init: a table needs a row length and a number of values, not %lld and %lld", (long long)a->row,
+                       (long long)a->n_values);
+    return ST_OK;
+}
+
+static double draw(const struct init_args *a, int64_t i)
+{
+    double u;
+    switch (a->kind) {
+    case INIT_ZERO: return 0;
+    case INIT_ONE: return 1;
+    case INIT_CONST: return a->a;
+    case INIT_NORMAL: return a->a * rng_normal(a->key, (uint64_t)i);
+    case INIT_UNIFORM: return a->a + (a->b - a->a) * rng_uniform(a->key, (uint64_t)i);
+    case INIT_LOG_UNIFORM: return log(a->a + (a->b - a->a) * rng_uniform(a->key, (uint64_t)i));
+    case INIT_DT_BIAS:
+        u = exp(log(a->a) + (log(a->b) - log(a->a)) * rng_uniform(a->key, (uint64_t)i));
+        u = u < 1e-4 ? 1e-4 : u;
+        return u + log(-expm1(-u));
+    case INIT_HASH: return (double)((i / a->row + i % a->row) % a->n_values);
+    }
+    return 0;
+}
+
+int init_host(const struct init_args *a, struct err *e)
+{
+    TRY(init_check(a, e));
+#pragma omp parallel for schedule(static)
+    for (int64_t i = 0; i < a->y.dim[0]; i++) {
+        double v = (double)(float)draw(a, i);
+        if (a->y.dtype == DT_F32)
+            ((float *)a->y.data)[i] = (float)v;
+        else if (a->y.dtype == DT_F64)
+            ((double *)a->y.data)[i] = v;
+        else
+            ((int32_t *)a->y.data)[i] = (int32_t)v;
+        if (present(&a->copy))
+            tensor_set(&a->copy, i, v);
+    }
+    return ST_OK;
+}
+
+int init_ref(struct lane *l, const struct init_args *a) { return init_host(a, l->err); }

@@ -1,0 +1,488 @@
+/* The boundary between two sublayers, and the health numbers; see mhc.h. Forward: combine with the root mean square of what it
+ * stores; the projection as a library product; gates and Sinkhorn; aggregate with norm. Backward: the sums of norm and
+ * aggregate; coefficients; their share of the stream's gradient as a library product; the rest with combine's backward in one
+ * pass. The kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
+#include "ops/mhc/mhc_cuda.cuh"
+
+static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t cols, int64_t stride)
+{
+    struct tensor v = tensor_2d(data, t, rows, cols);
+    v.stride[0] = stride;
+    return v;
+}
+
+/* ---- forward ------------------------------------------------------------------------------------------------------ */
+
+/* bf16: the halves of w and the product with them, [rows, 2 padded]. fp32 needs nothing: the product goes to stat. */
+struct fwd_work {
+    bf16 *halves;
+    float *p;
+};
+static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work *w)
+{
+    struct carve c = {(char *)a->work.data, 0};
+    int64_t padded = split_rows(mhc_logits(a->rule.streams));
+    *w = {};
+    if (a->x.dtype == DT_BF16 && !a->reuse) {
+        w->halves = (bf16 *)carve_bytes(&c, 2 * padded * split_stride(a->x.dim[1]) * 2);
+        w->p = carve_floats(&c, a->x.dim[0] * 2 * padded);
+    }
+    return c.used;
+}
+
+extern "C" int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args *a)
+{
+    struct fwd_work w;
+    return divide_fwd(a, &w);
+}
+
+static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b)
+{
+    struct combine_args a = {};
+    int64_t n = b->rule.streams, logits = mhc_logits(n);
+    bool projects = present(&b->h) && !b->reuse;
+    a.x = view_of(&b->x);
+    a.rows = b->x.dim[0];
+    a.d = b->x.dim[1] / n;
+    a.n = (int)n;
+    if (projects) {
+        a.rho = (float *)b->stat.data + logits;
+        a.rho_stride = b->stat.stride[0];
+    }
+    if (!present(&b->f))
+        return projects ? mhc_combine_rows(l, &a, b->x.dtype, aligned16(&b->x)) : ST_OK;
+    a.f = view_of(&b->f);
+    a.y = view_of(&b->y);
+    a.bias = (const float *)b->bias.data;
+    a.post = (const float *)b->coef_in.data + n;
+    a.res = (const float *)b->coef_in.data + 2 * n;
+    a.post_stride = a.res_stride = b->coef_in.stride[0];
+    a.profile_d = b->rule.profile == MHC_D;
+    a.drop = drop_rule_of(&b->drop);
+    return mhc_combine_rows(l, &a, b->x.dtype, aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias));
+}
+
+static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, const struct fwd_work *w)
+{
+    int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = stream->dim[0], k = stream->dim[1];
+    struct gemm_args g = {};
+    struct coef_args a = {};
+    float *stat = (float *)b->stat.data, *coef = (float *)b->coef.data;
+    g.a = *stream;
+    g.trans_b = true;
+    g.alpha = 1;
+    a.rho = stat + logits;
+    a.stat_stride = a.rho_stride = b->stat.stride[0];
+    if (stream->dtype == DT_BF16) {
+        TRY(mhc_split_matrix(l, &b->w, w->halves, 2));
+        g.b = strided_2d(w->halves, DT_BF16, 2 * padded, k, split_stride(k));
+        g.c = tensor_2d(w->p, DT_F32, rows, 2 * padded);
+        a.hi = w->p;
+        a.lo = w->p + padded;
+        a.p_stride = 2 * padded;
+        a.stat = stat;
+    } else {
+        g.b = b->w;
+        g.c = tensor_cols(&b->stat, 0, logits);
+        a.hi = stat;
+        a.p_stride = b->stat.stride[0];
+    }
+    TRY(gemm_cuda(l, &g));
+    a.a_pre = (const float *)b->a_pre.data;
+    a.a_post = (const float *)b->a_post.data;
+    a.a_res = (const float *)b->a_res.data;
+    a.beta = (const float *)b->beta.data;
+    a.pre = coef;
+    a.post = coef + n;
+    a.res = coef + 2 * n;
+    a.pre_stride = a.post_stride = a.res_stride = b->coef.stride[0];
+    a.rows = rows;
+    a.n = (int)n;
+    a.iterations = (int)b->rule.iterations;
+    a.profile_d = b->rule.profile == MHC_D;
+    a.round_bf16 = b->rule.round_bf16;
+    a.sinkhorn = true;
+    return mhc_coefficients(l, &a);
+}
+
+static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream)
+{
+    struct aggregate_args a = {};
+    int64_t n = b->rule.streams;
+    a.x = view_of(stream);
+    a.out = view_of(&b->h);
+    a.weight.pre = (const float *)b->coef.data;
+    a.weight.pre_stride = b->coef.stride[0];
+    a.gain = (const float *)b->gain.data;
+    a.rstd = (float *)b->stat.data + mhc_logits(n) + 1;
+    a.rstd_stride = b->stat.stride[0];
+    a.rows = stream->dim[0];
+    a.d = stream->dim[1] / n;
+    a.one = b->zero_centered ? 1 : 0;
+    a.eps = (float)b->eps;
+    a.n = (int)n;
+    a.norm = true;
+    return mhc_aggregate_rows(l, &a, stream->dtype, aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
+}
+
+extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_fwd_args *a)
+{
+    struct fwd_work w;
+    TRY(mhc_boundary_fwd_check(a, l->err));
+    TRY(check_work("mhc_boundary_fwd", &a->work, divide_fwd(a, &w), l->err));
+    if (a->x.dim[0] == 0 || a->x.dim[1] == 0)
+        return ST_OK;
+    const struct tensor *stream = present(&a->f) ? &a->y : &a->x;
+    TRY(close_sublayer(l, a));
+    if (!present(&a->h))
+        return ST_OK;
+    if (!a->reuse)
+        TRY(make_coefficients(l, a, stream, &w));
+    return open_sublayer(l, a, stream);
+}
+
+/* ---- backward ----------------------------------------------------------------------------------------------------- */
+
+struct bwd_work {
+    bf16 *halves, *split; /* of w: high, high, low; of dp: high, low, high (bf16 streams) */
+    float *dp;            /* fp32 streams */
+    void *gw;             /* [rows, K] real: dp w */
+    float *m, *row_scale, *dpre, *dgain, *dbias;
+};
+static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work *w)
+{
+    struct carve c = {(char *)a->work.data, 0};
+    int64_t rows = a->dx.dim[0], k = a->dx.dim[1], n = a->rule.streams, d = k / n, logits = mhc_logits(n), padded = split_rows(logits);
+    int64_t blocks = mhc_row_blocks(rows, d, a->dx.dtype);
+    *w = {};
+    if (a->dx.dtype == DT_BF16) {
+        w->halves = (bf16 *)carve_bytes(&c, 3 * padded * split_stride(k) * 2);
+        w->split = (bf16 *)carve_bytes(&c, rows * 3 * padded * 2);
+    } else {
+        w->dp = carve_floats(&c, rows * logits);
+    }
+    w->gw = carve_bytes(&c, rows * split_stride(k) * (int64_t)dtype_bytes(a->dx.dtype));
+    w->m = carve_floats(&c, rows);
+    w->row_scale = carve_floats(&c, rows);
+    w->dpre = carve_floats(&c, rows * n);
+    if (a->dgain.rank > 0)
+        w->dgain = carve_floats(&c, blocks * d);
+    if (a->dbias.rank > 0)
+        w->dbias = carve_floats(&c, blocks * d);
+    return c.used;
+}
+
+extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args *a)
+{
+    struct bwd_work w;
+    return divide_bwd(a, &w);
+}
+
+/* dpre and m of every row, dgain. */
+static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
+{
+    struct norm_bwd_args a = {};
+    int64_t n = b->rule.streams;
+    enum dtype real = b->dx.dtype;
+    a.dh = view_of(&b->dh);
+    a.y = view_of(&b->y);
+    a.pre = (const float *)b->coef.data;
+    a.pre_stride = b->coef.stride[0];
+    a.rstd = (const float *)b->stat.data + mhc_logits(n) + 1;
+    a.rstd_stride = b->stat.stride[0];
+    a.gain = (const float *)b->gain.data;
+    a.dpre = w->dpre;
+    a.m = w->m;
+    a.dgain = present(&b->dgain) ? w->dgain : NULL;
+    a.rows = b->dx.dim[0];
+    a.d = b->dx.dim[1] / n;
+    a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
+    a.one = b->zero_centered ? 1 : 0;
+    a.n = (int)n;
+    TRY(mhc_norm_bwd_rows(l, &a, real, aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.gain) && pointer16(a.dgain)));
+    return a.dgain == NULL ? ST_OK : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, (float *)b->dgain.data, a.d, 0, b->acc_dgain);
+}
+
+/* dz, the factor of y through rho, and gw = dp w. */
+static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
+{
+    int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = b->dx.dim[0], k = b->dx.dim[1];
+    bool halves = b->dx.dtype == DT_BF16;
+    struct coef_bwd_args a = {};
+    a.p = (const float *)b->stat.data;
+    a.rho = a.p + logits;
+    a.p_stride = a.rho_stride = b->stat.stride[0];
+    a.a_pre = (const float *)b->a_pre.data;
+    a.a_post = (const float *)b->a_post.data;
+    a.a_res = (const float *)b->a_res.data;
+    a.beta = (const float *)b->beta.data;
+    a.dpre = w->dpre;
+    a.dpre_stride = n;
+    if (present(&b->dcoef)) {
+        a.dpre2 = (const float *)b->dcoef.data;
+        a.dpost = a.dpre2 + n;
+        a.dres = a.dpre2 + 2 * n;
+        a.dpre2_stride = a.dpost_stride = a.dres_stride = b->dcoef.stride[0];
+    }
+    a.dz = (float *)b->dz.data;
+    a.dz_stride = b->dz.stride[0];
+    a.dp = w->dp;
+    a.dp_stride = logits;
+    a.split = w->split;
+    a.split_width = (int)padded;
+    a.row_scale = w->row_scale;
+    a.rows = rows;
+    a.k = k;
+    a.n = (int)n;
+    a.iterations = (int)b->rule.iterations;
+    a.profile_d = b->rule.profile == MHC_D;
+    a.sinkhorn = true;
+    TRY(mhc_coefficients_bwd(l, &a));
+    struct gemm_args g = {};
+    g.alpha = 1;
+    g.c = strided_2d(w->gw, b->dx.dtype, rows, k, split_stride(k));
+    if (halves) {
+        TRY(mhc_split_matrix(l, &b->w, w->halves, 3));
+        g.a = tensor_2d(w->split, DT_BF16, rows, 3 * padded);
+        g.b = strided_2d(w->halves, DT_BF16, 3 * padded, k, split_stride(k));
+    } else {
+        g.a = tensor_2d(w->dp, DT_F32, rows, logits);
+        g.b = b->w;
+    }
+    return gemm_cuda(l, &g);
+}
+
+static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
+{
+    struct mix_bwd_args a = {};
+    int64_t n = b->rule.streams, k = b->dx.dim[1];
+    enum dtype real = b->dx.dtype;
+    a.dy = view_of(&b->dy);
+    a.dx = view_of(&b->dx);
+    a.dh = view_of(&b->dh);
+    a.y = view_of(&b->y);
+    a.gw.data = w->gw;
+    a.gw.stride = split_stride(k);
+    a.pre = (const float *)b->coef.data;
+    a.pre_stride = b->coef.stride[0];
+    a.rstd = (const float *)b->stat.data + mhc_logits(n) + 1;
+    a.rstd_stride = b->stat.stride[0];
+    a.gain = (const float *)b->gain.data;
+    a.m = w->m;
+    a.row_scale = w->row_scale;
+    a.rows = b->dx.dim[0];
+    a.d = k / n;
+    a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
+    a.one = b->zero_centered ? 1 : 0;
+    a.n = (int)n;
+    a.profile_d = b->rule.profile == MHC_D;
+    a.opens = true;
+    bool aligned = absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) && aligned16(&b->y) && pointer16(w->gw) && pointer16(a.gain);
+    if (present(&b->f)) {
+        float *dcoef = (float *)b->dcoef_in.data;
+        a.closes = true;
+        a.x = view_of(&b->x);
+        a.f = view_of(&b->f);
+        a.df = view_of(&b->df);
+        a.bias = (const float *)b->bias.data;
+        a.post = (const float *)b->coef_in.data + n;
+        a.res = (const float *)b->coef_in.data + 2 * n;
+        a.post_stride = a.res_stride = b->coef_in.stride[0];
+        a.dpre = dcoef;
+        a.dpost = dcoef + n;
+        a.dres = dcoef + 2 * n;
+        a.dpre_stride = a.dpost_stride = a.dres_stride = b->dcoef_in.stride[0];
+        a.dbias = present(&b->dbias) ? w->dbias : NULL;
+        a.drop = drop_rule_of(&b->drop);
+        aligned = aligned && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->df) && pointer16(a.bias) && pointer16(a.dbias);
+    }
+    TRY(mhc_mix_bwd_rows(l, &a, real, aligned));
+    return a.dbias == NULL ? ST_OK : add_partials(l, a.dbias, mhc_row_blocks(a.rows, a.d, real), a.d, (float *)b->dbias.data, a.d, 0, b->acc_dbias);
+}
+
+extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a)
+{
+    struct bwd_work w;
+    TRY(mhc_boundary_bwd_check(a, l->err));
+    TRY(check_work("mhc_boundary_bwd", &a->work, divide_bwd(a, &w), l->err));
+    TRY(through_norm(l, a, &w));
+    TRY(through_coefficients(l, a, &w));
+    return finish(l, a, &w);
+}
+
+/* ---- gradients of the mapping's parameters -------------------------------------------------------------------------- */
+
+static int64_t divide_dw(const struct mhc_boundary_dw_args *a, void **outer, float **partial)
+{
+    struct carve c = {(char *)a->work.data, 0};
+    int64_t logits = mhc_logits(a->rule.streams);
+    *outer = carve_bytes(&c, mhc_outer_bytes(a->y.dim[0], logits, a->y.dim[1], a->y.dtype));
+    *partial = carve_floats(&c, MHC_PARAM_BLOCKS * 2 * logits);
+    return c.used;
+}
+
+extern "C" int64_t mhc_boundary_dw_work_cuda(const struct mhc_boundary_dw_args *a)
+{
+    void *outer;
+    float *partial;
+    return divide_dw(a, &outer, &partial);
+}
+
+extern "C" int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw_args *a)
+{
+    void *outer;
+    float *partial;
+    TRY(mhc_boundary_dw_check(a, l->err));
+    TRY(check_work("mhc_boundary_dw", &a->work, divide_dw(a, &outer, &partial), l->err));
+    int64_t logits = mhc_logits(a->rule.streams);
+    struct outer_args o = {};
+    o.dp = (const float *)a->dz.data;
+    o.dp_stride = a->dz.stride[0];
+    o.rho = (const float *)a->stat.data + logits;
+    o.rho_stride = a->stat.stride[0];
+    o.a_pre = (const float *)a->a_pre.data;
+    o.a_post = (const float *)a->a_post.data;
+    o.a_res = (const float *)a->a_res.data;
+    o.streams = (int)a->rule.streams;
+    o.y = a->y;
+    o.dw = a->dw;
+    o.acc = a->acc_dw;
+    TRY(mhc_outer(l, &o, outer));
+    struct param_sum_args s = {};
+    s.dz = o.dp;
+    s.dz_stride = o.dp_stride;
+    s.p = (const float *)a->stat.data;
+    s.p_stride = a->stat.stride[0];
+    s.rho = o.rho;
+    s.rho_stride = o.rho_stride;
+    s.partial = partial;
+    s.da_pre = (float *)a->da_pre.data;
+    s.da_post = (float *)a->da_post.data;
+    s.da_res = (float *)a->da_res.data;
+    s.dbeta = (float *)a->dbeta.data;
+    s.rows = a->y.dim[0];
+    s.n = (int)a->rule.streams;
+    s.add = a->acc_params;
+    return mhc_param_sums(l, &s);
+}
+
+/* ---- health ------------------------------------------------------------------------------------------------------- */
+
+struct health_args {
+    struct view coef, y, before, product;
+    double *out[MHC_HEALTH_ITEMS];
+    int64_t rows, d;
+    int n;
+    bool profile_d, acc;
+};
+
+__device__ __forceinline__ double health_mix(const struct health_args &a, int64_t row, int i, int j)
+{
+    if (row >= a.rows)
+        return i == j;
+    return (double)at<float>(a.coef, row)[2 * a.n + mix_at(a.profile_d, a.n, i, j)];
+}
+/* Entry of the mix times the product so far. */
+__device__ __forceinline__ double health_product(const struct health_args &a, int64_t row, int s, int i, int j)
+{
+    if (a.before.data == NULL)
+        return health_mix(a, row, i, j);
+    double sum = 0;
+    for (int k = 0; k < a.n; k++)
+        sum += health_mix(a, row, i, k) * (double)at<float>(a.before, s)[k * a.n + j];
+    return sum;
+}
+
+/* Products of streams i and j, for the whole warp: fp32 runs of 8, summed in double, because the streams of a young model
+ * differ in their last digits only. */
+template <typename T> __device__ double health_dot(const T *p, const T *q, int64_t d)
+{
+    double sum = 0;
+    for (int64_t first = threadIdx.x % 32; first < d; first += 8 * 32) {
+        float run = 0;
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            if (first + e * 32 < d)
+                run += to_float(p[first + e * 32]) * to_float(q[first + e * 32]);
+        sum += (double)run;
+    }
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    return sum;
+}
+
+/* A warp per row of the sample, two rows each; then one thread sums up. */
+template <typename T> static __global__ void __launch_bounds__(1024) health(const __grid_constant__ struct health_args a)
+{
+    __shared__ double found[MHC_HEALTH_ROWS][MHC_HEALTH_ITEMS];
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n = a.n;
+    int64_t stride = a.rows > MHC_HEALTH_ROWS ? a.rows / MHC_HEALTH_ROWS : 1;
+    for (int s = warp; s < MHC_HEALTH_ROWS; s += 32) {
+        int64_t row = s * stride;
+        for (int k = lane; k < n * n; k += 32)
+            at<float>(a.product, s)[k] = (float)health_product(a, row, s, k / n, k % n);
+        double worst[MHC_SIMILARITY] = {}, cosines = 0;
+        if (row < a.rows) {
+            for (int i = lane; i < n; i += 32) {
+                double sum[2] = {0, 0}, gain[2] = {0, 0};
+                for (int j = 0; j < n; j++) {
+                    sum[0] += health_mix(a, row, i, j);
+                    sum[1] += health_mix(a, row, j, i);
+                    gain[0] += fabs(health_product(a, row, s, i, j));
+                    gain[1] += fabs(health_product(a, row, s, j, i));
+                }
+                for (int side = 0; side < 2; side++) {
+                    worst[MHC_ROW_ERROR + side] = fmax(worst[MHC_ROW_ERROR + side], fabs(sum[side] - 1));
+                    worst[MHC_GAIN_FORWARD + side] = fmax(worst[MHC_GAIN_FORWARD + side], gain[side]);
+                }
+            }
+            const T *y = at<T>(a.y, row);
+            double square[MHC_MAX_STREAMS];
+            for (int i = 0; i < n; i++) {
+                square[i] = health_dot(y + i * a.d, y + i * a.d, a.d);
+                for (int j = 0; j < i; j++) {
+                    double length = sqrt(square[i] * square[j]);
+                    cosines += length > 0 ? health_dot(y + i * a.d, y + j * a.d, a.d) / length : 0;
+                }
+            }
+        }
+        for (int k = 0; k < MHC_SIMILARITY; k++) {
+#pragma unroll
+            for (int bit = 16; bit > 0; bit /= 2)
+                worst[k] = fmax(worst[k], __shfl_xor_sync(0xffffffffu, worst[k], bit));
+            found[s][k] = worst[k];
+        }
+        found[s][MHC_SIMILARITY] = cosines;
+    }
+    __syncthreads();
+    int item = (int)threadIdx.x;
+    if (item >= MHC_HEALTH_ITEMS)
+        return;
+    int64_t sampled = min((int64_t)MHC_HEALTH_ROWS, a.rows), pairs = sampled * n * (n - 1) / 2;
+    double value = 0;
+    for (int s = 0; s < MHC_HEALTH_ROWS; s++)
+        value = item < MHC_SIMILARITY ? fmax(value, found[s][item]) : value + found[s][item];
+    if (item == MHC_SIMILARITY)
+        value = pairs > 0 ? value / (double)pairs : 0;
+    *a.out[item] = value + (a.acc ? *a.out[item] : 0);
+}
+
+extern "C" int mhc_health_cuda(struct lane *l, const struct mhc_health_args *h)
+{
+    TRY(mhc_health_check(h, l->err));
+    struct health_args a = {};
+    a.coef = view_of(&h->coef);
+    a.y = view_of(&h->y);
+    a.before = view_of(&h->comp_in);
+    a.product = view_of(&h->comp);
+    for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
+        a.out[i] = (double *)h->out[i].data;
+    a.rows = h->coef.dim[0];
+    a.n = (int)h->rule.streams;
+    a.d = h->y.dim[1] / a.n;
+    a.profile_d = h->rule.profile == MHC_D;
+    a.acc = h->acc_out;
+    BY_REAL(h->y.dtype, T, LAUNCH(l, health<T>, 1, 1024, 0, a));
+    return ST_OK;
+}

@@ -1,0 +1,461 @@
+/* Gates, Sinkhorn and their gradients: one thread per row, everything in registers for 4 streams. */
+#include "ops/mhc/mhc_cuda.cuh"
+
+/* ---- Sinkhorn -------------------------------------------------------------------------------------------------- */
+
+/* exp(logit - row max) in place. */
+template <int N> __device__ __forceinline__ void sinkhorn_start(float *m, int n)
+{
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        float most = m[i * n];
+#pragma unroll
+        for (int j = 1; j < n; j++)
+            most = fmaxf(most, m[i * n + j]);
+#pragma unroll
+        for (int j = 0; j < n; j++)
+            m[i * n + j] = expf(m[i * n + j] - most);
+    }
+}
+
+/* Element j of line i: of row i, or of column i. */
+template <bool ROWS> __device__ __forceinline__ int in_line(int n, int i, int j) { return ROWS ? i * n + j : j * n + i; }
+
+/* Divides all lines by their sums, in place. soft: the softmax of profile D, whose eps is on the entries and not on the
+ * divisor. div: what each line was divided by, or NULL. */
+template <int N, bool ROWS> __device__ __forceinline__ void divide_lines(float *m, int n, bool d, bool soft, float *div)
+{
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        float sum = 0;
+#pragma unroll
+        for (int j = 0; j < n; j++)
+            sum += m[in_line<ROWS>(n, i, j)];
+        float by = soft ? sum : d ? sum + (float)MHC_EPS : fmaxf(sum, (float)MHC_EPS);
+        float inverse = 1.0f / by;
+        if (div != NULL)
+            div[i] = by;
+#pragma unroll
+        for (int j = 0; j < n; j++)
+            m[in_line<ROWS>(n, i, j)] = m[in_line<ROWS>(n, i, j)] * inverse + (soft ? (float)MHC_EPS : 0.0f);
+    }
+}
+
+template <int N> __device__ __forceinline__ void sinkhorn(float *m, int n, int iterations, bool d)
+{
+    sinkhorn_start<N>(m, n);
+    for (int t = 0; t < iterations; t++) {
+        divide_lines<N, true>(m, n, d, d && t == 0, NULL);
+        divide_lines<N, false>(m, n, d, false, NULL);
+    }
+}
+
+/* g becomes the gradient of what divide_lines divided, and m what it was. */
+template <int N, bool ROWS> __device__ __forceinline__ void undo_lines(float *m, const float *div, float *g, int n, bool d, bool soft)
+{
+    float added = soft ? (float)MHC_EPS : 0.0f;
+#pragma unroll
+    for (int i = 0; i < n; i++) {
+        float kappa = 0, by = div[i], inverse = 1.0f / by;
+#pragma unroll
+        for (int j = 0; j < n; j++)
+            kappa += g[in_line<ROWS>(n, i, j)] * (m[in_line<ROWS>(n, i, j)] - added);
+        if (!d && by == (float)MHC_EPS)
+            kappa = 0; /* max(sum, eps) chose eps: a constant */
+#pragma unroll
+        for (int j = 0; j < n; j++) {
+            int at = in_line<ROWS>(n, i, j);
+            g[at] = (g[at] - kappa) * inverse;
+            m[at] = (m[at] - added) * by;
+        }
+    }
+}
+
+/* Gradient of the logits in place of the gradient of the result. For 4 streams the divisors are kept and the matrix is
+ * walked back by multiplying; otherwise, for want of room, every half step is made again from the start. */
+template <int N> __device__ __forceinline__ void sinkhorn_gradient(const float *logits, float *g, int n, int iterations, bool d)
+{
+    constexpr int MAX = streams<N>::MAX, KEPT = N > 0 ? 32 : 1;
+    float m[MAX * MAX], div[2 * KEPT][MAX];
+#pragma unroll
+    for (int i = 0; i < n * n; i++)
+        m[i] = logits[i];
+    sinkhorn_start<N>(m, n);
+    if (N > 0 && iterations <= KEPT) {
+        for (int t = 0; t < iterations; t++) {
+            divide_lines<N, true>(m, n, d, d && t == 0, div[2 * t]);
+            divide_lines<N, false>(m, n, d, false, div[2 * t + 1]);
+        }
+        for (int t = iterations - 1; t >= 0; t--) {
+            undo_lines<N, false>(m, div[2 * t + 1], g, n, d, false);
+            undo_lines<N, true>(m, div[2 * t], g, n, d, d && t == 0);
+        }
+    } else {
+        for (int t = iterations - 1; t >= 0; t--) {
+#pragma unroll
+            for (int i = 0; i < n * n; i++)
+                m[i] = logits[i];
+            sinkhorn_start<N>(m, n);
+            for (int k = 0; k <= t; k++) {
+                divide_lines<N, true>(m, n, d, d && k == 0, div[0]);
+                divide_lines<N, false>(m, n, d, false, div[1]);
+            }
+            undo_lines<N, false>(m, div[1], g, n, d, false);
+            undo_lines<N, true>(m, div[0], g, n, d, d && t == 0);
+        }
+    }
+    /* Not the walked-back matrix: its small entries have lost digits to eps. */
+#pragma unroll
+    for (int i = 0; i < n * n; i++)
+        m[i] = logits[i];
+    sinkhorn_start<N>(m, n);
+#pragma unroll
+    for (int i = 0; i < n * n; i++)
+        g[i] *= m[i];
+}
+
+/* ---- forward --------------------------------------------------------------------------------------------------- */
+
+template <int N> static __global__ void coefficients(struct coef_args a)
+{
+    constexpr int MAX = streams<N>::MAX;
+    int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int n = streams<N>::count(a.n), logits = n * n + 2 * n;
+    if (row >= a.rows)
+        return;
+    const float *hi = a.hi + row * a.p_stride, *lo = a.lo == NULL ? NULL : a.lo + row * a.p_stride;
+    float *stat = a.stat == NULL ? NULL : a.stat + row * a.stat_stride;
+    float rho = a.rho[row * a.rho_stride], q = 1.0f / (rho + (float)MHC_EPS), m[MAX * MAX];
+    float scale[3] = {*a.a_pre, *a.a_post, *a.a_res};
+#pragma unroll
+    for (int k = 0; k < logits; k++) {
+        float p = hi[k] + (lo == NULL ? 0.0f : lo[k]);
+        if (stat != NULL)
+            stat[k] = p;
+        float z = q * p * scale[k < n ? 0 : k < 2 * n ? 1 : 2] + a.beta[k];
+        if (k < n)
+            a.pre[row * a.pre_stride + k] = maybe_bf16(a.round_bf16, precise_sigmoid(z) + (a.profile_d ? (float)MHC_EPS : 0.0f));
+        else if (k < 2 * n)
+            a.post[row * a.post_stride + k - n] = maybe_bf16(a.round_bf16, 2 * precise_sigmoid(z));
+        else
+            m[k - 2 * n] = z;
+    }
+    if (a.sinkhorn)
+        sinkhorn<N>(m, n, a.iterations, a.profile_d);
+#pragma unroll
+    for (int k = 0; k < n * n; k++)
+        a.res[row * a.res_stride + k] = a.sinkhorn ? maybe_bf16(a.round_bf16, m[k]) : m[k];
+}
+
+int mhc_coefficients(struct lane *l, const struct coef_args *a)
+{
+    unsigned grid = (unsigned)ceil_div(a->rows, 128);
+    if (a->n == 4)
+        LAUNCH(l, coefficients<4>, grid, 128, 0, *a);
+    else
+        LAUNCH(l, coefficients<0>, grid, 128, 0, *a);
+    return ST_OK;
+}
+
+static struct coef_args rule_args(const struct mhc_rule *r, int64_t rows)
+{
+    struct coef_args a = {};
+    a.rows = rows;
+    a.n = (int)r->streams;
+    a.iterations = (int)r->iterations;
+    a.profile_d = r->profile == MHC_D;
+    a.round_bf16 = r->round_bf16;
+    return a;
+}
+
+extern "C" int mhc_gates_fwd_cuda(struct lane *l, const struct mhc_gates_fwd_args *g)
+{
+    TRY(mhc_gates_fwd_check(g, l->err));
+    struct coef_args a = rule_args(&g->rule, g->p.dim[0]);
+    a.hi = (const float *)g->p.data;
+    a.p_stride = g->p.stride[0];
+    a.rho = (const float *)g->rho.data;
+    a.rho_stride = g->rho.stride[0];
+    a.a_pre = (const float *)g->a_pre.data;
+    a.a_post = (const float *)g->a_post.data;
+    a.a_res = (const float *)g->a_res.data;
+    a.beta = (const float *)g->beta.data;
+    a.pre = (float *)g->pre.data;
+    a.post = (float *)g->post.data;
+    a.res = (float *)g->logits.data;
+    a.pre_stride = g->pre.stride[0];
+    a.post_stride = g->post.stride[0];
+    a.res_stride = g->logits.stride[0];
+    return mhc_coefficients(l, &a);
+}
+
+template <int N> static __global__ void sinkhorn_rows(const float *logits, int64_t in_stride, float *res, int64_t out_stride, int64_t rows, int n_, int iterations, bool d, bool round_bf16)
+{
+    int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int n = streams<N>::count(n_);
+    float m[streams<N>::MAX * streams<N>::MAX];
+    if (row >= rows)
+        return;
+#pragma unroll
+    for (int k = 0; k < n * n; k++)
+        m[k] = logits[row * in_stride + k];
+    sinkhorn<N>(m, n, iterations, d);
+#pragma unroll
+    for (int k = 0; k < n * n; k++)
+        res[row * out_stride + k] = maybe_bf16(round_bf16, m[k]);
+}
+
+extern "C" int mhc_sinkhorn_fwd_cuda(struct lane *l, const struct mhc_sinkhorn_fwd_args *a)
+{
+    TRY(mhc_sinkhorn_fwd_check(a, l->err));
+    int64_t rows = a->logits.dim[0];
+    unsigned grid = (unsigned)ceil_div(rows, 128);
+    bool d = a->rule.profile == MHC_D;
+    if (a->rule.streams == 4)
+        LAUNCH(l, sinkhorn_rows<4>, grid, 128, 0, (const float *)a->logits.data, a->logits.stride[0], (float *)a->res.data, a->res.stride[0],
+               rows, 4, (int)a->rule.iterations, d, a->rule.round_bf16);
+    else
+        LAUNCH(l, sinkhorn_rows<0>, grid, 128, 0, (const float *)a->logits.data, a->logits.stride[0], (float *)a->res.data, a->res.stride[0],
+               rows, (int)a->rule.streams, (int)a->rule.iterations, d, a->rule.round_bf16);
+    return ST_OK;
+}
+
+/* ---- backward -------------------------------------------------------------------------------------------------- */
+
+template <int N> static __global__ void sinkhorn_bwd_rows(const float *dres, int64_t g_stride, const float *logits, int64_t in_stride, float *dlogits, int64_t out_stride, int64_t rows, int n_, int iterations, bool d)
+{
+    constexpr int MAX = streams<N>::MAX;
+    int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int n = streams<N>::count(n_);
+    float g[MAX * MAX], start[MAX * MAX];
+    if (row >= rows)
+        return;
+#pragma unroll
+    for (int k = 0; k < n * n; k++) {
+        g[k] = dres[row * g_stride + k];
+        start[k] = logits[row * in_stride + k];
+    }
+    sinkhorn_gradient<N>(start, g, n, iterations, d);
+#pragma unroll
+    for (int k = 0; k < n * n; k++)
+        dlogits[row * out_stride + k] = g[k];
+}
+
+extern "C" int mhc_sinkhorn_bwd_cuda(struct lane *l, const struct mhc_sinkhorn_bwd_args *a)
+{
+    TRY(mhc_sinkhorn_bwd_check(a, l->err));
+    int64_t rows = a->logits.dim[0];
+    unsigned grid = (unsigned)ceil_div(rows, 64);
+    bool d = a->rule.profile == MHC_D;
+    if (a->rule.streams == 4)
+        LAUNCH(l, sinkhorn_bwd_rows<4>, grid, 64, 0, (const float *)a->dres.data, a->dres.stride[0], (const float *)a->logits.data,
+               a->logits.stride[0], (float *)a->dlogits.data, a->dlogits.stride[0], rows, 4, (int)a->rule.iterations, d);
+    else
+        LAUNCH(l, sinkhorn_bwd_rows<0>, grid, 64, 0, (const float *)a->dres.data, a->dres.stride[0], (const float *)a->logits.data,
+               a->logits.stride[0], (float *)a->dlogits.data, a->dlogits.stride[0], rows, (int)a->rule.streams, (int)a->rule.iterations, d);
+    return ST_OK;
+}
+
+/* Gradient through the gates (and the Sinkhorn, if asked) of one row. */
+template <int N> static __global__ void coefficients_bwd(struct coef_bwd_args a)
+{
+    constexpr int MAX = streams<N>::MAX;
+    int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    int n = streams<N>::count(a.n), logits = n * n + 2 * n;
+    if (row >= a.rows)
+        return;
+    const float *p = a.p + row * a.p_stride;
+    float rho = a.rho[row * a.rho_stride], q = 1.0f / (rho + (float)MHC_EPS), sum = 0;
+    float scale[3] = {*a.a_pre, *a.a_post, *a.a_res};
+    float g[MAX * MAX];
+#pragma unroll
+    for (int k = 0; k < n * n; k++)
+        g[k] = a.dres == NULL ? 0.0f : a.dres[row * a.dres_stride + k];
+    if (a.sinkhorn && a.dres != NULL) {
+        float z[MAX * MAX];
+#pragma unroll
+        for (int k = 0; k < n * n; k++)
+            z[k] = q * p[2 * n + k] * scale[2] + a.beta[2 * n + k];
+        sinkhorn_gradient<N>(z, g, n, a.iterations, a.profile_d);
+    }
+#pragma unroll
+    for (int k = 0; k < logits; k++) {
+        float by = scale[k < n ? 0 : k < 2 * n ? 1 : 2], dz;
+        if (k < 2 * n) {
+            float s = precise_sigmoid(q * p[k] * by + a.beta[k]), up = 0;
+            if (k < n)
+                up = (a.dpre == NULL ? 0.0f : a.dpre[row * a.dpre_stride + k]) + (a.dpre2 == NULL ? 0.0f : a.dpre2[row * a.dpre2_stride + k]);
+            else
+                up = a.dpost == NULL ? 0.0f : 2 * a.dpost[row * a.dpost_stride + k - n];
+            dz = up * s * (1 - s);
+        } else {
+            dz = g[k - 2 * n];
+        }
+        float dp = dz * by * q;
+        sum += dz * by * p[k];
+        if (a.dz != NULL)
+            a.dz[row * a.dz_stride + k] = dz;
+        if (a.dp != NULL)
+            a.dp[row * a.dp_stride + k] = dp;
+        if (a.split != NULL) {
+            bf16 high = __float2bfloat16_rn(dp), low = __float2bfloat16_rn(dp - __bfloat162float(high));
+            bf16 *out = a.split + row * 3 * a.split_width;
+            out[k] = out[2 * a.split_width + k] = high;
+            out[a.split_width + k] = low;
+        }
+    }
+    for (int k = logits; a.split != NULL && k < a.split_width; k++)
+        for (int part = 0; part < 3; part++)
+            a.split[row * 3 * a.split_width + part * a.split_width + k] = __float2bfloat16_rn(0.0f);
+    if (a.drho != NULL)
+        a.drho[row * a.drho_stride] = -q * q * sum;
+    if (a.row_scale != NULL)
+        a.row_scale[row] = rho == 0 ? 0.0f : -q * q * sum / ((float)a.k * rho);
+}
+
+int mhc_coefficients_bwd(struct lane *l, const struct coef_bwd_args *a)
+{
+    unsigned grid = (unsigned)ceil_div(a->rows, 64);
+    if (a->n == 4)
+        LAUNCH(l, coefficients_bwd<4>, grid, 64, 0, *a);
+    else
+        LAUNCH(l, coefficients_bwd<0>, grid, 64, 0, *a);
+    return ST_OK;
+}
+
+/* ---- gradients of alphas and beta ---------------------------------------------------------------------------------- */
+
+/* Thread k sums logit k over the rows of its block, in order. */
+static __global__ void param_sums(struct param_sum_args a)
+{
+    int logits = a.n * a.n + 2 * a.n, k = (int)(threadIdx.x + blockIdx.x * blockDim.x);
+    if (k >= logits)
+        return;
+    int64_t first = (int64_t)blockIdx.y * a.rows_per_block, end = first + a.rows_per_block < a.rows ? first + a.rows_per_block : a.rows;
+    float beta = 0, alpha = 0;
+    for (int64_t r = first; r < end; r++) {
+        float dz = a.dz[r * a.dz_stride + k];
+        beta += dz;
+        alpha += dz * a.p[r * a.p_stride + k] / (a.rho[r * a.rho_stride] + (float)MHC_EPS);
+    }
+    a.partial[((int64_t)blockIdx.y * 2) * logits + k] = beta;
+    a.partial[((int64_t)blockIdx.y * 2 + 1) * logits + k] = alpha;
+}
+
+static __global__ void param_totals(struct param_sum_args a, int blocks)
+{
+    __shared__ double totals[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)];
+    int logits = a.n * a.n + 2 * a.n, k = (int)threadIdx.x;
+    if (k < logits) {
+        double beta = 0, alpha = 0;
+        for (int b = 0; b < blocks; b++) {
+            beta += (double)a.partial[((int64_t)b * 2) * logits + k];
+            alpha += (double)a.partial[((int64_t)b * 2 + 1) * logits + k];
+        }
+        a.dbeta[k] = (a.add ? a.dbeta[k] : 0.0f) + (float)beta;
+        totals[k] = alpha;
+    }
+    __syncthreads();
+    if (k < 3) {
+        int from = k == 0 ? 0 : k == 1 ? a.n : 2 * a.n, to = k == 0 ? a.n : k == 1 ? 2 * a.n : logits;
+        double sum = 0;
+        for (int i = from; i < to; i++)
+            sum += totals[i];
+        float *out = k == 0 ? a.da_pre : k == 1 ? a.da_post : a.da_res;
+        *out = (a.add ? *out : 0.0f) + (float)sum;
+    }
+}
+
+static int param_blocks(int64_t rows) { return (int)max_i64(1, min_i64(MHC_PARAM_BLOCKS, ceil_div(rows, 64))); }
+
+int mhc_param_sums(struct lane *l, struct param_sum_args *a)
+{
+    int blocks = param_blocks(a->rows), logits = a->n * a->n + 2 * a->n;
+    a->rows_per_block = ceil_div(max_i64(a->rows, 1), blocks);
+    LAUNCH(l, param_sums, dim3((unsigned)ceil_div(logits, 32), (unsigned)blocks), 32, 0, *a);
+    LAUNCH(l, param_totals, 1, (unsigned)round_up(logits, 32), 0, *a, blocks);
+    return ST_OK;
+}
+
+/* The primitive has no scratch: its sums go row by row in one block. */
+static __global__ void gate_param_sums(struct param_sum_args a)
+{
+    __shared__ double totals[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)];
+    int logits = a.n * a.n + 2 * a.n, k = (int)threadIdx.x;
+    if (k < logits) {
+        double beta = 0, alpha = 0;
+        float by = k < a.n ? *a.a_pre : k < 2 * a.n ? *a.a_post : *a.a_res;
+        for (int64_t r = 0; r < a.rows; r++) {
+            float q = 1.0f / (a.rho[r * a.rho_stride] + (float)MHC_EPS), p = a.p[r * a.p_stride + k];
+            float dz = gate_dz(a, r, k, q * p * by + a.beta[k]);
+            beta += (double)dz;
+            alpha += (double)(dz * p * q);
+        }
+        a.dbeta[k] = (a.add ? a.dbeta[k] : 0.0f) + (float)beta;
+        totals[k] = alpha;
+    }
+    __syncthreads();
+    if (k < 3) {
+        int from = k == 0 ? 0 : k == 1 ? a.n : 2 * a.n, to = k == 0 ? a.n : k == 1 ? 2 * a.n : logits;
+        double sum = 0;
+        for (int i = from; i < to; i++)
+            sum += totals[i];
+        float *out = k == 0 ? a.da_pre : k == 1 ? a.da_post : a.da_res;
+        *out = (a.add ? *out : 0.0f) + (float)sum;
+    }
+}
+
+extern "C" int mhc_gates_bwd_cuda(struct lane *l, const struct mhc_gates_bwd_args *g)
+{
+    TRY(mhc_gates_bwd_check(g, l->err));
+    struct coef_bwd_args a = {};
+    a.rows = g->p.dim[0];
+    a.n = (int)g->rule.streams;
+    a.p = (const float *)g->p.data;
+    a.p_stride = g->p.stride[0];
+    a.rho = (const float *)g->rho.data;
+    a.rho_stride = g->rho.stride[0];
+    a.a_pre = (const float *)g->a_pre.data;
+    a.a_post = (const float *)g->a_post.data;
+    a.a_res = (const float *)g->a_res.data;
+    a.beta = (const float *)g->beta.data;
+    a.dpre = (const float *)g->dpre.data;
+    a.dpre_stride = g->dpre.stride[0];
+    a.dpost = (const float *)g->dpost.data;
+    a.dpost_stride = g->dpost.stride[0];
+    a.dres = (const float *)g->dlogits.data;
+    a.dres_stride = g->dlogits.stride[0];
+    a.dz = (float *)g->dz.data;
+    a.dz_stride = g->dz.stride[0];
+    a.dp = (float *)g->dp.data;
+    a.dp_stride = g->dp.stride[0];
+    a.drho = (float *)g->drho.data;
+    a.drho_stride = g->drho.stride[0];
+    TRY(mhc_coefficients_bwd(l, &a));
+    if (!present(&g->dbeta))
+        return ST_OK;
+    struct param_sum_args s = {};
+    s.rows = a.rows;
+    s.n = a.n;
+    s.p = a.p;
+    s.p_stride = a.p_stride;
+    s.rho = a.rho;
+    s.rho_stride = a.rho_stride;
+    s.a_pre = a.a_pre;
+    s.a_post = a.a_post;
+    s.a_res = a.a_res;
+    s.beta = a.beta;
+    s.dpre = a.dpre;
+    s.dpre_stride = a.dpre_stride;
+    s.dpost = a.dpost;
+    s.dpost_stride = a.dpost_stride;
+    s.dlogits = a.dres;
+    s.dlogits_stride = a.dres_stride;
+    s.da_pre = (float *)g->da_pre.data;
+    s.da_post = (float *)g->da_post.data;
+    s.da_res = (float *)g->da_res.data;
+    s.dbeta = (float *)g->dbeta.data;
+    s.add = g->acc_params;
+    LAUNCH(l, gate_param_sums, 1, (unsigned)round_up(mhc_logits(g->rule.streams), 32), 0, s);
+    return ST_OK;
+}
