@@ -221,7 +221,7 @@ static int declare_tables(struct build *b, struct attention_slots *s)
     *r = rope_from_config(b->cfg, dim);
     TRY(rope_config_check(r, b->e));
     int64_t positions = max_i64(b->cfg->train.seq, b->cache_len);
-    struct tensor shape = tensor_2d(NULL, b->dev->real, positions, dim / 2);
+    struct tensor shape = tensor_2d(NULL, b->dev->wide, positions, dim / 2);
     graph_scope(b->g, -1, "rope");
     s->cos = build_table(b, "cos", shape, fill_cos, r);
     s->sin = build_table(b, "sin", shape, fill_sin, r);
@@ -264,7 +264,7 @@ static void declare_work(struct build *b, const struct attention *m, struct atte
                                    .v = shaped4(b, kv, m->kv_heads, m->dim), .o = shaped4(b, b->seq, m->heads, m->dim),
                                    .scale = m->scale, .window = m->window};
     if (s->sink.w != NO_SLOT)
-        f.sink = tensor_1d(NULL, b->dev->real, m->heads);
+        f.sink = tensor_1d(NULL, b->dev->wide, m->heads);
     s->fwd_work = b->ops->attention_fwd_work ? build_work(b, "fwd_work", b->ops->attention_fwd_work(&f)) : NO_SLOT;
     s->bwd_work = s->rope_work = NO_SLOT;
     if (!training(b))
@@ -274,7 +274,7 @@ static void declare_work(struct build *b, const struct attention *m, struct atte
     s->bwd_work = b->ops->attention_bwd_work ? build_work(b, "bwd_work", b->ops->attention_bwd_work(&w)) : NO_SLOT;
     struct rope_bwd_args r = {.dy = tensor_3d(NULL, b->dev->real, b->rows, m->heads, m->dim)};
     r.x = r.dx = r.dy;
-    r.w = r.dw = tensor_1d(NULL, b->dev->real, m->dim);
+    r.w = r.dw = tensor_1d(NULL, b->dev->wide, m->dim);
     if (m->qk_norm && b->ops->rope_bwd_work)
         s->rope_work = build_work(b, "rope_work", b->ops->rope_bwd_work(&r));
 }
@@ -284,11 +284,11 @@ static void declare_slots(struct build *b, const struct attention *m, struct att
     int64_t o_cols = m->heads * m->dim;
     s->qkv = build_real(b, "qkv", b->rows, m->width);
     s->qk = m->qk_norm ? build_real(b, "qk", b->rows, (m->heads + m->kv_heads) * m->dim) : NO_SLOT;
-    s->rstd_q = m->qk_norm ? build_real(b, "rstd_q", b->rows, m->heads) : NO_SLOT;
-    s->rstd_k = m->qk_norm ? build_real(b, "rstd_k", b->rows, m->kv_heads) : NO_SLOT;
+    s->rstd_q = m->qk_norm ? build_wide(b, "rstd_q", b->rows, m->heads) : NO_SLOT;
+    s->rstd_k = m->qk_norm ? build_wide(b, "rstd_k", b->rows, m->kv_heads) : NO_SLOT;
     s->o = build_real(b, "o", b->rows, o_cols);
     s->og = m->gate_at >= 0 ? build_real(b, "og", b->rows, o_cols) : NO_SLOT;
-    s->lse = graph_slot(b->g, "lse", tensor_3d(NULL, b->dev->real, b->batch, m->heads, b->seq));
+    s->lse = graph_slot(b->g, "lse", tensor_3d(NULL, b->dev->wide, b->batch, m->heads, b->seq));
     s->dqkv = build_grad(b, "dqkv", b->rows, m->width);
     s->dog = build_grad(b, "do", b->rows, o_cols);
     s->dout = m->gate_at >= 0 ? build_grad(b, "dout", b->rows, o_cols) : NO_SLOT;

@@ -27,7 +27,7 @@ double output_std(const struct build *b)
 
 static struct tensor param_shape(const struct build *b, const struct param *p)
 {
-    return tensor_shape(b->dev->real, p->rank, p->dim);
+    return tensor_shape(param_dtype(p, b->dev->real), p->rank, p->dim);
 }
 
 struct weight build_weight(struct build *b, const struct param *decl)
@@ -44,15 +44,19 @@ struct weight build_weight(struct build *b, const struct param *decl)
     struct param_entry *row = &b->params->list[index];
     struct tensor shape = param_shape(b, &p);
     if (is_new) {
-        /* Gradient and optimizer arenas mirror the parameter arena; plans that do not train leave them out. */
         row->offset = memory_reserve(b->mem, ARENA_PARAM, tensor_bytes(&shape));
+        row->grad_offset = row->master_offset = -1;
     }
     struct weight w = no_weight();
     w.w = graph_persistent(b->g, decl->key, shape, ARENA_PARAM, row->offset);
     if (training(b) && !p.buffer) {
         snprintf(name, sizeof name, "d.%s", decl->key);
-        memory_reserve_max(b->mem, ARENA_GRAD, row->offset + tensor_bytes(&shape));
-        w.dw = graph_persistent(b->g, name, shape, ARENA_GRAD, row->offset);
+        struct tensor grad = tensor_shape(b->dev->wide, p.rank, p.dim);
+        if (row->grad_offset < 0)
+            row->grad_offset = memory_reserve(b->mem, ARENA_GRAD, tensor_bytes(&grad));
+        if (row->master_offset < 0 && shape.dtype != grad.dtype)
+            row->master_offset = memory_reserve(b->mem, ARENA_MASTER, tensor_bytes(&grad));
+        w.dw = graph_persistent(b->g, name, grad, ARENA_GRAD, row->grad_offset);
     }
     return w;
 }
@@ -62,9 +66,19 @@ slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols
     return graph_slot(b->g, name, tensor_2d(NULL, b->dev->real, rows, cols));
 }
 
+slot_id build_wide(struct build *b, const char *name, int64_t rows, int64_t cols)
+{
+    return graph_slot(b->g, name, tensor_2d(NULL, b->dev->wide, rows, cols));
+}
+
 slot_id build_grad(struct build *b, const char *name, int64_t rows, int64_t cols)
 {
     return training(b) ? build_real(b, name, rows, cols) : NO_SLOT;
+}
+
+slot_id build_wide_grad(struct build *b, const char *name, int64_t rows, int64_t cols)
+{
+    return training(b) ? build_wide(b, name, rows, cols) : NO_SLOT;
 }
 
 slot_id build_work(struct build *b, const char *name, int64_t bytes)
@@ -179,7 +193,7 @@ int linear_declare_with(struct build *b, const char *name, const struct linear *
     }
     char work_name[64];
     snprintf(work_name, sizeof work_name, "%s.dbias_work", name);
-    struct colsum_args s = {.x = tensor_2d(NULL, b->dev->real, b->rows, l->out), .out = tensor_1d(NULL, b->dev->real, l->out)};
+    struct colsum_args s = {.x = tensor_2d(NULL, b->dev->real, b->rows, l->out), .out = tensor_1d(NULL, b->dev->wide, l->out)};
     bool needs_work = l->bias.w != NO_SLOT && b->ops->colsum_work != NULL;
     slot_id work = needs_work ? build_work(b, work_name, b->ops->colsum_work(&s)) : NO_SLOT;
     GRAPH_PHASE(g, n, PH_DW, linear_dw, READS(l->dy), READS(l->x), ADDS(l->w.dw), ADDS(l->bias.dw), WRITES(work));

@@ -62,7 +62,7 @@ int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x,
     if (!training(b))
         return g->err.code;
     struct embed_bwd_args a = {.token = tensor_1d(NULL, DT_I32, b->rows), .dy = tensor_2d(NULL, b->dev->real, b->rows, c->hidden),
-                               .dw = tensor_2d(NULL, b->dev->real, padded_vocab(c), c->hidden)};
+                               .dw = tensor_2d(NULL, b->dev->wide, padded_vocab(c), c->hidden)};
     slot_id work = b->ops->embed_bwd_work ? build_work(b, "bwd_work", b->ops->embed_bwd_work(&a)) : NO_SLOT;
     slot_id masked = drops ? build_real(b, "masked", b->rows, c->hidden) : NO_SLOT;
     GRAPH_PHASE(g, n, PH_DW, embed_dw, READS(token), READS(*dx), READS(info), ADDS(w.dw), WRITES(masked), WRITES(work));

@@ -260,7 +260,8 @@ static void declare_params(struct build *b, const struct gdn *m, struct gdn_slot
                            .init = INIT_UNIFORM,
                            .init_a = -bound,
                            .init_b = bound,
-                           .decay = true};
+                           .decay = true,
+                           .wide = true};
     struct param dt_bias = param_vector("self_attention.dt_bias", m->heads, INIT_ONE);
     struct param a_log = param_vector("self_attention.A_log", m->heads, INIT_LOG_UNIFORM);
     struct param norm = param_vector("self_attention.out_norm.weight", m->dv,
@@ -281,9 +282,9 @@ static void declare_work(struct build *b, const struct gdn *m, struct gdn_slots 
     const struct ops *ops = b->ops;
     enum dtype real = b->dev->real;
     struct tensor row = tensor_3d(NULL, real, b->batch, b->seq, m->mixed),
-                  kernel = tensor_2d(NULL, real, m->mixed, m->conv);
+                  kernel = tensor_2d(NULL, b->dev->wide, m->mixed, m->conv);
     struct tensor inner = tensor_2d(NULL, real, b->rows, m->inner),
-                  gains = tensor_1d(NULL, real, m->dv);
+                  gains = tensor_1d(NULL, b->dev->wide, m->dv);
     struct tensor key = tensor_4d(NULL, real, b->batch, b->seq, m->key_heads, m->dk);
     struct tensor value = tensor_4d(NULL, real, b->batch, b->seq, m->heads, m->dv);
     struct conv1d_fwd_args cf = {.x = row, .w = kernel, .y = row};
@@ -315,13 +316,13 @@ static void declare_slots(struct build *b, const struct gdn *m, struct gdn_slots
                     ? graph_slot(b->g, "states", tensor_shape(real, countof(states), states))
                     : NO_SLOT;
     s->n = build_real(b, "n", b->rows, m->inner);
-    s->rstd = build_real(b, "rstd", b->rows, m->heads);
+    s->rstd = build_wide(b, "rstd", b->rows, m->heads);
     s->din = build_grad(b, "din", b->rows, m->width);
     s->dqkv = build_grad(b, "dqkv", b->rows, m->mixed);
     s->d_o = build_grad(b, "do", b->rows, m->inner);
     s->dn = build_grad(b, "dn", b->rows, m->inner);
     struct tensor tail = tensor_3d(NULL, real, b->batch, m->conv - 1, m->mixed);
-    struct tensor state = tensor_4d(NULL, real, b->batch, m->heads, m->dk, m->dv);
+    struct tensor state = tensor_4d(NULL, b->dev->wide, b->batch, m->heads, m->dk, m->dv);
     s->conv_state =
         decode && m->conv > 1 ? build_table(b, "conv_state", tail, NULL, NULL) : NO_SLOT;
     s->rule_state = decode ? build_table(b, "rule_state", state, NULL, NULL) : NO_SLOT;

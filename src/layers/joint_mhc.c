@@ -1,7 +1,9 @@
 /* The n-stream joint: manifold hyper-connections (ops/mhc). Shapes: T rows, n streams of C channels, K = n C,
  * N = n^2 + 2n.
  *
- *   stream  [T, K]    all streams; the first joint expands the embedding into them, the last contracts them
+ *   stream  [T, K]    all streams; the first joint expands the embedding into them, the last contracts them.
+ *                     Multi-token prediction takes them from before the contraction and hands its own stack
+ *                     streams again, so there nothing is expanded
  *   coef    [T, N]    pre | post | res of the sublayer this joint opens; closed with them one joint later
  *   stat    [T, N+2]  projections, root mean square, the norm's rstd
  *   norm    [T, C]    normed input of the next core
@@ -169,7 +171,9 @@ static int contract_bwd(const struct step_ctx *c)
                                  .work = c->t[NORM_WORK], .zero_centered = j->zero_centered, .acc_dw = c->add[DGAIN]};
     struct mhc_contract_bwd_args a = {.dy = c->t[DONE], .x = c->t[STREAM], .w = c->t[FN], .base = c->t[BASE], .scale = c->t[SCALE],
                                       .m = c->t[M], .rstd = c->t[M_RSTD], .dx = c->t[G], .dw = c->t[DFN], .dbase = c->t[DBASE],
-                                      .dscale = c->t[DSCALE], .work = c->t[WORK], .eps = j->eps, .acc_params = c->add[DFN]};
+                                      .dscale = c->t[DSCALE], .work = c->t[WORK], .eps = j->eps,
+                                      .acc_dx = c->add[G], /* a prediction depth read the streams too, and came first */
+                                      .acc_params = c->add[DFN]};
     TRY(c->ops->rmsnorm_bwd(c->lane, &n));
     return c->ops->mhc_contract_bwd(c->lane, &a);
 }
@@ -188,7 +192,8 @@ int64_t mhc_block_layers(int64_t streams, int64_t layers)
 }
 
 /* The stream in front of every r-th layer of a part is kept, and so is the last combine; those between are
- * replayed, which the planner does for a whole block at once because each needs the one before it. */
+ * replayed, which the planner does for a whole block at once because each needs the one before it. Without a
+ * number of layers, "mhc" makes a part one block, as it does in Megatron. */
 static void drop_stream(struct build *b, slot_id stream, int index, bool last)
 {
     const char *text = b->cfg->plan.recompute_block;
@@ -196,7 +201,7 @@ static void drop_stream(struct build *b, slot_id stream, int index, bool last)
     if (strcmp(text, "auto") == 0)
         r = mhc_block_layers(b->cfg->model.mhc_streams, b->n_layers);
     else if (!parse_i64(text, &r))
-        r = 0;
+        r = str_has_word(b->cfg->plan.recompute, "mhc") ? INT64_MAX : 0;
     if (training(b) && b->g->err.code == ST_OK && r > 0 && !last && index % r != 0)
         b->g->slots[stream].dropped = true;
 }
@@ -221,7 +226,8 @@ static struct joint *sizes(struct build *b)
 static struct param xavier(const char *key, int64_t out, int64_t in)
 {
     double bound = sqrt(6.0 / (double)(out + in));
-    return (struct param){.key = key, .rank = 2, .dim = {out, in}, .init = INIT_UNIFORM, .init_a = -bound, .init_b = bound, .decay = true};
+    return (struct param){.key = key, .rank = 2, .dim = {out, in}, .init = INIT_UNIFORM, .init_a = -bound, .init_b = bound, .decay = true,
+                          .wide = true};
 }
 
 static struct weight small(struct build *b, const char *module, const char *name, int64_t n, enum init_kind init, double value)
@@ -234,15 +240,26 @@ static struct weight small(struct build *b, const char *module, const char *name
 }
 
 /* Attention-like layers and MLP-like ones keep their mapping under different names, as Megatron does; a
- * Mamba layer, which may share a group with attention, under the name of its hybrid layers. */
-static struct mapping declare_mapping(struct build *b, const char *norm_key)
+ * Mamba layer, which may share a group with attention, under the name of its hybrid layers. A second layer
+ * of a kind in one group ([G*], [-E]), which Megatron does not have, gets a name of its own. */
+static void mapping_module(const struct build *b, const char *norm_key, char *module, size_t size)
 {
     bool mlp = str_starts(norm_key, "mlp.") || str_starts(norm_key, "pre_mlp_layernorm");
     bool mixer = str_starts(norm_key, "mixer.");
-    const char *module = mlp ? "mlp_hyper_connection" : mixer ? "hyper_connection" : "self_attention_hyper_connection";
+    char key[192];
+    snprintf(module, size, "%s", mlp ? "mlp_hyper_connection" : mixer ? "hyper_connection" : "self_attention_hyper_connection");
+    snprintf(key, sizeof key, "%s%s.mapping_proj.weight", b->prefix, module);
+    int taken = param_find(b->params, key);
+    if (taken >= 0 && b->params->list[taken].p.layer != b->layer)
+        snprintf(module + strlen(module), size - strlen(module), "_2");
+}
+
+static struct mapping declare_mapping(struct build *b, const char *norm_key)
+{
     const struct config_model *c = &b->cfg->model;
     int64_t n = mhc_logits(c->mhc_streams);
-    char key[96];
+    char module[64], key[96];
+    mapping_module(b, norm_key, module, sizeof module);
     snprintf(key, sizeof key, "%s.mapping_proj.weight", module);
     struct param w = xavier(key, n, c->mhc_streams * c->hidden);
     struct mapping m = {.w = build_weight(b, &w)};
@@ -258,9 +275,9 @@ static struct mhc_boundary_bwd_args boundary_shapes(const struct build *b, const
 {
     enum dtype real = b->dev->real;
     int64_t d = b->cfg->model.hidden, n = mhc_logits(j->rule.streams), k = d * j->rule.streams;
-    struct tensor wide = tensor_2d(NULL, real, b->rows, k), thin = tensor_2d(NULL, real, b->rows, d), coef = tensor_2d(NULL, real, b->rows, n);
-    struct mhc_boundary_bwd_args a = {.dh = thin, .y = wide, .dx = wide, .coef = coef, .dz = coef, .w = tensor_2d(NULL, real, n, k),
-                                      .dgain = tensor_1d(NULL, real, d), .rule = j->rule};
+    struct tensor wide = tensor_2d(NULL, real, b->rows, k), thin = tensor_2d(NULL, real, b->rows, d), coef = tensor_2d(NULL, b->dev->wide, b->rows, n);
+    struct mhc_boundary_bwd_args a = {.dh = thin, .y = wide, .dx = wide, .coef = coef, .dz = coef, .w = tensor_2d(NULL, b->dev->wide, n, k),
+                                      .dgain = tensor_1d(NULL, b->dev->wide, d), .rule = j->rule};
     if (closes)
         a.f = thin;
     return a;
@@ -295,12 +312,14 @@ static void declare_health(struct build *b, const struct parts *p, const struct 
     if (!training(b) || b->ops->mhc_health == NULL)
         return;
     bool first = prev->f == NO_SLOT;
-    next->aux[AUX_PRODUCT] = graph_slot(g, "product", tensor_2d(NULL, b->dev->real, MHC_HEALTH_ROWS, n * n));
+    next->aux[AUX_PRODUCT] = graph_slot(g, "product", tensor_2d(NULL, b->dev->wide, MHC_HEALTH_ROWS, n * n));
     static const char *const tags[MHC_HEALTH_ITEMS] = {"mhc row error", "mhc column error", "mhc gain forward", "mhc gain backward", "mhc stream similarity"};
     slot_id out[MHC_HEALTH_ITEMS];
     for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
         out[i] = build_metric(b, tags[i], 1);
-    int node = graph_node(g, "health", LANE_SIDE, p->j);
+    /* Not on the side lane: nothing waits for this node, so a stream it reads there could never be known to be
+     * done with, and streams that are made again later would share no memory. */
+    int node = graph_node(g, "health", LANE_COMPUTE, p->j);
     GRAPH_PHASE(g, node, PH_FWD, health_fwd, READS(p->coef), READS(p->stream), READS(first ? NO_SLOT : prev->aux[AUX_PRODUCT]),
                 WRITES(next->aux[AUX_PRODUCT]), ADDS(out[0]), ADDS(out[1]), ADDS(out[2]), ADDS(out[3]), ADDS(out[4]));
     graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * n * b->cfg->model.hidden) * (double)dtype_bytes(b->dev->real));
@@ -311,7 +330,7 @@ static void declare_replays(struct build *b, const struct parts *p, const struct
     struct graph *g = b->g;
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
-    slot_id scratch = graph_slot(g, "stat_again", tensor_2d(NULL, b->dev->real, b->rows, mhc_logits(p->j->rule.streams) + 2));
+    slot_id scratch = graph_slot(g, "stat_again", tensor_2d(NULL, b->dev->wide, b->rows, mhc_logits(p->j->rule.streams) + 2));
     GRAPH_PHASE(g, n, PH_REPLAY, norm_replay, READS(p->stream), READS(p->coef), READS(p->gain.w), WRITES(p->norm), WRITES(scratch),
                 WRITES(fwd_work(b, p->j, "replay_work")));
     graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
@@ -358,7 +377,7 @@ static void declare_boundary(struct build *b, const struct parts *p, const struc
     graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
     if (!training(b))
         return;
-    slot_id dz = build_grad(b, "dz", b->rows, mhc_logits(p->j->rule.streams));
+    slot_id dz = build_wide_grad(b, "dz", b->rows, mhc_logits(p->j->rule.streams));
     GRAPH_PHASE(g, n, PH_BWD, boundary_bwd, READS(next->dh), READS(next->dx), READS(next->aux[AUX_DCOEF]), READS(p->stream), READS(p->stat),
                 READS(p->coef), READS(p->gain.w), READS(m->w.w), READS(m->a_pre.w), READS(m->a_post.w), READS(m->a_res.w),
                 READS(m->beta.w), READS(closes ? prev->x : NO_SLOT), READS(prev->f), READS(coef_in), READS(p->info),
@@ -376,16 +395,16 @@ static int declare_open(struct build *b, struct parts *p, const struct sublayer 
     int64_t d = b->cfg->model.hidden, streams = p->j->rule.streams, logits = mhc_logits(streams);
     bool closes = prev->f != NO_SLOT;
     p->map = declare_mapping(b, norm_key);
-    p->coef = build_real(b, "coef", b->rows, logits);
-    p->stat = build_real(b, "stat", b->rows, logits + 2);
+    p->coef = build_wide(b, "coef", b->rows, logits);
+    p->stat = build_wide(b, "stat", b->rows, logits + 2);
     next->x = p->stream;
     next->dx = build_grad(b, "dstream", b->rows, streams * d);
     next->df = build_grad(b, "df", b->rows, d);
     next->f = NO_SLOT;
     next->aux[AUX_COEF] = p->coef;
-    next->aux[AUX_DCOEF] = build_grad(b, "dcoef", b->rows, logits);
-    slot_id first_dx = closes ? NO_SLOT : build_grad(b, "dexpanded", b->rows, streams * d);
-    if (!closes)
+    next->aux[AUX_DCOEF] = build_wide_grad(b, "dcoef", b->rows, logits);
+    slot_id first_dx = closes ? NO_SLOT : prev->wide ? prev->dx : build_grad(b, "dexpanded", b->rows, streams * d);
+    if (!closes && !prev->wide)
         declare_expand(b, p, prev, first_dx);
     declare_boundary(b, p, prev, next, first_dx);
     declare_health(b, p, prev, next);
@@ -420,13 +439,13 @@ static slot_id contract_work(struct build *b, const struct joint *j)
 {
     int64_t d = b->cfg->model.hidden, n = j->rule.streams;
     struct mhc_contract_bwd_args a = {.dy = tensor_2d(NULL, b->dev->real, b->rows, d), .dx = tensor_2d(NULL, b->dev->real, b->rows, n * d),
-                                      .w = tensor_2d(NULL, b->dev->real, n, n * d)};
+                                      .w = tensor_2d(NULL, b->dev->wide, n, n * d)};
     return b->ops->mhc_contract_bwd_work ? build_work(b, "contract_work", b->ops->mhc_contract_bwd_work(&a)) : NO_SLOT;
 }
 
 static slot_id norm_work(struct build *b)
 {
-    struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->real, t.dim[1]);
+    struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->wide, t.dim[1]);
     struct rmsnorm_bwd_args a = {.dy = t, .x = t, .w = w, .dx = t, .dw = w};
     return b->ops->rmsnorm_bwd_work ? build_work(b, "norm_work", b->ops->rmsnorm_bwd_work(&a)) : NO_SLOT;
 }
@@ -453,10 +472,11 @@ static int declare_last(struct build *b, struct parts *p, const struct sublayer 
         base = head_weight(b, norm_key, "hc_head_base", param_vector("", n, INIT_ZERO));
         scale = head_weight(b, norm_key, "hc_head_scale", param_vector("", 1, INIT_ONE));
     }
-    slot_id one = build_real(b, "contracted", b->rows, d), rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->real, b->rows));
-    slot_id m = learned ? build_real(b, "m", b->rows, n) : NO_SLOT, m_rstd = learned ? build_real(b, "m_rstd", b->rows, 1) : NO_SLOT;
-    slot_id g_stream = build_grad(b, "dcontracted", b->rows, n * d), done = build_grad(b, "done", b->rows, d);
-    declare_close(b, p, prev, g_stream);
+    slot_id one = build_real(b, "contracted", b->rows, d), rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
+    slot_id m = learned ? build_wide(b, "m", b->rows, n) : NO_SLOT, m_rstd = learned ? build_wide(b, "m_rstd", b->rows, 1) : NO_SLOT;
+    slot_id done = build_grad(b, "done", b->rows, d);
+    next->dx = build_grad(b, "dcontracted", b->rows, n * d);
+    declare_close(b, p, prev, next->dx);
     double wide = (double)(b->rows * n * d), size = (double)dtype_bytes(b->dev->real);
     int node = graph_node(g, "contract", LANE_COMPUTE, j);
     GRAPH_PHASE(g, node, PH_FWD, contract_fwd, READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w), WRITES(one),
@@ -470,7 +490,7 @@ static int declare_last(struct build *b, struct parts *p, const struct sublayer 
     graph_replay(g, p->norm, node);
     graph_replay(g, one, node);
     GRAPH_PHASE(g, node, PH_BWD, contract_bwd, READS(next->dh), READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w),
-                READS(one), READS(m), READS(m_rstd), READS(rstd), WRITES(done), WRITES(g_stream), ADDS(fn.dw), ADDS(base.dw),
+                READS(one), READS(m), READS(m_rstd), READS(rstd), WRITES(done), ADDS(next->dx), ADDS(fn.dw), ADDS(base.dw),
                 ADDS(scale.dw), ADDS(p->gain.dw), WRITES(learned ? contract_work(b, j) : NO_SLOT), WRITES(norm_work(b)));
     graph_cost(g, node, PH_BWD, wide * (double)(4 * n + 6), 2.5 * wide * size);
     return g->err.code;
@@ -489,14 +509,16 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
     p.gain = build_weight(b, &gain);
     p.info = closes && p.j->dropout > 0 ? b->in.info : NO_SLOT;
-    p.stream = build_real(b, "stream", b->rows, p.j->rule.streams * c->hidden);
+    p.stream = prev->wide && !closes ? prev->x : build_real(b, "stream", b->rows, p.j->rule.streams * c->hidden);
     next->aux[AUX_INDEX] = closes ? prev->aux[AUX_INDEX] + 1 : 0;
     drop_stream(b, p.stream, next->aux[AUX_INDEX], last);
     p.norm = next->h = build_real(b, "norm", b->rows, c->hidden);
     next->dh = build_grad(b, "dnorm", b->rows, c->hidden);
+    next->wide = true;
     if (!last)
         return declare_open(b, &p, prev, next, norm_key);
-    next->x = next->dx = next->f = next->df = NO_SLOT;
+    next->x = p.stream;
+    next->f = next->df = NO_SLOT;
     return declare_last(b, &p, prev, next, norm_key);
 }
 

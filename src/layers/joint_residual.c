@@ -50,7 +50,7 @@ static int joint_bwd(const struct step_ctx *c)
 
 static slot_id bwd_work(struct build *b)
 {
-    struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->real, t.dim[1]);
+    struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->wide, t.dim[1]);
     struct addnorm_bwd_args a = {.dy = t, .ds = t, .s = t, .w = w, .dx = t, .dw = w};
     return b->ops->addnorm_bwd_work ? build_work(b, "bwd_work", b->ops->addnorm_bwd_work(&a)) : NO_SLOT;
 }
@@ -72,7 +72,7 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
     struct weight w = build_weight(b, &gain);
     int64_t d = c->hidden;
-    slot_id s = closes ? build_real(b, "stream", b->rows, d) : NO_SLOT, rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->real, b->rows));
+    slot_id s = closes ? build_real(b, "stream", b->rows, d) : NO_SLOT, rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
     slot_id info = drops && closes ? b->in.info : NO_SLOT;
     next->x = closes ? s : prev->x;
     next->h = build_real(b, "norm", b->rows, d);

@@ -119,7 +119,9 @@ struct param param_vector(const char *name, int64_t n, enum init_kind init);
 double output_std(const struct build *b);
 
 slot_id build_real(struct build *b, const char *name, int64_t rows, int64_t cols); /* activation */
+slot_id build_wide(struct build *b, const char *name, int64_t rows, int64_t cols); /* activation in the wide type */
 slot_id build_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
+slot_id build_wide_grad(struct build *b, const char *name, int64_t rows, int64_t cols); /* NO_SLOT unless training */
 slot_id build_work(struct build *b, const char *name, int64_t bytes); /* NO_SLOT if 0 bytes */
 slot_id build_table(struct build *b, const char *name, struct tensor shape,
                     void (*fill)(struct tensor *, const void *), const void *arg); /* shared by full name */
@@ -166,11 +168,13 @@ struct sublayer {
     slot_id h, dh;  /* normed input of the core; dh is written by the core */
     slot_id f, df;  /* output of the core; df is written by the closing joint */
     slot_id aux[8]; /* the joint's own: mixing coefficients and their gradients */
+    bool wide;      /* x holds all streams of a joint with several; after the last joint: before their contraction */
 };
 struct joint_kind {
     const char *name;
-    /* Closes prev (f NO_SLOT: nothing to close, x is the embedding) and opens next. norm_key: key of
-     * the gain. last: next is the head, and no stream goes on. */
+    /* Closes prev (f NO_SLOT: nothing to close, x is the embedding, or with wide the streams of an MTP entry) and
+     * opens next. norm_key: key of the gain. last: next is the head; what goes on is h, and where the joint has
+     * several streams also x, which multi-token prediction adds its gradient to. */
     int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last);
 };
 extern const struct joint_kind joint_residual, joint_mhc;
@@ -193,7 +197,8 @@ int head_declare(struct build *b, const struct head_io *io);
 /* One depth of multi-token prediction: from the hidden state, tokens and labels of the depth before it
  * (updated to this depth's) to the input of its own stack. */
 struct mtp_io {
-    slot_id h, dh;        /* of the depth before */
+    slot_id h, dh;        /* of the depth before: normed output, or with streams > 1 the streams before their contraction */
+    int64_t streams;      /* of h and x */
     slot_id token, label; /* in: of the depth before; out: shifted */
     slot_id x, dx;        /* out: input of the depth's stack */
 };

@@ -280,7 +280,8 @@ static void declare_params(struct build *b, const struct mamba *m, struct mamba_
                            .init = INIT_UNIFORM,
                            .init_a = -bound,
                            .init_b = bound,
-                           .decay = true};
+                           .decay = true,
+                           .wide = true};
     struct param conv_b = param_vector("mixer.conv1d.bias", m->mixed, INIT_UNIFORM);
     struct param dt_bias = param_vector("mixer.dt_bias", m->heads, INIT_DT_BIAS);
     struct param a_log = param_vector("mixer.A_log", m->heads, INIT_LOG_UNIFORM);
@@ -313,9 +314,9 @@ static void declare_work(struct build *b, const struct mamba *m, struct mamba_sl
     const struct ops *ops = b->ops;
     enum dtype real = b->dev->real;
     struct tensor row = tensor_3d(NULL, real, b->batch, b->seq, m->mixed),
-                  kernel = tensor_2d(NULL, real, m->mixed, m->conv);
+                  kernel = tensor_2d(NULL, b->dev->wide, m->mixed, m->conv);
     struct tensor inner = tensor_2d(NULL, real, b->rows, m->inner),
-                  gains = tensor_1d(NULL, real, m->inner);
+                  gains = tensor_1d(NULL, b->dev->wide, m->inner);
     struct conv1d_fwd_args cf = {.x = row, .w = kernel, .y = row};
     struct ssd_fwd_args sf = {
         .x = shape4(b, m->heads, m->dim), .Bm = shape4(b, m->groups, m->state), .chunk = m->chunk};
@@ -347,13 +348,13 @@ static void declare_slots(struct build *b, const struct mamba *m, struct mamba_s
                     ? graph_slot(b->g, "states", tensor_shape(real, countof(states), states))
                     : NO_SLOT;
     s->n = build_real(b, "n", b->rows, m->inner);
-    s->rstd = build_real(b, "rstd", b->rows, m->inner / m->norm_group);
+    s->rstd = build_wide(b, "rstd", b->rows, m->inner / m->norm_group);
     s->dzxbcdt = build_grad(b, "dzxbcdt", b->rows, m->width);
     s->dxbc = build_grad(b, "dxbc", b->rows, m->mixed);
     s->dy = build_grad(b, "dy", b->rows, m->inner);
     s->dn = build_grad(b, "dn", b->rows, m->inner);
     struct tensor tail = tensor_3d(NULL, real, b->batch, m->conv - 1, m->mixed);
-    struct tensor state = tensor_4d(NULL, real, b->batch, m->heads, m->state, m->dim);
+    struct tensor state = tensor_4d(NULL, b->dev->wide, b->batch, m->heads, m->state, m->dim);
     s->conv_state =
         decode && m->conv > 1 ? build_table(b, "conv_state", tail, NULL, NULL) : NO_SLOT;
     s->ssm_state = decode ? build_table(b, "ssm_state", state, NULL, NULL) : NO_SLOT;

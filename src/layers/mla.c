@@ -180,7 +180,7 @@ static int declare_tables(struct build *b, struct mla *m, struct mla_slots *s)
     double ms = yarn ? 0.1 * r->mscale_all_dim * log(r->factor) + 1 : 1;
     double asked = b->cfg->model.mla_softmax_scale;
     m->scale = asked > 0 ? asked : ms * ms / sqrt((double)(m->nope + m->rope));
-    struct tensor shape = tensor_2d(NULL, b->dev->real, max_i64(b->cfg->train.seq, b->cache_len), m->rope / 2);
+    struct tensor shape = tensor_2d(NULL, b->dev->wide, max_i64(b->cfg->train.seq, b->cache_len), m->rope / 2);
     graph_scope(b->g, -1, "mla_rope");
     s->cos = build_table(b, "cos", shape, fill_cos, r);
     s->sin = build_table(b, "sin", shape, fill_sin, r);
@@ -204,7 +204,7 @@ static void declare_norm(struct build *b, const char *name, const struct mla *m,
     snprintf(work_name, sizeof work_name, "%s_work", name);
     struct param p = param_vector(key, rank, m->zero_centered ? INIT_ZERO : INIT_ONE);
     struct weight w = build_weight(b, &p);
-    slot_id rstd = graph_slot(g, rstd_name, tensor_1d(NULL, b->dev->real, b->rows));
+    slot_id rstd = graph_slot(g, rstd_name, tensor_1d(NULL, b->dev->wide, b->rows));
     double elems = (double)(b->rows * rank), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, name, LANE_COMPUTE, m);
     GRAPH_PHASE(g, n, PH_FWD, norm_fwd, READS(x), READS(w.w), WRITES(y), WRITES(rstd));
@@ -213,7 +213,7 @@ static void declare_norm(struct build *b, const char *name, const struct mla *m,
         return;
     GRAPH_PHASE(g, n, PH_REPLAY, norm_fwd, READS(x), READS(w.w), WRITES(y), WRITES(rstd));
     graph_replay(g, y, n);
-    struct rmsnorm_bwd_args a = {.x = tensor_2d(NULL, b->dev->real, b->rows, rank), .w = tensor_1d(NULL, b->dev->real, rank)};
+    struct rmsnorm_bwd_args a = {.x = tensor_2d(NULL, b->dev->real, b->rows, rank), .w = tensor_1d(NULL, b->dev->wide, rank)};
     slot_id work = b->ops->rmsnorm_bwd_work ? build_work(b, work_name, b->ops->rmsnorm_bwd_work(&a)) : NO_SLOT;
     slot_id none = NO_SLOT;
     GRAPH_PHASE(g, n, PH_BWD, norm_bwd, READS(dy), READS(x), READS(w.w), READS(rstd), READS(with_key ? s->dk : none), READS(with_key ? s->cos : none),
@@ -245,7 +245,7 @@ static void declare_slots(struct build *b, const struct mla *m, struct mla_slots
     s->kv = build_real(b, "kv", b->rows, kv);
     s->k = build_real(b, "k", b->rows, qk);
     s->o = build_real(b, "o", b->rows, o);
-    s->lse = graph_slot(b->g, "lse", tensor_3d(NULL, b->dev->real, b->batch, m->heads, b->seq));
+    s->lse = graph_slot(b->g, "lse", tensor_3d(NULL, b->dev->wide, b->batch, m->heads, b->seq));
     s->dq = build_grad(b, "dq", b->rows, qk);
     s->dkvd = build_grad(b, "dkv_down", b->rows, m->kv_rank + m->rope);
     s->dlatent = build_grad(b, "dlatent", b->rows, m->kv_rank);

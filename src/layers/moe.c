@@ -31,11 +31,11 @@ struct moe {
 };
 
 struct moe_slots {
-    slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global, table,
-        select_work;
+    slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global,
+        select_work, plan_work;
     slot_id offset, row, src, xp, dxp, prow, dprow, pre, dpre, act, dact, yp, dyp;
     slot_id shared; /* what the combine starts from, or NO_SLOT */
-    struct weight router, bias, w1, w2, b1, b2;
+    struct weight router, bias, table, w1, w2, b1, b2;
 };
 
 /* ---- router
@@ -116,16 +116,18 @@ static int bias_step(const struct step_ctx *c)
 
 static int plan_fwd(const struct step_ctx *c)
 {
-    struct moeplan_args a = {.idx = c->t[0], .offset = c->t[1], .row = c->t[2], .src = c->t[3]};
+    struct moeplan_args a = {
+        .idx = c->t[0], .offset = c->t[1], .row = c->t[2], .src = c->t[3], .work = c->t[4]};
     return c->ops->moeplan(c->lane, &a);
 }
 
 static int permute_fwd(const struct step_ctx *c)
 {
-    enum { H, SRC, PROBS, XP, PROW };
+    enum { H, SRC, ROW, PROBS, XP, PROW };
     const struct moe *m = c->self;
     struct permute_args a = {.x = c->t[H],
                              .src = c->t[SRC],
+                             .row = c->t[ROW],
                              .prob = c->t[PROBS],
                              .y = c->t[XP],
                              .yprob = c->t[PROW],
@@ -135,9 +137,10 @@ static int permute_fwd(const struct step_ctx *c)
 
 static int permute_replay(const struct step_ctx *c)
 {
-    enum { H, SRC, XP };
+    enum { H, SRC, ROW, XP };
     const struct moe *m = c->self;
-    struct permute_args a = {.x = c->t[H], .src = c->t[SRC], .y = c->t[XP], .k = m->k};
+    struct permute_args a = {
+        .x = c->t[H], .src = c->t[SRC], .row = c->t[ROW], .y = c->t[XP], .k = m->k};
     return c->ops->permute(c->lane, &a);
 }
 
@@ -158,9 +161,10 @@ static int combine_fwd(const struct step_ctx *c)
 
 static int combine_bwd(const struct step_ctx *c)
 {
-    enum { DF, SRC, DYP };
+    enum { DF, SRC, ROW, DYP };
     const struct moe *m = c->self;
-    struct permute_args a = {.x = c->t[DF], .src = c->t[SRC], .y = c->t[DYP], .k = m->k};
+    struct permute_args a = {
+        .x = c->t[DF], .src = c->t[SRC], .row = c->t[ROW], .y = c->t[DYP], .k = m->k};
     return c->ops->permute(c->lane, &a);
 }
 
@@ -405,7 +409,32 @@ static struct param expert_matrix(const char *key, const struct moe *m, int64_t 
 static struct param expert_vector(const char *key, const struct moe *m, int64_t n)
 {
     return (struct param){
-        .key = key, .rank = 2, .dim = {m->experts, n}, .init = INIT_ZERO, .expert = true};
+        .key = key, .rank = 2, .dim = {m->experts, n}, .init = INIT_ZERO, .expert = true, .wide = true};
+}
+
+/* Gate and up rows in alternating blocks, as the activation reads them; on disk they stay halves. */
+static struct row_layout interleaved_rows(const struct moe *m)
+{
+    int64_t g = m->act.interleave;
+    if (g == 0)
+        return (struct row_layout){0};
+    return (struct row_layout){.n_sections = 2,
+                               .groups = m->ffn / g,
+                               .rows = {g, g},
+                               .grouped_in_memory = true,
+                               .matrices = m->experts};
+}
+
+/* Token to experts. Until a checkpoint brings a trained one, token t goes to experts t, t + 1, ... */
+static struct weight declare_table(struct build *b, const struct moe *m)
+{
+    struct param table = {.key = "mlp.router.tid2eid",
+                          .rank = 2,
+                          .dim = {m->vocab, m->k},
+                          .init = INIT_HASH,
+                          .buffer = true,
+                          .n_values = m->experts};
+    return m->hashed ? build_weight(b, &table) : no_weight();
 }
 
 static void declare_params(struct build *b, const struct moe *m, struct moe_slots *s)
@@ -420,20 +449,14 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
     struct param b1 = expert_vector("mlp.experts.linear_fc1.bias", m, m->wide),
                  b2 = expert_vector("mlp.experts.linear_fc2.bias", m, m->width);
     bias.buffer = true;
+    p1.rows = b1.rows = interleaved_rows(m);
     s->router = build_weight(b, &router);
+    s->table = declare_table(b, m);
     s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
     s->w1 = build_weight(b, &p1);
     s->w2 = build_weight(b, &p2);
     s->b1 = c->expert_bias ? build_weight(b, &b1) : no_weight();
     s->b2 = c->expert_bias ? build_weight(b, &b2) : no_weight();
-}
-
-/* Until a checkpoint brings a trained table: token t goes to experts t, t + 1, ... */
-static void fill_table(struct tensor *host, const void *arg)
-{
-    const struct moe *m = arg;
-    for (int64_t i = 0, n = tensor_elems(host); i < n; i++)
-        ((int32_t *)host->data)[i] = (int32_t)((i / m->k + i % m->k) % m->experts);
 }
 
 /* One block of numbers, each logged under a tag of its own. */
@@ -470,10 +493,7 @@ static slot_id declare_metrics(struct build *b, const struct moe *m)
 
 static void declare_state(struct build *b, const struct moe *m, struct moe_slots *s)
 {
-    s->load = s->stat = s->tally = s->global = s->table = NO_SLOT;
-    if (m->hashed)
-        s->table =
-            build_table(b, "tid2eid", tensor_2d(NULL, DT_I32, m->vocab, m->k), fill_table, m);
+    s->load = s->stat = s->tally = s->global = NO_SLOT;
     if (!training(b))
         return;
     s->stat = declare_metrics(b, m);
@@ -493,17 +513,24 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
                         .self = m,
                         .n_uses = 2,
                         .use = {{tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
-                                {tensor_1d(NULL, b->dev->real, m->experts), ARENA_PARAM,
+                                {tensor_1d(NULL, b->dev->wide, m->experts), ARENA_PARAM,
                                  b->g->slots[s->bias.w].offset, USE_ADD}}});
 }
 
 static slot_id declare_select_work(struct build *b, const struct moe *m)
 {
-    struct router_fwd_args a = {.logits = tensor_2d(NULL, b->dev->real, b->rows, m->experts),
-                                .probs = tensor_2d(NULL, b->dev->real, b->rows, m->k),
+    struct router_fwd_args a = {.logits = tensor_2d(NULL, b->dev->wide, b->rows, m->experts),
+                                .probs = tensor_2d(NULL, b->dev->wide, b->rows, m->k),
                                 .rule = m->rule};
     return b->ops->router_fwd_work ? build_work(b, "select_work", b->ops->router_fwd_work(&a))
                                    : NO_SLOT;
+}
+
+static slot_id declare_plan_work(struct build *b, const struct moe *m)
+{
+    struct moeplan_args a = {.idx = tensor_2d(NULL, DT_I32, b->rows, m->k),
+                             .offset = tensor_1d(NULL, DT_I32, m->experts + 1)};
+    return b->ops->moeplan_work ? build_work(b, "plan_work", b->ops->moeplan_work(&a)) : NO_SLOT;
 }
 
 static void declare_slots(struct build *b, const struct moe *m, struct moe_slots *s)
@@ -511,22 +538,22 @@ static void declare_slots(struct build *b, const struct moe *m, struct moe_slots
     struct graph *g = b->g;
     int64_t rows = b->rows, slots = rows * m->k;
     bool noise = training(b) && b->cfg->model.router_force_balance;
-    enum dtype real = b->dev->real;
+    enum dtype wide = b->dev->wide;
     s->hj = m->jitter > 0 ? build_real(b, "jittered", rows, m->width) : NO_SLOT;
     s->dhj = m->jitter > 0 ? build_grad(b, "djittered", rows, m->width) : NO_SLOT;
-    s->logits = build_real(b, "logits", rows, m->experts);
-    s->gate = noise ? build_real(b, "gate", rows, m->experts) : s->logits;
+    s->logits = build_wide(b, "logits", rows, m->experts);
+    s->gate = noise ? build_wide(b, "gate", rows, m->experts) : s->logits;
     s->dlogits = build_grad(b, "dlogits", rows, m->experts);
-    s->probs = build_real(b, "probs", rows, m->k);
-    s->dprobs = build_grad(b, "dprobs", rows, m->k);
+    s->probs = build_wide(b, "probs", rows, m->k);
+    s->dprobs = training(b) ? build_wide(b, "dprobs", rows, m->k) : NO_SLOT;
     s->idx = graph_slot(g, "idx", tensor_2d(NULL, DT_I32, rows, m->k));
     s->offset = graph_slot(g, "offset", tensor_1d(NULL, DT_I32, m->experts + 1));
     s->row = graph_slot(g, "row", tensor_2d(NULL, DT_I32, rows, m->k));
     s->src = graph_slot(g, "src", tensor_1d(NULL, DT_I32, slots));
     s->xp = build_real(b, "rows", slots, m->width);
     s->dxp = build_grad(b, "drows", slots, m->width);
-    s->prow = graph_slot(g, "row_prob", tensor_1d(NULL, real, slots));
-    s->dprow = training(b) ? graph_slot(g, "drow_prob", tensor_1d(NULL, real, slots)) : NO_SLOT;
+    s->prow = graph_slot(g, "row_prob", tensor_1d(NULL, wide, slots));
+    s->dprow = training(b) ? graph_slot(g, "drow_prob", tensor_1d(NULL, wide, slots)) : NO_SLOT;
     s->pre = build_real(b, "pre", slots, m->wide);
     s->dpre = build_grad(b, "dpre", slots, m->wide);
     s->act = build_real(b, "act", slots, m->ffn);
@@ -534,6 +561,7 @@ static void declare_slots(struct build *b, const struct moe *m, struct moe_slots
     s->yp = build_real(b, "out_rows", slots, m->width);
     s->dyp = build_grad(b, "dout_rows", slots, m->width);
     s->select_work = declare_select_work(b, m);
+    s->plan_work = declare_plan_work(b, m);
 }
 
 /* ---- nodes
@@ -580,7 +608,7 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
     int n = graph_node(g, "select", LANE_COMPUTE, m);
     slot_id token = m->hashed ? b->in.token : NO_SLOT;
     GRAPH_PHASE(g, n, PH_FWD, select_fwd, READS(s->logits), READS(s->bias.w), READS(token),
-                READS(s->table), WRITES(s->probs), WRITES(s->idx), WRITES(s->load), ADDS(s->stat),
+                READS(s->table.w), WRITES(s->probs), WRITES(s->idx), WRITES(s->load), ADDS(s->stat),
                 ADDS(s->tally), ADDS(s->global), WRITES(s->select_work));
     if (training(b))
         GRAPH_PHASE(g, n, PH_BWD, select_bwd, READS(s->dprow), READS(s->row), READS(s->logits),
@@ -595,14 +623,15 @@ static void declare_permute(struct build *b, const struct moe *m, const struct m
     double bytes = 2.0 * (double)tensor_bytes(&g->slots[s->xp].shape);
     int n = graph_node(g, "plan", LANE_COMPUTE, m);
     GRAPH_PHASE(g, n, PH_FWD, plan_fwd, READS(s->idx), WRITES(s->offset), WRITES(s->row),
-                WRITES(s->src));
+                WRITES(s->src), WRITES(s->plan_work));
     n = graph_node(g, "permute", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, permute_fwd, READS(io->h), READS(s->src), READS(s->probs),
-                WRITES(s->xp), WRITES(s->prow));
+    GRAPH_PHASE(g, n, PH_FWD, permute_fwd, READS(io->h), READS(s->src), READS(s->row),
+                READS(s->probs), WRITES(s->xp), WRITES(s->prow));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_REPLAY, permute_replay, READS(io->h), READS(s->src), WRITES(s->xp));
+    GRAPH_PHASE(g, n, PH_REPLAY, permute_replay, READS(io->h), READS(s->src), READS(s->row),
+                WRITES(s->xp));
     graph_cost(g, n, PH_REPLAY, 0, bytes);
     graph_replay(g, s->xp, n);
 }
@@ -694,7 +723,8 @@ static void declare_experts(struct build *b, const struct moe *m, const struct m
         graph_inplace(g, n, PH_FWD, 2, 3);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, READS(io->df), READS(s->src), WRITES(s->dyp));
+    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, READS(io->df), READS(s->src), READS(s->row),
+                WRITES(s->dyp));
     graph_cost(g, n, PH_BWD, 0, bytes);
 }
 

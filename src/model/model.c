@@ -10,7 +10,7 @@ int model_init(struct model *m, const struct config *cfg, struct dev *dev, struc
     param_table_init(&m->params);
     TRY(pattern_parse(&m->pattern, cfg->model.pattern, e));
     TRY(pattern_check_cores(&m->pattern, e));
-    return pattern_check_keys(&m->pattern, cfg->model.mhc_streams > 0, e);
+    return pattern_check_keys(&m->pattern, e);
 }
 
 void model_release(struct model *m)
@@ -52,58 +52,69 @@ int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct
     return fill_tables(m, e);
 }
 
-static double draw(const struct param *p, uint64_t key, int64_t i)
+int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e)
 {
-    double u;
-    switch (p->init) {
-    case INIT_ZERO: return 0;
-    case INIT_ONE: return 1;
-    case INIT_CONST: return p->init_a;
-    case INIT_NORMAL: return p->init_a * rng_normal(key, (uint64_t)i);
-    case INIT_UNIFORM: return p->init_a + (p->init_b - p->init_a) * rng_uniform(key, (uint64_t)i);
-    case INIT_LOG_UNIFORM: return log(p->init_a + (p->init_b - p->init_a) * rng_uniform(key, (uint64_t)i));
-    case INIT_DT_BIAS:
-        u = exp(log(p->init_a) + (log(p->init_b) - log(p->init_a)) * rng_uniform(key, (uint64_t)i));
-        u = u < 1e-4 ? 1e-4 : u;
-        return u + log(-expm1(-u));
-    }
-    return 0;
+    const struct param_entry *row = &m->params.list[index];
+    struct tensor copy = tensor_shape(param_dtype(&row->p, m->dev->real), row->p.rank, row->p.dim);
+    int64_t bytes = tensor_bytes(host);
+    if (row->master_offset >= 0)
+        TRY(m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_MASTER] + row->master_offset, host->data, bytes, e));
+    char *to = m->mem.base[ARENA_PARAM] + row->offset;
+    if (copy.dtype == host->dtype)
+        return m->dev->vt->copy_in(m->dev, to, host->data, bytes, e);
+    TRY(mem_aligned(&copy.data, (size_t)tensor_bytes(&copy), DEV_ALIGN, e));
+    tensor_convert(&copy, host);
+    int st = m->dev->vt->copy_in(m->dev, to, copy.data, tensor_bytes(&copy), e);
+    free(copy.data);
+    return st;
 }
 
 int model_init_params(struct model *m, struct err *e)
 {
+    struct lane lane = {.dev = m->dev, .err = e};
     for (int k = 0; k < m->params.n; k++) {
-        const struct param *p = &m->params.list[k].p;
-        struct tensor host = tensor_shape(m->dev->real, p->rank, p->dim);
-        uint64_t key = rng_key((uint64_t)m->cfg->run.seed, p->key);
-        int64_t n = param_elems(p), bytes = tensor_bytes(&host);
-        TRY(mem_aligned(&host.data, (size_t)bytes, DEV_ALIGN, e));
-        /* Rounded to fp32 on every device, so that ref and cpu start from the same numbers. */
-#pragma omp parallel for schedule(static)
-        for (int64_t i = 0; i < n; i++) {
-            double v = (double)(float)draw(p, key, i);
-            if (host.dtype == DT_F64)
-                ((double *)host.data)[i] = v;
-            else
-                tensor_set(&host, i, v);
+        const struct param_entry *row = &m->params.list[k];
+        const struct param *p = &row->p;
+        int64_t n = param_elems(p);
+        struct tensor trained = model_param(m, k);
+        struct init_args a = {.y = tensor_1d(trained.data, trained.dtype, n), .kind = p->init, .a = p->init_a, .b = p->init_b,
+                              .row = p->rank > 1 ? p->dim[1] : 1, .n_values = p->n_values,
+                              .key = rng_key((uint64_t)m->cfg->run.seed, p->key)};
+        if (row->master_offset >= 0)
+            a.copy = tensor_1d(m->mem.base[ARENA_PARAM] + row->offset, m->dev->real, n);
+        if (a.y.dtype != DT_BF16) {
+            TRY(m->ops->init(&lane, &a));
+            continue;
         }
-        int st = m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_PARAM] + m->params.list[k].offset, host.data, bytes, e);
+        /* A narrow copy without a master: nothing is trained here. */
+        struct tensor host = tensor_shape(m->dev->wide, p->rank, p->dim);
+        TRY(mem_aligned(&host.data, (size_t)tensor_bytes(&host), DEV_ALIGN, e));
+        a.y = tensor_1d(host.data, host.dtype, n);
+        int st = init_host(&a, e);
+        if (st == ST_OK)
+            st = model_set_param(m, k, &host, e);
         free(host.data);
         TRY(st);
     }
     return ST_OK;
 }
 
-static struct tensor view(const struct model *m, int index, enum arena_id a)
+struct tensor model_param(const struct model *m, int index)
 {
     const struct param_entry *row = &m->params.list[index];
-    struct tensor t = tensor_shape(m->dev->real, row->p.rank, row->p.dim);
-    t.data = m->mem.base[a] + row->offset;
+    bool master = row->master_offset >= 0;
+    struct tensor t = tensor_shape(param_dtype(&row->p, master ? m->dev->wide : m->dev->real), row->p.rank, row->p.dim);
+    t.data = master ? m->mem.base[ARENA_MASTER] + row->master_offset : m->mem.base[ARENA_PARAM] + row->offset;
     return t;
 }
 
-struct tensor model_param(const struct model *m, int index) { return view(m, index, ARENA_PARAM); }
-struct tensor model_grad(const struct model *m, int index) { return view(m, index, ARENA_GRAD); }
+struct tensor model_grad(const struct model *m, int index)
+{
+    const struct param_entry *row = &m->params.list[index];
+    struct tensor t = tensor_shape(m->dev->wide, row->p.rank, row->p.dim);
+    t.data = m->mem.base[ARENA_GRAD] + row->grad_offset;
+    return t;
+}
 
 struct tensor model_slot(const struct model *m, const struct model_plan *mp, slot_id slot)
 {
@@ -149,10 +160,11 @@ double model_head_flops(const struct config *cfg)
     return 2 * (double)cfg->model.hidden * (double)round_up(cfg->model.vocab, cfg->model.vocab_multiple);
 }
 
-/* A depth projects twice the width to once, and has a head. */
+/* A depth projects its embedding and every stream, each once, and has a head. */
 double model_mtp_flops(const struct config *cfg)
 {
-    return 4 * (double)cfg->model.hidden * (double)cfg->model.hidden + model_head_flops(cfg);
+    double products = 1 + (double)max_i64(cfg->model.mhc_streams, 1);
+    return 2 * products * (double)cfg->model.hidden * (double)cfg->model.hidden + model_head_flops(cfg);
 }
 
 double model_flops_per_token(const struct config *cfg, const struct pattern *p, int64_t seq)

@@ -53,7 +53,10 @@ int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct
 int model_init_params(struct model *m, struct err *e);
 
 /* Host views; valid on host devices. */
+/* As trained: the master where there is one. On the device. */
 struct tensor model_param(const struct model *m, int index);
+/* Master and working copy from a dense host tensor of the wide type. */
+int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
 struct tensor model_grad(const struct model *m, int index);
 /* Address of a persistent slot of a bound plan. */
 struct tensor model_slot(const struct model *m, const struct model_plan *mp, slot_id slot);

@@ -295,31 +295,29 @@ const char *pattern_final_norm_key(const struct pattern *p)
     return p->grouped ? "decoder.final_layernorm.weight" : "decoder.final_norm.weight";
 }
 
-/* Layers whose parameters have names in common; hyper-connections know Mamba, attention and MLP. */
-static int key_family(char symbol, bool mhc)
+/* Layers whose parameters have names in common. */
+static int key_family(char symbol)
 {
-    static const char *const families[] = {"M", "G", "*D+", "-", "E"}, *const mhc_families[] = {
-                                                                           "M", "G*D+", "-E"};
-    const char *const *list = mhc ? mhc_families : families;
+    static const char *const families[] = {"M", "G", "*D+", "-", "E"};
     int f = 0;
-    while (strchr(list[f], symbol) == NULL)
+    while (strchr(families[f], symbol) == NULL)
         f++;
     return f;
 }
 
-int pattern_check_keys(const struct pattern *p, bool mhc, struct err *e)
+int pattern_check_keys(const struct pattern *p, struct err *e)
 {
     for (int i = 0; i < p->n_items; i++) {
         const struct pattern_item *it = &p->items[i];
         unsigned seen = 0;
         for (int l = it->first; l < it->first + it->n; l++) {
-            unsigned family = 1u << key_family(p->symbols[l], mhc);
+            unsigned family = 1u << key_family(p->symbols[l]);
             if (seen & family)
                 return pattern_refuse(
                     p->text, p->at[l], e,
                     "a group stores its layers under one number, so decoder.layers.%d would hold "
-                    "a second layer like '%c'%s",
-                    i, p->symbols[l], mhc ? " (hyper-connections included)" : "");
+                    "a second layer like '%c'",
+                    i, p->symbols[l]);
             seen |= family;
         }
     }

@@ -117,9 +117,8 @@ bool pattern_is_grouped(const struct pattern *p);
 /* The N of "decoder.layers.N.": the item of a grouped model, the layer itself of a flat one. */
 int pattern_layer_key_index(const struct pattern *p, int layer);
 const char *pattern_final_norm_key(const struct pattern *p); /* of its weight */
-/* Two layers of a group must not store the same names: [MM*E], [D+E]; with hyper-connections [M*E]
- * too. */
-int pattern_check_keys(const struct pattern *p, bool mhc, struct err *e);
+/* Two layers of a group must not store the same names: [MM*E], [D+E]. */
+int pattern_check_keys(const struct pattern *p, struct err *e);
 
 /* ---- what can be built --------------------------------------------------------------------- */
 

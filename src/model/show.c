@@ -15,7 +15,7 @@ static int64_t layer_elems(const struct model *m, int layer)
     int64_t sum = 0;
     for (int k = 0; k < m->params.n; k++) {
         const struct param *p = &m->params.list[k].p;
-        sum += p->layer == layer && !is_mtp(p) ? param_elems(p) : 0;
+        sum += p->layer == layer && !is_mtp(p) ? param_reals(p) : 0;
     }
     return sum;
 }
@@ -24,14 +24,14 @@ static int64_t prefix_elems(const struct model *m, const char *prefix)
 {
     int64_t sum = 0;
     for (int k = 0; k < m->params.n; k++)
-        sum += str_starts(m->params.list[k].p.key, prefix) ? param_elems(&m->params.list[k].p) : 0;
+        sum += str_starts(m->params.list[k].p.key, prefix) ? param_reals(&m->params.list[k].p) : 0;
     return sum;
 }
 
 struct row {
     char layer[12], item[12], symbol[8];
     const char *core;
-    char keys[64];
+    char keys[96];
     int64_t elems;
     double flops; /* forward, per token */
 };
@@ -92,7 +92,7 @@ static void print_depth(const struct model *m, int depth, struct buf *out)
     snprintf(layers, sizeof layers, "mtp.layers.%d.mtp_model_layer.", depth);
     struct row entry = {
         .layer = "-", .symbol = " / ", .core = name, .flops = model_mtp_flops(m->cfg)};
-    snprintf(entry.keys, sizeof entry.keys, "%senorm, hnorm, eh_proj, ...", all);
+    snprintf(entry.keys, sizeof entry.keys, "%senorm, hnorm, %s, ...", all, m->cfg->model.mhc_streams > 0 ? "e_proj, h_proj" : "eh_proj");
     entry.elems = prefix_elems(m, all) - prefix_elems(m, layers);
     print_row(&entry, out);
     for (int i = 0; i < m->pattern.n_mtp_layers; i++)
@@ -114,6 +114,9 @@ static void print_summary(const struct model *m, struct buf *out)
     if (m->cfg->model.layers != 0 && m->cfg->model.layers != p->n_layers)
         buf_addf(out, "  model.layers = %lld is not used: the pattern has %d layer%s\n",
                  (long long)m->cfg->model.layers, p->n_layers, plural(p->n_layers));
+    if (m->cfg->model.mtp_layers != 0 && m->cfg->model.mtp_layers != p->n_mtp_depths)
+        buf_addf(out, "  model.mtp_layers = %lld is not used: the pattern has %d MTP depth%s\n",
+                 (long long)m->cfg->model.mtp_layers, p->n_mtp_depths, plural(p->n_mtp_depths));
 }
 
 void model_print_stack(const struct model *m, struct buf *out)

@@ -59,6 +59,7 @@ static void declare_batch(struct build *b, int64_t depths)
     int n = graph_node(g, "batch", LANE_COPY, NULL);
     GRAPH_PHASE(g, n, PH_FWD, batch_fwd, WRITES(b->in.token), WRITES(b->in.label), WRITES(b->in.pos), WRITES(b->in.doc_start),
                 WRITES(b->in.info), WRITES(b->in.start), WRITES(b->in.scale), WRITES(b->in.mb_share));
+    graph_host(g, n);
 }
 
 /* ---- joints and cores ------------------------------------------------------------------------------------ */
@@ -113,21 +114,30 @@ static int declare_part(struct build *b, const struct part *p, struct sublayer *
     return ST_OK;
 }
 
-static struct sublayer entry(slot_id x, slot_id dx)
+static struct sublayer entry(slot_id x, slot_id dx, bool wide)
 {
-    return (struct sublayer){.x = x, .dx = dx, .f = NO_SLOT, .df = NO_SLOT, .h = NO_SLOT, .dh = NO_SLOT};
+    return (struct sublayer){.x = x, .dx = dx, .f = NO_SLOT, .df = NO_SLOT, .h = NO_SLOT, .dh = NO_SLOT, .wide = wide};
+}
+
+/* What a prediction depth reads of the stack before it: the output, or where there are several streams all of
+ * them, from before their contraction. */
+static void hand_on(struct mtp_io *io, const struct sublayer *end)
+{
+    io->h = end->wide ? end->x : end->h;
+    io->dh = end->wide ? end->dx : end->dh;
 }
 
 static int declare_mtp(struct build *b, const struct pattern *p, const struct sublayer *main_end, struct model_plan *mp)
 {
-    struct mtp_io io = {.h = main_end->h, .dh = main_end->dh, .token = b->in.token, .label = b->in.label};
+    struct mtp_io io = {.streams = main_end->wide ? b->cfg->model.mhc_streams : 1, .token = b->in.token, .label = b->in.label};
+    hand_on(&io, main_end);
     for (int k = 0; k < p->n_mtp_depths; k++) {
         char where[64], norm[64], scope[32];
         TRY(mtp_declare(b, k, &io));
         snprintf(where, sizeof where, "mtp.layers.%d.mtp_model_layer.layers.", k);
         snprintf(norm, sizeof norm, "mtp.layers.%d.final_layernorm.weight", k);
         snprintf(scope, sizeof scope, "mtp%d.head", k);
-        struct sublayer sub = entry(io.x, io.dx);
+        struct sublayer sub = entry(io.x, io.dx, main_end->wide);
         struct part part = {.symbols = p->mtp_symbols, .n = p->n_mtp_layers, .where = where, .final_norm = norm};
         TRY(declare_part(b, &part, &sub));
         b->layer++; /* the final joint's own number */
@@ -135,8 +145,7 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
         mp->mtp_loss[mp->n_mtp++] = build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
         struct head_io head = {.scope = scope, .h = sub.h, .dh = sub.dh, .label = io.label, .loss = mp->mtp_loss[k], .scale_index = k + 1};
         TRY(head_declare(b, &head));
-        io.h = sub.h;
-        io.dh = sub.dh;
+        hand_on(&io, &sub);
     }
     return ST_OK;
 }
@@ -149,7 +158,7 @@ static int declare_stack(struct build *b, const struct pattern *p, struct model_
     declare_batch(b, depths);
     TRY(embed_declare(b, "embed", b->in.token, &x, &dx));
     b->layer = 0;
-    struct sublayer sub = entry(x, dx);
+    struct sublayer sub = entry(x, dx, false);
     struct part main_part = {.symbols = p->symbols, .n = p->n_layers, .where = "decoder.layers.", .keys = p,
                              .final_norm = pattern_final_norm_key(p)};
     TRY(declare_part(b, &main_part, &sub));
@@ -160,6 +169,14 @@ static int declare_stack(struct build *b, const struct pattern *p, struct model_
 }
 
 /* ---- plans ------------------------------------------------------------------------------------------------ */
+
+static int apply_recompute(struct graph *g, const struct config_plan *p, struct err *e)
+{
+    if (p->recompute_granularity == CFG_GRANULARITY_FULL)
+        TRY(graph_recompute(g, "full", e));
+    bool standard = p->recompute_granularity == CFG_GRANULARITY_SELECTIVE && p->recompute[0] == '\0';
+    return graph_recompute(g, standard ? "core_attn" : p->recompute, e);
+}
 
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
@@ -178,7 +195,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     mp->loss = b.in.loss;
     mp->logits = b.logits;
     if (o->mode == BUILD_TRAIN)
-        TRY(graph_recompute(&mp->g, m->cfg->plan.recompute, e));
+        TRY(apply_recompute(&mp->g, &m->cfg->plan, e));
     struct order order = {0};
     int st = schedule_plain(&mp->g, m->cfg->plan.delay_dw, &order, e);
     if (st == ST_OK)

@@ -42,16 +42,18 @@ static int clip_step(const struct step_ctx *c)
 
 static int update_step(const struct step_ctx *c)
 {
-    enum { GRAD, HYPER, SCALE, P, M, V };
+    enum { GRAD, HYPER, SCALE, P, M, V, COPY };
     const struct update_node *n = c->self;
     struct adamw_args a = {.p = flat(&c->t[P]), .g = flat(&c->t[GRAD]), .m = flat(&c->t[M]), .v = flat(&c->t[V]), .hyper = c->t[HYPER],
                            .scale = c->t[SCALE], .beta1 = n->beta1, .beta2 = n->beta2, .eps = n->eps, .decay = n->decay};
+    if (c->t[COPY].data != NULL)
+        a.copy = flat(&c->t[COPY]);
     return c->ops->adamw(c->lane, &a);
 }
 
 static struct tensor param_shape(const struct model *m, int k)
 {
-    return tensor_shape(m->dev->real, m->params.list[k].p.rank, m->params.list[k].p.dim);
+    return tensor_shape(m->dev->wide, m->params.list[k].p.rank, m->params.list[k].p.dim);
 }
 
 static int declare_norms(struct optim *o, struct model *m, const slot_id *grad, slot_id sums)
@@ -90,11 +92,14 @@ static int declare_updates(struct optim *o, struct model *m, const slot_id *grad
         *n = (struct update_node){t->beta1, t->beta2, t->eps, row->p.decay ? t->weight_decay : 0};
         int64_t bytes = round_up(tensor_bytes(&shape), DEV_ALIGN);
         row->optim_offset = memory_reserve(&m->mem, ARENA_OPTIM, 2 * bytes);
-        slot_id p = graph_persistent(g, row->p.key, shape, ARENA_PARAM, row->offset);
+        bool master = row->master_offset >= 0;
+        struct tensor narrow = tensor_shape(m->dev->real, row->p.rank, row->p.dim);
+        slot_id p = graph_persistent(g, row->p.key, shape, master ? ARENA_MASTER : ARENA_PARAM, master ? row->master_offset : row->offset);
+        slot_id copy = master ? graph_persistent(g, "copy", narrow, ARENA_PARAM, row->offset) : NO_SLOT;
         slot_id m1 = graph_persistent(g, "exp_avg", shape, ARENA_OPTIM, row->optim_offset);
         slot_id m2 = graph_persistent(g, "exp_avg_sq", shape, ARENA_OPTIM, row->optim_offset + bytes);
         int node = graph_node(g, "adamw", LANE_COMPUTE, n);
-        GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grad[k]), READS(hyper), READS(o->clip), ADDS(p), ADDS(m1), ADDS(m2));
+        GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grad[k]), READS(hyper), READS(o->clip), ADDS(p), ADDS(m1), ADDS(m2), ADDS(copy));
         graph_cost(g, node, PH_FWD, 12 * (double)param_elems(&row->p), 7 * (double)tensor_bytes(&shape));
     }
     return g->err.code;
@@ -134,9 +139,10 @@ static int declare(struct optim *o, struct model *m, const struct model_plan *tr
     slot_id loss = graph_persistent(g, "loss", loss_slot->shape, ARENA_STATE, loss_slot->offset);
     o->clip = state(o, m, "clip", CLIP_COUNT);
     for (int k = 0; k < m->params.n; k++)
-        grad[k] = m->params.list[k].p.buffer ? NO_SLOT : graph_persistent(g, "grad", param_shape(m, k), ARENA_GRAD, m->params.list[k].offset);
+        grad[k] = m->params.list[k].p.buffer ? NO_SLOT : graph_persistent(g, "grad", param_shape(m, k), ARENA_GRAD, m->params.list[k].grad_offset);
     int node = graph_node(g, "hyper", LANE_COPY, NULL);
     GRAPH_PHASE(g, node, PH_FWD, hyper_step, WRITES(hyper));
+    graph_host(g, node);
     TRY(declare_norms(o, m, grad, sums));
     node = graph_node(g, "clip", LANE_COMPUTE, clip);
     GRAPH_PHASE(g, node, PH_FWD, clip_step, READS(sums), READS(loss), WRITES(o->clip));

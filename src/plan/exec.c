@@ -14,6 +14,9 @@ void exec_init(struct exec *x, struct dev *dev)
 
 void exec_release(struct exec *x)
 {
+    for (int i = 0; i < x->n_captured; i++)
+        x->dev->vt->capture_free(x->dev, x->captured[i].piece);
+    free(x->captured);
     free(x->uses_left);
     free(x->lane_next);
     *x = (struct exec){0};
@@ -31,20 +34,24 @@ static bool writes(enum use_mode m) { return m != USE_READ; }
 static int check_finite(const struct exec *x, const struct plan *p, const struct step *s, struct err *e)
 {
     const struct phase *ph = step_phase(p, s);
-    for (int u = 0; u < ph->n_uses; u++) {
+    int st = ST_OK;
+    for (int u = 0; u < ph->n_uses && st == ST_OK; u++) {
         const struct tensor *t = &s->t[u];
         bool is_real = t->dtype == DT_F64 || t->dtype == DT_F32 || t->dtype == DT_BF16;
-        if (s->instance[u] < 0 || !writes(ph->use[u].mode) || !is_real || x->dev->kind == DEV_CUDA)
+        if (s->instance[u] < 0 || !writes(ph->use[u].mode) || !is_real)
             continue;
-        for (int64_t i = 0, n = tensor_elems(t); i < n; i++) {
-            double v = tensor_get(t, i);
+        struct tensor host;
+        TRY(dev_fetch(x->dev, t, &host, e));
+        for (int64_t i = 0, n = tensor_elems(&host); st == ST_OK && i < n; i++) {
+            double v = tensor_get(&host, i);
             if (!isfinite(v))
-                return err_set(e, ST_NONFINITE, "first non-finite value: %g at element %lld of slot %s, written by node %s (%s)",
-                               v, (long long)i, p->g->slots[p->inst[s->instance[u]].slot].name,
-                               p->g->nodes[s->ref.node].name, phase_name(s->ref.phase));
+                st = err_set(e, ST_NONFINITE, "first non-finite value: %g at element %lld of slot %s, written by node %s (%s)",
+                             v, (long long)i, p->g->slots[p->inst[s->instance[u]].slot].name,
+                             p->g->nodes[s->ref.node].name, phase_name(s->ref.phase));
         }
+        dev_fetched(x->dev, &host);
     }
-    return ST_OK;
+    return st;
 }
 
 static void count_uses(struct exec *x, const struct plan *p)
@@ -135,6 +142,88 @@ static int run_random(struct exec *x, const struct plan *p, const struct run_inf
     return ST_OK;
 }
 
+/* Events: one per step, then one at the start and one per lane at the end. */
+static int event_start(const struct plan *p) { return p->n_steps; }
+static int event_end(const struct plan *p, int lane) { return p->n_steps + 1 + lane; }
+
+/* Lane 0 is the lane of the caller: the others start after what it has done so far, and it goes on after them. */
+static int fork_lanes(struct exec *x, const struct plan *p, struct err *e)
+{
+    const struct dev_vt *vt = x->dev->vt;
+    if (vt->record == NULL)
+        return ST_OK;
+    TRY(vt->record(x->dev, 0, event_start(p), e));
+    for (int l = 1; l < LANE_COUNT; l++)
+        if (p->uses_lane[l])
+            TRY(vt->wait(x->dev, l, event_start(p), e));
+    return ST_OK;
+}
+
+static int join_lanes(struct exec *x, const struct plan *p, struct err *e)
+{
+    const struct dev_vt *vt = x->dev->vt;
+    for (int l = 1; vt->record != NULL && l < LANE_COUNT; l++) {
+        if (!p->uses_lane[l])
+            continue;
+        TRY(vt->record(x->dev, l, event_end(p, l), e));
+        TRY(vt->wait(x->dev, 0, event_end(p, l), e));
+    }
+    return ST_OK;
+}
+
+static bool from_host(const struct plan *p, int step) { return p->g->nodes[p->steps[step].ref.node].host; }
+
+static int run_list(struct exec *x, const struct plan *p, const struct run_info *run, struct err *e)
+{
+    const struct dev_vt *vt = x->dev->vt;
+    TRY(fork_lanes(x, p, e));
+    for (int i = 0; i < p->n_steps; i++) {
+        const struct step *s = &p->steps[i];
+        if (from_host(p, i))
+            continue;
+        for (int w = 0; vt->wait != NULL && w < s->n_waits; w++)
+            if (!from_host(p, s->wait[w])) /* those were done before the lanes parted */
+                TRY(vt->wait(x->dev, s->lane, s->wait[w], e));
+        TRY(run_step(x, p, i, run, e));
+        if (s->waited && vt->record != NULL)
+            TRY(vt->record(x->dev, s->lane, i, e));
+    }
+    return join_lanes(x, p, e);
+}
+
+static int find_captured(struct exec *x, const struct plan *p, bool first_mb, struct captured **out, bool *is_new, struct err *e)
+{
+    *is_new = false;
+    for (int i = 0; i < x->n_captured; i++)
+        if (x->captured[i].p == p && x->captured[i].first_mb == first_mb) {
+            *out = &x->captured[i];
+            return ST_OK;
+        }
+    TRY(mem_grow((void **)&x->captured, &x->cap_captured, (size_t)x->n_captured + 1, sizeof *x->captured, e));
+    *out = &x->captured[x->n_captured++];
+    **out = (struct captured){.p = p, .first_mb = first_mb};
+    *is_new = true;
+    return ST_OK;
+}
+
+/* The first run goes step by step (libraries choose their algorithms), the second is captured. */
+static int run_captured(struct exec *x, const struct plan *p, const struct run_info *run, struct err *e)
+{
+    struct captured *c;
+    bool is_new;
+    TRY(find_captured(x, p, run->first_mb, &c, &is_new, e));
+    if (is_new)
+        return run_list(x, p, run, e);
+    if (c->piece == NULL) {
+        TRY(x->dev->vt->capture_begin(x->dev, e));
+        int st = run_list(x, p, run, e);
+        struct err second = {0};
+        int ended = x->dev->vt->capture_end(x->dev, &c->piece, st == ST_OK ? e : &second);
+        TRY(st != ST_OK ? st : ended);
+    }
+    return x->dev->vt->capture_run(x->dev, c->piece, e);
+}
+
 int exec_run(struct exec *x, const struct plan *p, const struct run_info *run, struct err *e)
 {
     if (x->poison)
@@ -142,6 +231,10 @@ int exec_run(struct exec *x, const struct plan *p, const struct run_info *run, s
     if (x->random_lanes != 0)
         return run_random(x, p, run, e);
     for (int i = 0; i < p->n_steps; i++)
-        TRY(run_step(x, p, i, run, e));
-    return ST_OK;
+        if (from_host(p, i))
+            TRY(run_step(x, p, i, run, e));
+    bool watched = x->poison || x->find_nan || x->sync || x->trace != NULL;
+    if (x->capture && !watched && x->dev->vt->capture_begin != NULL)
+        return run_captured(x, p, run, e);
+    return run_list(x, p, run, e);
 }

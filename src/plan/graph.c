@@ -125,6 +125,12 @@ void graph_cost(struct graph *g, int node, enum phase_id ph, double flops, doubl
     }
 }
 
+void graph_host(struct graph *g, int node)
+{
+    if (g->err.code == ST_OK && node >= 0)
+        g->nodes[node].host = true;
+}
+
 void graph_inplace(struct graph *g, int node, enum phase_id ph, int from_use, int to_use)
 {
     if (g->err.code != ST_OK || node < 0)
@@ -176,6 +182,27 @@ static bool word_matches(const char *word, const char *tag)
            (dot != NULL && strcmp(dot + 1, word) == 0);
 }
 
+/* Groups under the names Megatron gives them; the other names it has (mlp, moe) are scopes already. */
+static const struct {
+    const char *name, *members[4];
+} groups[] = {
+    {"core_attn", {"attn.o", "attn.lse", "mla.o", "mla.lse"}},
+    {"layernorm", {"norm"}},
+    {"moe_act", {"moe.act"}},
+    {"shared_experts", {"moe.shared*"}},
+    {"mla_up_proj", {"mla.q", "mla.kv", "mla.k"}},
+    {"mhc", {"joint.norm"}}, /* and streams: the joint drops them itself, block by block */
+};
+
+static bool name_matches(const char *word, const char *tag)
+{
+    bool match = word_matches(word, tag);
+    for (int g = 0; g < countof(groups) && !match; g++)
+        for (int i = 0; strcmp(groups[g].name, word) == 0 && i < countof(groups[g].members) && groups[g].members[i] != NULL; i++)
+            match |= word_matches(groups[g].members[i], tag);
+    return match;
+}
+
 static int unknown_recompute(const struct graph *g, const char *word, struct err *e)
 {
     struct buf names;
@@ -188,7 +215,7 @@ static int unknown_recompute(const struct graph *g, const char *word, struct err
             buf_addf(&names, "%s, ", g->slots[s].tag);
     }
     err_set(e, ST_USAGE, "plan.recompute: '%s' names no slot of this model that can be recomputed", word);
-    err_hint(e, "valid here: %sfull, and globs such as mlp.*", names.text ? names.text : "");
+    err_hint(e, "valid here: %sfull, globs such as mlp.*, and Megatron's names such as core_attn", names.text ? names.text : "");
     buf_release(&names);
     return ST_USAGE;
 }
@@ -210,7 +237,7 @@ int graph_recompute(struct graph *g, const char *policy, struct err *e)
         for (int s = 0; s < g->n_slots; s++) {
             struct slot *slot = &g->slots[s];
             bool between_layers = str_glob("joint.stream*", slot->tag);
-            if (slot->replay >= 0 && (full ? !between_layers : word_matches(word, slot->tag))) {
+            if (slot->replay >= 0 && (full ? !between_layers : name_matches(word, slot->tag))) {
                 slot->dropped = true;
                 matched++;
             }

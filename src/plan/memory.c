@@ -3,7 +3,7 @@
 
 const char *arena_name(enum arena_id a)
 {
-    static const char *const names[] = {"parameters", "gradients", "optimizer", "state", "frames", "workspace"};
+    static const char *const names[] = {"parameters", "masters", "gradients", "optimizer", "state", "frames", "workspace"};
     return (unsigned)a < ARENA_COUNT ? names[a] : "?";
 }
 
@@ -19,27 +19,48 @@ void memory_reserve_max(struct memory *m, enum arena_id a, int64_t bytes)
     m->planned[a] = max_i64(m->planned[a], round_up(bytes, DEV_ALIGN));
 }
 
+static int refuse(struct memory *m, struct err *e)
+{
+    struct buf table;
+    buf_init(&table, 400);
+    for (int k = 0; k < ARENA_COUNT; k++) {
+        char text[32];
+        if (m->planned[k] > 0)
+            buf_addf(&table, "%s%s %s", table.len > 0 ? ", " : "", arena_name((enum arena_id)k),
+                     human_bytes((double)m->planned[k], text, sizeof text));
+    }
+    err_hint(e, "this plan needs: %s. A smaller train.micro_batch or train.seq shrinks frames and "
+             "workspace, plan.recompute frames, train.loss_chunk the workspace; `braid plan` shows the largest slots",
+             table.text ? table.text : "?");
+    buf_release(&table);
+    memory_release(m);
+    return e->code;
+}
+
+/* A device that knows how much it has left refuses before anything is taken. */
+static int check_room(const struct memory *m, struct dev *dev, struct err *e)
+{
+    int64_t need = 0, room = dev->vt->available != NULL ? dev->vt->available(dev) : -1;
+    char a[32], b[32];
+    for (int k = 0; k < ARENA_COUNT; k++)
+        need += m->planned[k];
+    if (room < 0 || need <= room)
+        return ST_OK;
+    return err_set(e, ST_NOMEM, "the plan needs %s, but %s has %s free", human_bytes((double)need, a, sizeof a), dev->name,
+                   human_bytes((double)room, b, sizeof b));
+}
+
 int memory_commit(struct memory *m, struct dev *dev, struct err *e)
 {
     m->dev = dev;
+    if (check_room(m, dev, e) != ST_OK)
+        return refuse(m, e);
     for (int a = 0; a < ARENA_COUNT; a++) {
         void *base = NULL;
         if (m->planned[a] == 0)
             continue;
-        if (dev->vt->alloc(dev, m->planned[a], &base, e) != ST_OK) {
-            struct buf table;
-            buf_init(&table, 400);
-            for (int k = 0; k < ARENA_COUNT; k++) {
-                char text[32];
-                buf_addf(&table, "%s%s %s", k ? ", " : "", arena_name((enum arena_id)k),
-                         human_bytes((double)m->planned[k], text, sizeof text));
-            }
-            err_hint(e, "this plan needs: %s. A smaller train.micro_batch or train.seq shrinks frames and "
-                     "workspace, plan.recompute frames", table.text ? table.text : "?");
-            buf_release(&table);
-            memory_release(m);
-            return e->code;
-        }
+        if (dev->vt->alloc(dev, m->planned[a], &base, e) != ST_OK)
+            return refuse(m, e);
         m->base[a] = base;
         m->allocated[a] = m->planned[a];
         /* Frames and workspace are written before they are read; nothing may depend on their start. */

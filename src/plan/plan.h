@@ -25,6 +25,7 @@
 
 enum arena_id {
     ARENA_PARAM,  /* weights */
+    ARENA_MASTER, /* the same in the wide type, where layers work with a narrower copy */
     ARENA_GRAD,   /* main gradients */
     ARENA_OPTIM,  /* optimizer state */
     ARENA_STATE,  /* tables, decode caches, scalars: persistent, neither weight nor gradient */
@@ -114,6 +115,7 @@ struct node {
     int layer;        /* physical, 0-based; -1: none */
     enum lane_id lane;
     const void *self;
+    bool host; /* takes values from the host (run_info): it runs before a captured plan, never inside */
     struct phase phase[PH_COUNT];
 };
 struct slot {
@@ -156,12 +158,14 @@ void graph_phase(struct graph *g, int node, enum phase_id ph, step_fn fn, const 
                 (int)(sizeof((const struct use[]){__VA_ARGS__}) / sizeof(struct use)))
 void graph_cost(struct graph *g, int node, enum phase_id ph, double flops, double bytes);
 void graph_inplace(struct graph *g, int node, enum phase_id ph, int from_use, int to_use);
+/* The node reads run_info. Such nodes depend on no other and come first. */
+void graph_host(struct graph *g, int node);
 /* slot can be made again by this node's PH_REPLAY phase. */
 void graph_replay(struct graph *g, slot_id slot, int node);
 int graph_check(const struct graph *g, struct err *e);
 
-/* Recompute policy: a comma list of tags, globs, groups ("joint.*", "norm", "full"). Unknown names
- * are answered with the valid ones. "full" drops all but what must be kept between layers. */
+/* Recompute policy: a comma list of tags, globs, groups ("joint.*", "norm", "core_attn", "full"). Unknown
+ * names are answered with the valid ones. "full" drops all but what must be kept between layers. */
 int graph_recompute(struct graph *g, const char *policy, struct err *e);
 
 /* ---- order and plan ------------------------------------------------------------------------------ */
@@ -187,6 +191,7 @@ struct step {
     struct step_ref ref;
     int lane, lane_pos; /* position among the steps of its lane */
     int n_waits, wait[STEP_MAX_WAITS]; /* steps on other lanes that must be done */
+    bool waited;                       /* some step waits for this one */
     int instance[NODE_MAX_USES];       /* -1: absent */
     bool first[NODE_MAX_USES];         /* USE_ADD: this is the first contribution of the plan */
     struct tensor t[NODE_MAX_USES];    /* bound addresses */
@@ -213,6 +218,7 @@ struct plan {
     int64_t frame_bytes, work_bytes; /* of one frame; of the workspace */
     int64_t work_unshared_bytes; /* if nothing were reused */
     int n_waits, n_replays;
+    bool uses_lane[LANE_COUNT];
 };
 int plan_build(struct plan *p, const char *name, const struct graph *g, const struct order *o, struct err *e);
 void plan_release(struct plan *p);
@@ -223,6 +229,12 @@ double plan_flops(const struct plan *p); /* of one run */
 /* ---- running ----------------------------------------------------------------------------------------- */
 
 struct trace;
+/* A plan that a device runs as one captured piece; gradients overwritten or added to are two of them. */
+struct captured {
+    const struct plan *p;
+    bool first_mb;
+    void *piece; /* NULL until the plan has run once step by step */
+};
 struct exec {
     struct dev *dev;
     const struct ops *ops;
@@ -231,6 +243,10 @@ struct exec {
     uint64_t random_lanes; /* nonzero: a random legal interleaving of the lanes, seeded */
     bool find_nan;         /* stop at the first step with a non-finite output */
     bool sync;             /* wait for the device after each step, so that a fault names its node */
+    bool capture;          /* run plans as captured pieces where the device can */
+    struct captured *captured;
+    int n_captured;
+    size_t cap_captured;
     struct trace *trace;   /* or NULL */
     struct err err;        /* where ops put their messages */
     int *uses_left;        /* scratch for poison and random order, sized by exec_prepare */
@@ -250,6 +266,8 @@ int exec_run(struct exec *x, const struct plan *p, const struct run_info *run, s
 int trace_open(struct trace **out, int max_events, struct err *e);
 void trace_add(struct trace *t, const struct plan *p, int step, double begin, double end);
 int trace_write(const struct trace *t, const char *path, struct err *e);
+/* Time by node, whatever its layer, largest first: name and phase, calls, milliseconds, share, TFLOP/s. */
+int trace_table(const struct trace *t, struct buf *out, struct err *e);
 void trace_close(struct trace *t);
 
 /* ---- showing --------------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
 #include "plan/plan_int.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct event {
     const struct plan *plan;
@@ -66,6 +67,65 @@ int trace_write(const struct trace *t, const char *path, struct err *e)
         st = file_write_atomic(path, out.text, out.len, e);
     buf_release(&out);
     return st;
+}
+
+struct row {
+    const char *name; /* without the layer's number */
+    enum phase_id phase;
+    int calls;
+    double seconds, flops, bytes;
+};
+
+static const char *without_layer(const char *name)
+{
+    const char *p = name;
+    while (*p >= '0' && *p <= '9')
+        p++;
+    return p > name && *p == '.' ? p + 1 : name;
+}
+
+static int slowest_first(const void *a, const void *b)
+{
+    const struct row *x = a, *y = b;
+    return (x->seconds < y->seconds) - (x->seconds > y->seconds);
+}
+
+int trace_table(const struct trace *t, struct buf *out, struct err *e)
+{
+    struct row *rows = NULL;
+    size_t cap = 0;
+    int n = 0;
+    double total = 0;
+    for (int i = 0; i < t->n; i++) {
+        const struct event *ev = &t->events[i];
+        const struct step *s = &ev->plan->steps[ev->step];
+        const char *name = without_layer(ev->plan->g->nodes[s->ref.node].name);
+        int k = 0;
+        while (k < n && (rows[k].phase != s->ref.phase || strcmp(rows[k].name, name) != 0))
+            k++;
+        if (k == n) {
+            if (mem_grow((void **)&rows, &cap, (size_t)n + 1, sizeof *rows, e) != ST_OK) {
+                free(rows);
+                return e->code;
+            }
+            rows[n++] = (struct row){.name = name, .phase = s->ref.phase};
+        }
+        rows[k].calls++;
+        rows[k].seconds += ev->end - ev->begin;
+        rows[k].flops += step_phase(ev->plan, s)->flops;
+        rows[k].bytes += step_phase(ev->plan, s)->bytes;
+        total += ev->end - ev->begin;
+    }
+    if (n > 0)
+        qsort(rows, (size_t)n, sizeof *rows, slowest_first);
+    buf_addf(out, "%-28s %-7s %6s %10s %7s %9s %8s\n", "node", "phase", "calls", "ms", "share", "TFLOP/s", "TB/s");
+    for (int k = 0; k < n; k++)
+        buf_addf(out, "%-28s %-7s %6d %10.3f %6.1f%% %9.2f %8.3f\n", rows[k].name, phase_name(rows[k].phase), rows[k].calls,
+                 rows[k].seconds * 1e3, 100 * rows[k].seconds / total, rows[k].flops / rows[k].seconds * 1e-12,
+                 rows[k].bytes / rows[k].seconds * 1e-12);
+    buf_addf(out, "%-28s %-7s %6s %10.3f\n", "all, one at a time", "", "", total * 1e3);
+    free(rows);
+    return ST_OK;
 }
 
 void trace_close(struct trace *t)

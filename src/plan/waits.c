@@ -74,6 +74,7 @@ int plan_waits(struct builder *b)
         last_on[l] = -1;
     for (int i = 0; i < p->n_steps; i++) {
         struct step *s = &p->steps[i];
+        p->uses_lane[s->lane] = true;
         int *mine = &b->clock[i * LANE_COUNT];
         s->lane_pos = count[s->lane]++;
         for (int l = 0; l < LANE_COUNT; l++)
@@ -82,6 +83,8 @@ int plan_waits(struct builder *b)
         order_uses(b, i, history);
         last_on[s->lane] = i;
         p->n_waits += s->n_waits;
+        for (int k = 0; k < s->n_waits; k++)
+            p->steps[s->wait[k]].waited = true;
     }
     free(history);
     return ST_OK;

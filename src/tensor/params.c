@@ -48,6 +48,6 @@ int64_t param_table_elems(const struct param_table *t)
 {
     int64_t sum = 0;
     for (int i = 0; i < t->n; i++)
-        sum += param_elems(&t->list[i].p);
+        sum += param_reals(&t->list[i].p);
     return sum;
 }

@@ -7,7 +7,9 @@
 
 struct param_entry {
     struct param p;
-    int64_t offset;       /* bytes into the parameter and the gradient arena */
+    int64_t offset;       /* bytes into the parameter arena: the copy that layers work with */
+    int64_t grad_offset;  /* bytes into the gradient arena; -1: not trained by any plan so far */
+    int64_t master_offset; /* bytes into the arena of masters, where the copy is narrower than what is trained; else -1 */
     int64_t optim_offset; /* bytes into the optimizer arena: first moment, then second */
 };
 struct param_table {
@@ -21,6 +23,8 @@ void param_table_release(struct param_table *t);
 int param_find(const struct param_table *t, const char *key); /* -1 if absent */
 /* Adds a copy, or finds the row of that key; a second declaration must have the same shape. */
 int param_add(struct param_table *t, const struct param *p, int *index, bool *is_new, struct err *e);
-int64_t param_table_elems(const struct param_table *t);
+/* What is counted as parameters: a table of integers is none. */
+static inline int64_t param_reals(const struct param *p) { return p->n_values > 0 ? 0 : param_elems(p); }
+int64_t param_table_elems(const struct param_table *t); /* of all, by that count */
 
 #endif

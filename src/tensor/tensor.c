@@ -287,6 +287,30 @@ int64_t param_elems(const struct param *p)
     return n;
 }
 
+/* Where row r, counted by groups, is when counted by sections. */
+static int64_t section_row(const struct row_layout *l, int64_t r, int64_t per_group)
+{
+    int64_t group = r / per_group, within = r % per_group, base = 0;
+    int s = 0;
+    for (; s + 1 < l->n_sections && within >= l->rows[s]; s++) {
+        within -= l->rows[s];
+        base += l->groups * l->rows[s];
+    }
+    return base + group * l->rows[s] + within;
+}
+
+/* Where row r, counted by sections, is when counted by groups. */
+static int64_t grouped_row(const struct row_layout *l, int64_t r, int64_t per_group)
+{
+    int64_t before = 0;
+    int s = 0;
+    for (; s + 1 < l->n_sections && r >= l->groups * l->rows[s]; s++) {
+        r -= l->groups * l->rows[s];
+        before += l->rows[s];
+    }
+    return r / l->rows[s] * per_group + before + r % l->rows[s];
+}
+
 int64_t param_row_from_disk(const struct param *p, int64_t r)
 {
     if (p->rows.n_sections == 0)
@@ -294,12 +318,8 @@ int64_t param_row_from_disk(const struct param *p, int64_t r)
     int64_t per_group = 0;
     for (int s = 0; s < p->rows.n_sections; s++)
         per_group += p->rows.rows[s];
-    int64_t group = r / per_group, within = r % per_group, base = 0;
-    for (int s = 0; s < p->rows.n_sections; s++) {
-        if (within < p->rows.rows[s])
-            return base + group * p->rows.rows[s] + within;
-        within -= p->rows.rows[s];
-        base += p->rows.groups * p->rows.rows[s];
-    }
-    return -1; /* unreachable: within < per_group */
+    int64_t all = per_group * p->rows.groups, matrix = r / all;
+    r %= all;
+    return matrix * all + (p->rows.grouped_in_memory ? grouped_row(&p->rows, r, per_group)
+                                                     : section_row(&p->rows, r, per_group));
 }

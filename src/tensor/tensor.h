@@ -28,6 +28,8 @@ enum dtype {
 size_t dtype_bytes(enum dtype t);
 const char *dtype_name(enum dtype t);               /* safetensors spelling: "F32", "BF16" */
 enum dtype dtype_from_name(const char *name);       /* DT_NONE if unknown */
+/* The type of statistics, coefficients and gradients of parameters beside activations of type real. */
+static inline enum dtype wide_of(enum dtype real) { return real == DT_BF16 || real == DT_F16 ? DT_F32 : real; }
 
 enum { TENSOR_MAX_RANK = 5 };
 
@@ -83,16 +85,21 @@ enum init_kind {
     INIT_CONST,      /* a */
     INIT_LOG_UNIFORM, /* ln U(a, b): Mamba-2 and GDN A_log */
     INIT_DT_BIAS,    /* inverse softplus of exp(U(ln a, ln b)): Mamba-2 dt_bias */
+    INIT_HASH,       /* (row + column) mod n_values: where hash routing starts */
 };
 
 /* In memory a fused projection is [section 0 | section 1 | ...], each section holding all groups.
  * On disk Megatron interleaves them by group: for each group, its rows of every section. With
- * n_sections 0 both are the same. rows[i] is per group; a bias is interleaved the same way. */
+ * n_sections 0 both are the same. rows[i] is per group; a bias is interleaved the same way.
+ * grouped_in_memory: the other way round, groups in memory and sections on disk (interleaved gate and
+ * up rows of experts). matrices > 0: dim 0 counts matrices, and the rows of each are dim 1. */
 enum { PARAM_MAX_SECTIONS = 6 };
 struct row_layout {
     int n_sections;
     int64_t groups;
     int64_t rows[PARAM_MAX_SECTIONS];
+    bool grouped_in_memory;
+    int64_t matrices;
 };
 
 struct param {
@@ -104,10 +111,17 @@ struct param {
     bool decay;  /* weight decay applies */
     bool buffer; /* state that is saved with the model but not trained: no gradient, no moments */
     bool expert; /* belongs to one expert of a mixture (its own data-parallel group) */
+    bool wide;   /* kept in the wide type even where activations are narrower */
+    int64_t n_values; /* 0: reals. Else a table of I32 values 0 .. n_values - 1, which is a buffer */
     int layer;   /* physical layer, 0-based; -1: embedding, head, final norm */
     struct row_layout rows;
 };
 int64_t param_elems(const struct param *p);
+/* Of the copy that layers work with, on a device of this real type. */
+static inline enum dtype param_dtype(const struct param *p, enum dtype real)
+{
+    return p->n_values > 0 ? DT_I32 : p->rank == 1 || p->wide ? wide_of(real) : real;
+}
 /* In-memory row index of disk row r. */
 int64_t param_row_from_disk(const struct param *p, int64_t r);
 

@@ -32,6 +32,8 @@ int generator_open(struct generator *g, const struct config *cfg, struct dev *de
 
 void generator_close(struct generator *g)
 {
+    if (g->model.dev != NULL)
+        dev_fetched(g->model.dev, &g->last);
     exec_release(&g->exec);
     model_plan_release(&g->prefill);
     model_plan_release(&g->decode);
@@ -54,8 +56,10 @@ int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct
         TRY(exec_run(&g->exec, &mp->p, &run, e));
         g->pos += mp->seq;
         done += mp->seq;
-        struct tensor all = model_slot(&g->model, mp, mp->logits);
-        *logits = tensor_rows(&all, mp->seq - 1, 1);
+        struct tensor all = model_slot(&g->model, mp, mp->logits), last = tensor_rows(&all, mp->seq - 1, 1);
+        dev_fetched(g->model.dev, &g->last);
+        TRY(dev_fetch(g->model.dev, &last, &g->last, e));
+        *logits = g->last;
     }
     return ST_OK;
 }

@@ -20,6 +20,23 @@ static int list_params(const struct model *m, enum key_space space, const struct
     return ST_OK;
 }
 
+/* On a host device straight into place, else by way of a host copy. */
+static int load_one(struct model *m, const struct keymap *map, int i, int index, enum key_space space, struct err *e)
+{
+    bool moment = space != KEYS_MODEL;
+    struct tensor place = moment ? optim_state(m, index, space == KEYS_EXP_AVG_SQ) : model_param(m, index);
+    if (m->dev->kind != DEV_CUDA)
+        return keymap_load(map, i, &place, e);
+    const struct param *p = &m->params.list[index].p;
+    struct tensor host = tensor_shape(param_dtype(p, m->dev->wide), p->rank, p->dim);
+    TRY(mem_aligned(&host.data, (size_t)max_i64(tensor_bytes(&host), 1), DEV_ALIGN, e));
+    int st = keymap_load(map, i, &host, e);
+    if (st == ST_OK)
+        st = moment ? m->dev->vt->copy_in(m->dev, place.data, host.data, tensor_bytes(&host), e) : model_set_param(m, index, &host, e);
+    free(host.data);
+    return st;
+}
+
 /* Everything is checked before the first value changes. note (may be NULL) says what was allowed.
  */
 static int load_space(struct model *m, const struct key_file *f, enum key_space space,
@@ -29,7 +46,7 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
     struct keymap *map = NULL;
     int *index = NULL, n, st;
     TRY_OUT(list_params(m, space, &params, &index, &n, e));
-    TRY_OUT(keymap_open(&map, f, space, params, n, m->dev->real, e));
+    TRY_OUT(keymap_open(&map, f, space, params, n, m->dev->wide, e));
     st = keymap_check(map, allow, e);
     if (st != ST_OK && note != NULL)
         err_hint(e, "run.load_allow=missing, unexpected or both goes on without them; `braid ckpt "
@@ -39,10 +56,7 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
     for (int i = 0; st == ST_OK && i < n; i++) {
         if (!keymap_has(map, i))
             continue;
-        struct tensor dst = space == KEYS_MODEL
-                                ? model_param(m, index[i])
-                                : optim_state(m, index[i], space == KEYS_EXP_AVG_SQ);
-        st = keymap_load(map, i, &dst, e);
+        st = load_one(m, map, i, index[i], space, e);
     }
 out:
     keymap_close(map);

@@ -89,9 +89,6 @@ static void report_step(struct trainer *t, const struct step_result *r)
 {
     double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq);
     double rate = (double)r->tokens / r->seconds;
-    /* The peak was measured in a few milliseconds at start; a busy moment there must not read as 400 %. */
-    if (t->peak_flops > 0 && rate * flops > t->peak_flops)
-        t->peak_flops = rate * flops;
     struct step_record rec = {.step = t->step, .loss = r->loss, .lr = r->lr, .grad_norm = r->grad_norm, .tokens = t->tokens_seen,
                               .tokens_per_s = rate, .mfu = t->peak_flops > 0 ? 100 * rate * flops / t->peak_flops : 0,
                               .elapsed = t->train_seconds, .skipped = r->skipped};

@@ -44,7 +44,7 @@ struct step_result {
  * NULL). data may be left out (plan, gradcheck). */
 int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e);
 /* Only the plans: nothing is allocated, nothing can be run (`braid plan`). */
-int trainer_plan(struct trainer *t, const struct config *cfg, struct err *e);
+int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, struct err *e);
 void trainer_close(struct trainer *t);
 /* One optimizer step. On a non-finite loss or gradient nothing is updated; by policy it is an error that
  * names the first node, or result->skipped. */
@@ -69,6 +69,7 @@ int load_moments(struct model *m, const struct ckpt *c, struct err *e);
  * gets a message about keys that were forgiven, or none. */
 int load_weights(struct model *m, const char *path, int allow, struct err *note, struct err *e);
 enum dev_kind device_of(const struct config *cfg);
+int device_open(struct dev *d, const struct config *cfg, struct err *e);
 void plan_options(struct exec *x, const struct config *cfg); /* poison, random lanes, sync, find_nan */
 
 /* ---- generate ---------------------------------------------------------------------------------------------- */
@@ -92,6 +93,7 @@ struct generator {
     struct exec exec;
     int64_t pos; /* tokens in the cache */
     int32_t *positions;
+    struct tensor last; /* host view of the last row of logits */
 };
 int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from, int64_t max_tokens,
                    struct err *e);

@@ -11,12 +11,21 @@ enum dev_kind device_of(const struct config *cfg)
     return kinds[cfg->run.device];
 }
 
+int device_open(struct dev *d, const struct config *cfg, struct err *e)
+{
+    enum dev_kind kind = device_of(cfg);
+    const struct dev_gpu gpu = {.fp32 = cfg->gpu.precision == CFG_PRECISION_FP32, .portable = cfg->gpu.portable, .fast = cfg->gpu.fast,
+                                .index = (int)cfg->gpu.index};
+    return kind == DEV_CUDA ? dev_open_gpu(d, &gpu, (int)cfg->run.threads, e) : dev_open(d, kind, (int)cfg->run.threads, e);
+}
+
 void plan_options(struct exec *x, const struct config *cfg)
 {
     x->poison = cfg->plan.poison;
     x->random_lanes = (uint64_t)cfg->plan.random_lanes;
     x->sync = cfg->plan.sync;
     x->find_nan = cfg->plan.find_nan;
+    x->capture = cfg->plan.graphs;
 }
 
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e)
@@ -86,12 +95,16 @@ int trainer_save(struct trainer *t, struct err *e)
     TRY_OUT(mem_array((void **)&items, 3 * (size_t)m->params.n, sizeof *items, e));
     for (int k = 0; k < m->params.n; k++) {
         const struct param *p = &m->params.list[k].p;
-        items[n++] = (struct ckpt_item){.key = p->key, .host = model_param(m, k), .param = p, .section = CKPT_MODEL};
+        struct tensor values = model_param(m, k);
+        items[n] = (struct ckpt_item){.key = p->key, .param = p, .section = CKPT_MODEL};
+        TRY_OUT(dev_fetch(&t->dev, &values, &items[n++].host, e));
         for (int w = 0; w < 2 && !p->buffer; w++) {
             char *key = arena_printf(&keys, "%s.%s", moment[w], p->key);
             if (key == NULL)
                 TRY_OUT(err_set(e, ST_NOMEM, "out of memory saving a checkpoint"));
-            items[n++] = (struct ckpt_item){.key = key, .host = optim_state(m, k, w), .param = p, .section = CKPT_OPTIM};
+            values = optim_state(m, k, w);
+            items[n] = (struct ckpt_item){.key = key, .param = p, .section = CKPT_OPTIM};
+            TRY_OUT(dev_fetch(&t->dev, &values, &items[n++].host, e));
         }
     }
     config_write(t->cfg, &config, false);
@@ -102,6 +115,8 @@ int trainer_save(struct trainer *t, struct err *e)
                      .wall_seconds = t->train_seconds}};
     st = ckpt_save(&args, e);
 out:
+    for (int i = 0; items != NULL && i < n; i++)
+        dev_fetched(&t->dev, &items[i].host);
     free(items);
     arena_release(&keys);
     buf_release(&config);
@@ -136,17 +151,24 @@ static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
     return load_optim(t, from, e);
 }
 
-int trainer_plan(struct trainer *t, const struct config *cfg, struct err *e)
+/* A GPU as far as a plan needs one: types and the op table. */
+static int device_on_paper(struct dev *d, const struct config *cfg, struct err *e)
+{
+    *d = (struct dev){.kind = DEV_CUDA, .real = cfg->gpu.precision == CFG_PRECISION_FP32 ? DT_F32 : DT_BF16, .wide = DT_F32};
+    return ops_for(d) != NULL ? ST_OK : dev_open_gpu(d, &(struct dev_gpu){0}, 0, e);
+}
+
+int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, struct err *e)
 {
     *t = (struct trainer){.cfg = cfg, .n_micro = cfg->train.global_batch / cfg->train.micro_batch};
-    TRY(dev_open(&t->dev, device_of(cfg), (int)cfg->run.threads, e));
+    TRY(on_paper && device_of(cfg) == DEV_CUDA ? device_on_paper(&t->dev, cfg, e) : device_open(&t->dev, cfg, e));
     TRY(model_init(&t->model, cfg, &t->dev, e));
     return build_plans(t, e);
 }
 
 int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e)
 {
-    TRY(trainer_plan(t, cfg, e));
+    TRY(trainer_plan(t, cfg, false, e));
     TRY(mem_array((void **)&t->micro, (size_t)t->n_micro, sizeof(struct batch *), e));
     if (with_data)
         TRY(open_data(t, e));
