@@ -13,6 +13,8 @@ bool dtype_converts(enum dtype to, enum dtype from);
 /* n elements; neither side need be aligned. Fails only for an integer that does not fit. */
 int convert_elems(void *dst, enum dtype to, const void *src, enum dtype from, int64_t n,
                   struct err *e);
+/* The rows that a layout orders: dim 0, or of several matrices all rows. param may be NULL. */
+int64_t count_rows(const struct param *param, const struct tensor *t);
 /* The layout must cover exactly the rows of t. param may be NULL. */
 int check_rows(const struct param *param, const struct tensor *t, const char *key, struct err *e);
 /* How many disk rows from `row` on (of n_rows) are consecutive in memory, and where they start. */

@@ -170,6 +170,12 @@ int convert_elems(void *dst, enum dtype to, const void *src, enum dtype from, in
     return ST_OK;
 }
 
+int64_t count_rows(const struct param *param, const struct tensor *t)
+{
+    int64_t rows = t->rank > 0 ? t->dim[0] : 1;
+    return param != NULL && param->rows.matrices > 0 && t->rank > 1 ? rows * t->dim[1] : rows;
+}
+
 int check_rows(const struct param *param, const struct tensor *t, const char *key, struct err *e)
 {
     if (param == NULL || param->rows.n_sections == 0)
@@ -183,7 +189,9 @@ int check_rows(const struct param *param, const struct tensor *t, const char *ke
         ok = l->rows[s] >= 0 && l->rows[s] <= INT64_MAX - per_group;
         per_group += ok ? l->rows[s] : 0;
     }
-    if (ok && i64_mul(per_group, l->groups, &total) && total == t->dim[0])
+    int64_t have = l->matrices > 0 && t->rank > 1 ? t->dim[1] : ok ? t->dim[0] : 0;
+    ok = ok && (l->matrices == 0 || (t->rank > 1 && t->dim[0] == l->matrices));
+    if (ok && i64_mul(per_group, l->groups, &total) && total == have)
         return ST_OK;
     return err_set(e, ST_INVALID, "%s: row layout of %lld groups with %lld rows does not fit %s",
                    key, (long long)l->groups, (long long)per_group,
@@ -206,7 +214,7 @@ int64_t row_run(const struct param *param, int64_t row, int64_t n_rows, int64_t 
 int copy_rows_from_disk(const struct tensor *dst, const struct tensor *src,
                         const struct param *param, struct err *e)
 {
-    int64_t n = tensor_elems(src), rows = src->rank > 0 ? src->dim[0] : 1;
+    int64_t n = tensor_elems(src), rows = count_rows(param, src);
     if (n == 0)
         return ST_OK;
     int64_t row_elems = n / rows, mem_row;

@@ -29,6 +29,7 @@ struct work {
     const struct key_file *file;
     enum key_layout to;
     const struct key_layers *layers;
+    int64_t glu_interleave;
     struct key_stack stack; /* what the file has at each number */
     struct atom *atoms;
     size_t n, cap;
@@ -297,6 +298,37 @@ static int split_experts(struct work *w, struct err *e)
     return sort_atoms(w, e);
 }
 
+/* Gate and up rows of experts from the file's blocks to the wanted ones. */
+static int reorder_glu(struct work *w, struct err *e)
+{
+    for (size_t i = 0; i < w->n; i++) {
+        struct atom *atom = &w->atoms[i];
+        struct glu_rows r = {.matrices = 1, .from = w->file->glu_interleave, .to = w->glu_interleave};
+        int64_t bytes = tensor_bytes(&atom->view);
+        if (!key_is_glu(atom->name.leaf) || r.from == r.to || bytes == 0 || atom->view.rank == 0)
+            continue;
+        int own = str_ends(atom->name.leaf, "bias") ? 1 : 2; /* axes of one expert */
+        if (atom->name.expert == WHOLE)
+            r.matrices = atom->view.rank > own ? atom->view.dim[0] : max_i64(1, experts_of(w, atom));
+        int64_t rows = atom->view.rank > own ? r.matrices * atom->view.dim[1] : atom->view.dim[0];
+        if (rows % r.matrices != 0)
+            return err_set(e, ST_CONFLICT, "%s: '%s' has %lld rows for %lld experts", w->file->label,
+                           atom->stored, (long long)rows, (long long)r.matrices);
+        r.rows = rows / r.matrices;
+        r.bytes = bytes / rows;
+        if (r.from > 0)
+            TRY(glu_check(w->file->label, atom->stored, r.rows, r.from, e));
+        if (r.to > 0)
+            TRY(glu_check(w->file->label, atom->stored, r.rows, r.to, e));
+        void *data = arena_alloc(&w->out->memory, (size_t)bytes);
+        if (data == NULL)
+            return no_memory(e);
+        glu_reorder(data, atom->view.data, &r);
+        atom->view.data = data;
+    }
+    return ST_OK;
+}
+
 /* ---- putting together ------------------------------------------------------------------------ */
 
 static int unlike(const struct work *w, const struct atom *a, const struct atom *b, struct err *e)
@@ -423,6 +455,7 @@ static int convert(struct work *w, enum key_space space, struct err *e)
     TRY(renumber(w, e));
     TRY(renumber_depths(w, e));
     TRY(sort_atoms(w, e));
+    TRY(reorder_glu(w, e));
     if (w->to == KEYS_INDEXED)
         TRY(split_experts(w, e));
     if (w->to == KEYS_GROUPED)
@@ -433,11 +466,12 @@ static int convert(struct work *w, enum key_space space, struct err *e)
 }
 
 int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,
-                enum key_layout to, const struct key_layers *layers, struct err *e)
+                const struct key_target *to, struct err *e)
 {
     *out = (struct key_output){0};
     arena_init(&out->memory);
-    struct work w = {.file = f, .to = to, .layers = layers, .out = out};
+    struct work w = {
+        .file = f, .to = to->layout, .layers = to->layers, .glu_interleave = to->glu_interleave, .out = out};
     int st = convert(&w, space, e);
     key_stack_release(&w.stack);
     free(w.atoms);

@@ -64,6 +64,8 @@ int key_file_open(struct key_file *f, const char *path, struct err *e)
     int st = f->label ? ST_OK : err_set(e, ST_NOMEM, "out of memory opening %s", path);
     if (st == ST_OK)
         st = mem_array((void **)&f->list, (size_t)st_count(f->file), sizeof *f->list, e);
+    if (st == ST_OK)
+        st = glu_parse(path, st_metadata(f->file, KEY_GLU_INTERLEAVE), &f->glu_interleave, e);
     for (int i = 0; st == ST_OK && i < st_count(f->file); i++)
         add(f, st_entry(f->file, i)->name, &st_entry(f->file, i)->view);
     if (st != ST_OK)

@@ -311,14 +311,53 @@ static int take_parts(struct keymap *m, int i, struct range r, bool stacked, int
     return ST_OK;
 }
 
+static enum dtype loaded_as(const struct keymap *m, int i)
+{
+    return m->wants[i].param->n_values > 0 ? DT_I32 : m->to;
+}
+
+/* A table indexes arrays: what it may hold is checked before anything is loaded. */
+static int check_values(const struct keymap *m, int i, const struct tensor *piece, struct err *e)
+{
+    const struct param *p = m->wants[i].param;
+    int64_t n = tensor_elems(piece), size = (int64_t)dtype_bytes(piece->dtype);
+    for (int64_t k = 0; k < n; k++) {
+        int64_t v;
+        TRY(convert_elems(&v, DT_I64, (const char *)piece->data + k * size, piece->dtype, 1, e));
+        if (v >= 0 && v < p->n_values)
+            continue;
+        err_set(e, ST_CONFLICT, "%s: %s holds %lld at element %lld, but only 0 to %lld mean something",
+                m->file->label, p->key, (long long)v, (long long)k, (long long)p->n_values - 1);
+        return err_hint(e, "the table is damaged, or of a model with more experts; see model.experts");
+    }
+    return ST_OK;
+}
+
+/* Blocks of gate and up rows in the file; matrices: 1 where the model's experts are single. */
+static int64_t blocks_of(const struct keymap *m, int i, int64_t *matrices, int64_t *rows)
+{
+    const struct param *p = m->wants[i].param;
+    int own = str_ends(m->wants[i].name.leaf, ".bias") ? 1 : 2, many = p->rank > own;
+    *matrices = many ? p->dim[0] : 1;
+    *rows = p->dim[many];
+    return key_is_glu(m->wants[i].name.leaf) ? m->file->glu_interleave : 0;
+}
+
 static int check_types(const struct keymap *m, int i, struct err *e)
 {
     const struct param *p = m->wants[i].param;
-    struct tensor want = tensor_shape(m->to, p->rank, p->dim);
-    for (int k = 0; k < m->found[i].n; k++)
-        if (!dtype_converts(m->to, m->found[i].pieces[k].dtype))
+    enum dtype to = loaded_as(m, i);
+    struct tensor want = tensor_shape(to, p->rank, p->dim);
+    int64_t matrices, rows, blocks = blocks_of(m, i, &matrices, &rows);
+    for (int k = 0; k < m->found[i].n; k++) {
+        if (!dtype_converts(to, m->found[i].pieces[k].dtype))
             return err_set(e, ST_UNSUPPORTED, "%s: %s: cannot convert %s to %s", m->file->label,
-                           p->key, dtype_name(m->found[i].pieces[k].dtype), dtype_name(m->to));
+                           p->key, dtype_name(m->found[i].pieces[k].dtype), dtype_name(to));
+        if (p->n_values > 0)
+            TRY(check_values(m, i, &m->found[i].pieces[k], e));
+    }
+    if (blocks > 0)
+        TRY(glu_check(m->file->label, p->key, rows, blocks, e));
     return check_rows(p, &want, p->key, e);
 }
 
@@ -473,31 +512,48 @@ static int copy_pieces(const struct found *f, const struct tensor *dst, struct e
     return ST_OK;
 }
 
+/* Everything in one piece and in the order of a braid file: gate rows, then up rows. */
+static int copy_in_disk_order(const struct keymap *m, int i, const struct tensor *dst, struct err *e)
+{
+    int64_t matrices, rows, blocks = blocks_of(m, i, &matrices, &rows), bytes = tensor_bytes(dst);
+    if (blocks == 0)
+        return copy_pieces(&m->found[i], dst, e);
+    struct tensor stored = *dst;
+    TRY(mem_aligned(&stored.data, (size_t)bytes, 64, e));
+    int st = copy_pieces(&m->found[i], &stored, e);
+    struct glu_rows change = {.matrices = matrices, .rows = rows, .bytes = bytes / (matrices * rows), .from = blocks};
+    if (st == ST_OK)
+        glu_reorder(dst->data, stored.data, &change);
+    free(stored.data);
+    return st;
+}
+
 int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct err *e)
 {
     const struct param *p = m->wants[i].param;
     const struct found *f = &m->found[i];
     struct tensor shape = tensor_shape(dst->dtype, p->rank, p->dim);
+    bool blocks = m->file->glu_interleave > 0 && key_is_glu(m->wants[i].name.leaf);
     if (f->n == 0)
         return err_set(e, ST_CONFLICT, "%s has no %s tensor for %s", m->file->label,
                        key_space_name(m->space), p->key);
-    if (dst->dtype != m->to || !tensor_is_dense(dst) || !tensor_same_shape(dst, &shape) ||
+    if (dst->dtype != loaded_as(m, i) || !tensor_is_dense(dst) || !tensor_same_shape(dst, &shape) ||
         (dst->data == NULL && tensor_elems(dst) > 0))
         return err_set(e, ST_INVALID, "%s: the destination is not a dense host tensor of its shape",
                        p->key);
     if (tensor_elems(dst) == 0)
         return ST_OK;
     if (p->rows.n_sections == 0)
-        return copy_pieces(f, dst, e);
+        return copy_in_disk_order(m, i, dst, e);
     shape.data = f->pieces[0].data;
     shape.dtype = f->pieces[0].dtype;
-    if (f->n == 1)
+    if (f->n == 1 && !blocks)
         return copy_rows_from_disk(dst, &shape, p, e);
     void *rows = NULL;
     TRY(mem_aligned(&rows, (size_t)tensor_bytes(dst), 64, e));
     shape = *dst;
     shape.data = rows;
-    int st = copy_pieces(f, &shape, e);
+    int st = copy_in_disk_order(m, i, &shape, e);
     if (st == ST_OK)
         st = copy_rows_from_disk(dst, &shape, p, e);
     free(rows);

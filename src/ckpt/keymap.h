@@ -25,12 +25,15 @@ struct key_file {
     const char *label; /* for messages */
     struct key_tensor *list;
     int n;
+    int64_t glu_interleave; /* gate and up rows of experts alternate in blocks of so many; 0: halves */
     /* private */
     struct ckpt *ckpt;
     struct st_file *file;
     struct arena memory;
 };
-/* path: a checkpoint folder, a run folder (its newest checkpoint) or a .safetensors file. */
+/* path: a checkpoint folder, a run folder (its newest checkpoint) or a .safetensors file. A file says by
+ * the entry KEY_GLU_INTERLEAVE of its metadata that its experts are interleaved; checkpoints never are. */
+#define KEY_GLU_INTERLEAVE "glu_interleave"
 int key_file_open(struct key_file *f, const char *path, struct err *e);
 /* The same on an open checkpoint, which must outlive it. */
 int key_file_from(struct key_file *f, const struct ckpt *c, struct err *e);
@@ -41,8 +44,8 @@ void key_file_close(struct key_file *f);
 struct keymap;
 /* Where each of the n parameters is. A parameter of the decoder names its physical layer in
  * `layer`. Everything is checked here: ambiguity, structure, shapes and dtypes, so that loading
- * does not fail halfway. `to` is the dtype that will be loaded into. A key that is not there is no
- * error yet. */
+ * does not fail halfway. `to` is the dtype that will be loaded into (tables: I32). A key that is not
+ * there is no error yet. */
 int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
                 const struct param *const *params, int n, enum dtype to, struct err *e);
 void keymap_close(struct keymap *m); /* NULL is allowed */
@@ -78,9 +81,14 @@ struct key_output {
     int n;
     struct arena memory;
 };
-/* layers may be NULL. The file must outlive the output. */
+struct key_target {
+    enum key_layout layout;
+    int64_t glu_interleave;          /* of the output, as in struct key_file */
+    const struct key_layers *layers; /* may be NULL */
+};
+/* The file must outlive the output. */
 int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,
-                enum key_layout to, const struct key_layers *layers, struct err *e);
+                const struct key_target *to, struct err *e);
 void key_output_release(struct key_output *o);
 
 #endif

@@ -46,6 +46,19 @@ unsigned key_family(const char *leaf);
 const char *family_name(unsigned family);
 const char *families_text(unsigned set, char *out, size_t size); /* "attention and MLP" */
 
+/* ---- keyglu.c ----------------------------------------------------------------------------------- */
+
+/* Rows of matrices whose gate and up rows lie in blocks of `from` (0: two halves), to blocks of `to`. */
+struct glu_rows {
+    int64_t matrices, rows, bytes; /* bytes of a row */
+    int64_t from, to;
+};
+bool key_is_glu(const char *leaf); /* weight or bias of the experts' first layer */
+int glu_check(const char *label, const char *key, int64_t rows, int64_t blocks, struct err *e);
+void glu_reorder(void *to, const void *from, const struct glu_rows *r);
+/* The entry of a file's metadata; NULL is 0. */
+int glu_parse(const char *label, const char *text, int64_t *out, struct err *e);
+
 /* ---- keylayers.c ----------------------------------------------------------------------------- */
 
 struct key_source {

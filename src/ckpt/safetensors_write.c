@@ -176,7 +176,7 @@ static int put_header(struct sink *s, const char *text, struct err *e)
 static int put_tensor(struct sink *s, const struct st_item *item, struct err *e)
 {
     const struct tensor *t = &item->host;
-    int64_t bytes = tensor_bytes(t), rows = t->rank > 0 ? t->dim[0] : 1, mem_row;
+    int64_t bytes = tensor_bytes(t), rows = count_rows(item->param, t), mem_row;
     if (bytes == 0)
         return ST_OK;
     for (int64_t row = 0, run, row_bytes = bytes / rows; row < rows; row += run) {
