@@ -2,6 +2,7 @@
 #include "ckpt/keymap.h"
 #include "cmd/cmd.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,6 +10,7 @@ struct convert_args {
     const char *src, *dst, *pattern;
     enum key_layout layout;
     bool has_layout;
+    int64_t glu_interleave, from_interleave; /* -1: as it is, as the file says */
 };
 
 static int parse_layout(struct convert_args *a, const char *text, struct err *e)
@@ -25,6 +27,19 @@ static int parse_layout(struct convert_args *a, const char *text, struct err *e)
                 : err_hint(e, "flat, logical, stacked, indexed or grouped; see braid ckpt --help");
 }
 
+static int parse_blocks(const char *word, int64_t *out, struct err *e)
+{
+    enum { MOST = 1 << 20 };
+    const char *digits = strchr(word, '=') + 1;
+    char *end = NULL;
+    errno = 0;
+    *out = digits[0] >= '0' && digits[0] <= '9' ? strtoll(digits, &end, 10) : -1;
+    if (end != NULL && *end == '\0' && errno == 0 && *out <= MOST)
+        return ST_OK;
+    err_set(e, ST_USAGE, "ckpt convert: %s needs a number from 0 to %d", word, MOST);
+    return err_hint(e, "rows of a block, as in model.glu_interleave; 0: all gate rows, then all up rows");
+}
+
 static int parse_words(struct convert_args *a, int argc, char **argv, struct err *e)
 {
     for (int i = 0; i < argc; i++) {
@@ -33,6 +48,10 @@ static int parse_words(struct convert_args *a, int argc, char **argv, struct err
             TRY(parse_layout(a, word + strlen("--layout="), e));
         else if (str_starts(word, "--pattern="))
             a->pattern = word + strlen("--pattern=");
+        else if (str_starts(word, "--glu-interleave="))
+            TRY(parse_blocks(word, &a->glu_interleave, e));
+        else if (str_starts(word, "--from-interleave="))
+            TRY(parse_blocks(word, &a->from_interleave, e));
         else if (word[0] == '-' || a->dst != NULL) {
             err_set(e, ST_USAGE, "ckpt convert: unexpected word '%s'", word);
             return err_hint(e, "see braid ckpt --help");
@@ -68,10 +87,12 @@ static int find_pattern(struct pattern *p, const struct convert_args *a, const s
     return st;
 }
 
-static int write_file(const char *dst, const struct key_output *out, struct err *e)
+static int write_file(const char *dst, const struct key_output *out, int64_t blocks, struct err *e)
 {
-    static const struct st_meta meta[] = {{"format", "braid"}};
-    TRY(st_write_file(dst, out->items, out->n, meta, countof(meta), e));
+    char text[24];
+    const struct st_meta meta[] = {{"format", "braid"}, {KEY_GLU_INTERLEAVE, text}};
+    snprintf(text, sizeof text, "%lld", (long long)blocks);
+    TRY(st_write_file(dst, out->items, out->n, meta, blocks > 0 ? 2 : 1, e));
     printf("%s: %d tensors\n", dst, out->n);
     return ST_OK;
 }
@@ -107,7 +128,7 @@ static int write_folder(const char *dst, const struct ckpt *c, struct key_output
     return st;
 }
 
-static int convert(const struct convert_args *a, const struct key_file *f, struct key_output *out,
+static int convert(const struct convert_args *a, struct key_file *f, struct key_output *out,
                    struct pattern *p, struct err *e)
 {
     bool file = str_ends(a->dst, ".safetensors");
@@ -115,16 +136,28 @@ static int convert(const struct convert_args *a, const struct key_file *f, struc
         err_set(e, ST_USAGE, "%s is a single file: the destination must be one, too", a->src);
         return err_hint(e, "name it something.safetensors");
     }
+    if (a->from_interleave >= 0 && f->glu_interleave > 0 && a->from_interleave != f->glu_interleave)
+        return err_set(e, ST_USAGE, "%s says itself that its blocks have %lld rows, not %lld", a->src,
+                       (long long)f->glu_interleave, (long long)a->from_interleave);
+    if (a->from_interleave >= 0)
+        f->glu_interleave = a->from_interleave;
+    int64_t blocks = a->glu_interleave >= 0 ? a->glu_interleave : file ? f->glu_interleave : 0;
+    if (!file && blocks > 0) {
+        err_set(e, ST_USAGE, "a checkpoint stores gate rows, then up rows; it cannot be interleaved");
+        return err_hint(e, "name the destination something.safetensors");
+    }
     TRY(find_pattern(p, a, f->ckpt, e));
     struct key_layers layers = {.n = p->n_layers, .symbols = p->symbols, .item = p->item_of};
+    struct key_target to = {.layout = a->layout, .glu_interleave = blocks, .layers = &layers};
     for (int s = 0; s < (file ? 1 : KEYS_SPACES); s++)
-        TRY(key_convert(&out[s], f, (enum key_space)s, a->layout, &layers, e));
-    return file ? write_file(a->dst, &out[KEYS_MODEL], e) : write_folder(a->dst, f->ckpt, out, e);
+        TRY(key_convert(&out[s], f, (enum key_space)s, &to, e));
+    return file ? write_file(a->dst, &out[KEYS_MODEL], blocks, e)
+                : write_folder(a->dst, f->ckpt, out, e);
 }
 
 int ckpt_convert(int argc, char **argv, struct err *e)
 {
-    struct convert_args a = {0};
+    struct convert_args a = {.glu_interleave = -1, .from_interleave = -1};
     struct key_output out[KEYS_SPACES] = {0};
     struct key_file f;
     struct pattern *p = NULL;

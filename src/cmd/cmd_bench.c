@@ -1,14 +1,16 @@
 /* braid bench: time of every op against this machine's roofline; or whole training steps. */
 #include "cmd/cmd.h"
 #include "ops/opbench.h"
+#include "ops/opcheck.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 static const char usage[] =
     "usage: braid bench [OP] [--seconds=0.3] [--json=FILE]      every op, or those whose name starts with OP\n"
-    "       braid bench train [FILE.ini] [--section.key=value ...]   whole steps on random tokens: tokens per second\n\n"
-    "The ceilings (GEMM rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured time.\n";
+    "       braid bench train [FILE.ini] [--profile=on] [--section.key=value ...]   whole steps on random tokens\n\n"
+    "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured time.\n"
+    "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the last.\n";
 
 static int bench_ops(const char *only, double seconds, const char *json_path, struct dev *dev, struct err *e)
 {
@@ -23,8 +25,11 @@ static int bench_ops(const char *only, double seconds, const char *json_path, st
     buf_addf(&json, "{\"device\":\"%s\",\"gflops\":%.3f,\"gbytes\":%.3f,\"ops\":[", dev->name, r.flops_per_s * 1e-9, r.bytes_per_s * 1e-9);
     bool first = true;
     for (int i = 0; i < n; i++) {
-        for (int s = 0; (only == NULL || str_starts(all[i]->name, only)) && s < all[i]->n_bench; s++) {
+        bool wanted = (only == NULL || str_starts(all[i]->name, only)) && ops_has(ops_for(dev), all[i]->name);
+        for (int s = 0; wanted && s < all[i]->n_bench; s++) {
             struct op_timing t;
+            if (dev->kind != DEV_CUDA && op_sample_flag(&all[i]->bench[s], "gpu"))
+                continue;
             TRY(op_bench(all[i], &all[i]->bench[s], dev, &r, seconds, &t, e));
             printf("%-16s %-44s %10.1f %9.2f %9.2f %8.1f%%\n", all[i]->name, all[i]->bench[s].text, t.seconds * 1e6,
                    t.cost.bytes / t.seconds * 1e-9, t.cost.flops / t.seconds * 1e-9, 100 * t.of_roofline);
@@ -69,7 +74,7 @@ static int run_ops(int argc, char **argv, struct err *e)
     if (st == ST_OK && extra[0].value != NULL && (!parse_f64(extra[0].value, &seconds) || seconds <= 0))
         st = err_set(e, ST_USAGE, "--seconds=%s is not a positive number", extra[0].value);
     if (st == ST_OK)
-        st = dev_open(&dev, DEV_CPU, (int)c.run.threads, e);
+        st = device_open(&dev, &c, e);
     if (st == ST_OK)
         st = bench_ops(args.n_positional ? args.positional[0] : NULL, seconds, extra[1].value, &dev, e);
     dev_close(&dev);
@@ -86,14 +91,20 @@ static int random_data(struct config *c, char *path, size_t size, struct err *e)
     int fd = mkstemp(path);
     if (fd < 0)
         return err_errno(e, "cannot create %s", path);
+    /* Few tokens: bytes of text. Many: a shard of 16-bit tokens, so that all of the vocabulary is in use. */
     uint64_t key = rng_key(1, "bench");
-    uint8_t text[4096];
-    int st = ST_OK;
-    int64_t need = c->train.seq * (c->train.micro_batch + 1) * 4;
-    for (int64_t done = 0; st == ST_OK && done < max_i64(need, 1 << 20); done += (int64_t)sizeof text) {
-        for (size_t i = 0; i < sizeof text; i++)
-            text[i] = (uint8_t)(1 + rng_below(key, (uint64_t)done + i, 255)); /* no NUL: it counts as text */
-        st = file_write_fd(fd, text, sizeof text, path, e);
+    uint16_t block[2048];
+    int64_t n = max_i64(c->train.seq * (c->train.global_batch + 1) * 8, 1 << 19) / countof(block) * countof(block);
+    bool shard = c->model.vocab > 257;
+    int32_t header[256] = {20240520, 1, (int32_t)n};
+    int st = shard ? file_write_fd(fd, header, sizeof header, path, e) : ST_OK;
+    for (int64_t done = 0; st == ST_OK && done < n; done += countof(block)) {
+        for (int i = 0; i < countof(block); i++) {
+            uint64_t limit = (uint64_t)min_i64(c->model.vocab, 65536);
+            uint16_t two = (uint16_t)rng_below(key, (uint64_t)(done + i), 255 * 256);
+            block[i] = shard ? (uint16_t)rng_below(key, (uint64_t)(done + i), limit) : (uint16_t)((two | 0x0101) & 0x7F7F); /* no NUL */
+        }
+        st = file_write_fd(fd, block, sizeof block, path, e);
     }
     FILE *closing = fdopen(fd, "w");
     if (closing != NULL)
@@ -105,6 +116,24 @@ static int ascending(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
+}
+
+static int print_steps(struct trainer *t, double median, double best, int n, int64_t tokens, struct err *e)
+{
+    double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq) * (double)tokens, peak = t->peak_flops;
+    if (t->dev.kind == DEV_CUDA) {
+        struct roofline r = {0};
+        TRY(roofline_measure(&t->dev, &r, e));
+        peak = r.flops_per_s;
+        printf("ceilings: %.1f TFLOP/s (product of 8192^3), %.3f TB/s (copy)\n", r.flops_per_s * 1e-12, r.bytes_per_s * 1e-12);
+    }
+    int64_t bytes = 0;
+    for (int a = 0; a < ARENA_COUNT; a++)
+        bytes += t->model.mem.allocated[a];
+    printf("device: %s\nparameters: %lld\nmemory_gib: %.2f\nsteps: %d\nms_per_step: %.2f (best %.2f)\ntokens_per_second: %.1f\n"
+           "gflops: %.1f\npercent_of_peak: %.1f\n", t->dev.name, (long long)param_table_elems(&t->model.params), (double)bytes / (1 << 30), n,
+           median * 1e3, best * 1e3, (double)tokens / median, flops / median * 1e-9, peak > 0 ? 100 * flops / median / peak : 0.0);
+    return ST_OK;
 }
 
 static int time_steps(struct trainer *t, double opened, struct err *e)
@@ -121,31 +150,54 @@ static int time_steps(struct trainer *t, double opened, struct err *e)
             seconds[i - WARM] = r.seconds;
     }
     qsort(seconds, (size_t)n, sizeof seconds[0], ascending);
-    double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq) * (double)r.tokens;
-    double median = seconds[n / 2];
-    printf("parameters: %lld\nsteps: %d\nms_per_step: %.2f (best %.2f)\ntokens_per_second: %.1f\ngflops: %.1f\npercent_of_gemm_peak: %.1f\n",
-           (long long)param_table_elems(&t->model.params), n, median * 1e3, seconds[0] * 1e3, (double)r.tokens / median,
-           flops / median * 1e-9, t->peak_flops > 0 ? 100 * flops / median / t->peak_flops : 0.0);
+    TRY(print_steps(t, seconds[n / 2], seconds[0], n, r.tokens, e));
     return t->trace ? trace_write(t->trace, t->cfg->plan.trace, e) : ST_OK;
+}
+
+/* One more step, each node alone on the device. */
+static int profile(struct trainer *t, struct err *e)
+{
+    struct trace *trace = NULL;
+    struct step_result r;
+    struct buf out;
+    buf_init(&out, 0);
+    int st;
+    TRY_OUT(trace_open(&trace, (int)min_i64(t->n_micro * t->train.p.n_steps + t->optim.p.n_steps, 1000000), e));
+    t->exec.trace = trace;
+    st = trainer_step(t, &r, e);
+    t->exec.trace = t->trace;
+    if (st == ST_OK)
+        st = trace_table(trace, &out, e);
+    if (st == ST_OK)
+        fputs(out.text, stdout);
+out:
+    trace_close(trace);
+    buf_release(&out);
+    return st;
 }
 
 static int run_train(int argc, char **argv, struct err *e)
 {
     struct config c;
-    struct config_args args = {0};
+    struct config_extra extra[] = {{.name = "profile"}};
+    struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct trainer t = {0};
+    bool with_profile = false;
     char path[64] = "";
     double opened = time_now();
     int st;
     TRY_OUT(cmd_config(&c, argc, argv, &args, e));
     TRY_OUT(cmd_words(&args, 0, e));
+    if (extra[0].value != NULL && !parse_bool(extra[0].value, &with_profile))
+        TRY_OUT(err_set(e, ST_USAGE, "--profile takes on or off"));
     TRY_OUT(cmd_finish(&c, e));
     if (c.data.train[0] == '\0') {
         TRY_OUT(random_data(&c, path, sizeof path, e));
         TRY_OUT(config_set(&c, "data.train", path, NULL, e));
     }
     TRY_OUT(trainer_open(&t, &c, NULL, true, e));
-    st = time_steps(&t, opened, e);
+    TRY_OUT(time_steps(&t, opened, e));
+    st = with_profile ? profile(&t, e) : ST_OK;
 out:
     trainer_close(&t);
     config_release(&c);

@@ -15,6 +15,7 @@ static const char usage[] =
     "       braid ckpt diff A B      compare tensors bit by bit; exit 1 if any differs\n"
     "       braid ckpt convert SRC DST --layout=flat|logical|stacked|indexed|grouped "
     "[--pattern=P]\n"
+    "                                [--glu-interleave=N] [--from-interleave=N]\n"
     "                                the same values under other keys; see below\n"
     "\n"
     "DIR, A and B: a run folder (diff: its newest checkpoint), a checkpoint folder step-..., or "
@@ -26,6 +27,9 @@ static const char usage[] =
     "layer, logical numbers groups as a Transformer does, stacked has one key for all layers.\n"
     "Layouts of experts: indexed has one tensor for each, grouped one for all. Where the keys do\n"
     "not say how layers are grouped, the checkpoint's own pattern does, or --pattern.\n"
+    "Rows of the experts' first matrix are all gate rows, then all up rows; --glu-interleave=N\n"
+    "writes a file with alternating blocks of N, and notes that in its metadata. A file of another\n"
+    "program does not say that it is interleaved: --from-interleave=N does.\n"
     "Training reads every layout by itself (run.load_weights); this is for other programs.\n";
 
 /* ---- tensors of a checkpoint or of a file, in one form -----------------------------------------

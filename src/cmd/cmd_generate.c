@@ -61,7 +61,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     TRY(mem_array((void **)&j->prompt, n, sizeof *j->prompt, e));
     TRY(mem_array((void **)&j->scratch, (size_t)j->c.model.vocab, sizeof *j->scratch, e));
     TRY(j->tok.ops->encode(&j->tok, (const uint8_t *)prompt, n, j->prompt, n, &n_ids, e));
-    TRY(dev_open(&j->dev, device_of(&j->c), (int)j->c.run.threads, e));
+    TRY(device_open(&j->dev, &j->c, e));
     TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)n_ids + j->c.generate.tokens, e));
     for (int64_t k = 0; k < j->c.generate.samples; k++) {
         if (j->c.generate.samples > 1)

@@ -22,6 +22,8 @@ static int check_ops(const char *only, int *failed, struct err *e)
         bool bad = false;
         for (int s = 0; all[i]->backward != NULL && (only == NULL || str_starts(all[i]->name, only)) && s < all[i]->n_samples; s++) {
             struct op_check_result r;
+            if (op_sample_flag(&all[i]->samples[s], "gpu"))
+                continue;
             TRY(op_gradcheck(all[i], &all[i]->samples[s], 11, &r, e));
             worst = r.worst > worst ? r.worst : worst;
             bad |= !(r.worst <= allowed); /* so that NaN is bad, too */

@@ -61,7 +61,7 @@ static int compute(struct job *j, struct err *e)
 {
     struct model_plan *plans[] = {&j->plan};
     struct model_plan_opts o = {.name = "grads", .mode = BUILD_TRAIN, .batch = j->c.train.micro_batch, .seq = j->c.train.seq, .want_logits = true};
-    TRY(dev_open(&j->dev, device_of(&j->c), (int)j->c.run.threads, e));
+    TRY(device_open(&j->dev, &j->c, e));
     TRY(model_init(&j->model, &j->c, &j->dev, e));
     TRY(model_plan_build(&j->model, &j->plan, &o, e));
     TRY(model_commit(&j->model, plans, 1, e));
@@ -78,29 +78,43 @@ static int compute(struct job *j, struct err *e)
     return exec_run(&j->exec, &j->plan.p, &run, e);
 }
 
+static int add_item(struct job *j, struct st_item *items, int *n, const char *name, const struct tensor *values, const struct param *p,
+                    struct err *e)
+{
+    if (name == NULL)
+        return err_set(e, ST_NOMEM, "out of memory");
+    items[*n] = (struct st_item){.name = name, .param = p};
+    TRY(dev_fetch(&j->dev, values, &items[*n].host, e));
+    (*n)++;
+    return ST_OK;
+}
+
 static int write_out(struct job *j, const char *path, struct err *e)
 {
     struct model *m = &j->model;
     struct st_item *items = NULL;
     int n = 0;
     TRY(mem_array((void **)&items, (size_t)(2 * m->params.n + 2), sizeof *items, e));
-    struct tensor loss = model_slot(m, &j->plan, j->plan.loss);
-    double mean = ((const double *)loss.data)[0] / (double)max_i64(j->n_labels, 1);
+    struct tensor slot = model_slot(m, &j->plan, j->plan.loss), logits = model_slot(m, &j->plan, j->plan.logits);
+    double loss[2] = {0};
+    int st = j->dev.vt->copy_out(&j->dev, loss, slot.data, sizeof loss, e);
+    double mean = loss[0] / (double)max_i64(j->n_labels, 1);
     items[n++] = (struct st_item){.name = "loss", .host = tensor_1d(&mean, DT_F64, 1)};
-    items[n++] = (struct st_item){.name = "logits", .host = model_slot(m, &j->plan, j->plan.logits)};
-    int st = ST_OK;
+    if (st == ST_OK)
+        st = add_item(j, items, &n, "logits", &logits, NULL, e);
     for (int k = 0; k < m->params.n && st == ST_OK; k++) {
         const struct param *p = &m->params.list[k].p;
-        items[n++] = (struct st_item){.name = arena_printf(&j->names, "param.%s", p->key), .host = model_param(m, k), .param = p};
-        if (!p->buffer)
-            items[n++] = (struct st_item){.name = arena_printf(&j->names, "grad.%s", p->key), .host = model_grad(m, k), .param = p};
-        if (items[n - 1].name == NULL || items[n - 2].name == NULL)
-            st = err_set(e, ST_NOMEM, "out of memory");
+        struct tensor value = model_param(m, k), grad = p->buffer ? value : model_grad(m, k);
+        st = add_item(j, items, &n, arena_printf(&j->names, "param.%s", p->key), &value, p, e);
+        if (st == ST_OK && !p->buffer)
+            st = add_item(j, items, &n, arena_printf(&j->names, "grad.%s", p->key), &grad, p, e);
     }
     if (st == ST_OK)
         st = st_write_file(path, items, n, NULL, 0, e);
     if (st == ST_OK)
         printf("loss: %.9g\nwrote %s\n", mean, path);
+    for (int i = 1; i < n; i++)
+        dev_fetched(&j->dev, &items[i].host);
     free(items);
     return st;
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: braid op NAME --in=A.safetensors --out=B.safetensors [--dev=ref|cpu] [attribute=value ...]\n"
+    "usage: braid op NAME --in=A.safetensors --out=B.safetensors [--dev=ref|cpu|cuda|cuda-fp32] [attribute=value ...]\n"
     "       braid op list            all ops\n"
     "       braid op NAME            tensors and attributes of one\n\n"
     "Inputs are found in the file by name; an optional one that is not there is absent. Reals are converted to the\n"
@@ -97,6 +97,52 @@ static int set_attributes(struct op_call *c, const struct config_args *args, str
     return ST_OK;
 }
 
+/* On a GPU: tensors go there one by one, and come back. */
+static int run_on(struct dev *dev, const struct op_call *c, struct err *e)
+{
+    struct op_call there = *c;
+    struct lane lane = {.dev = dev, .err = e};
+    int n = c->desc->n_args, st = ST_OK;
+    if (dev->kind != DEV_CUDA)
+        return c->desc->run(ops_for(dev), &lane, c);
+    for (int i = 0; i < n; i++)
+        there.t[i].data = NULL;
+    for (int i = 0; i < n && st == ST_OK; i++) {
+        int64_t bytes = tensor_bytes(&c->t[i]);
+        if (c->t[i].data == NULL)
+            continue;
+        st = dev->vt->alloc(dev, max_i64(bytes, 1), &there.t[i].data, e);
+        if (st == ST_OK)
+            st = dev->vt->copy_in(dev, there.t[i].data, c->t[i].data, bytes, e);
+    }
+    if (st == ST_OK)
+        st = c->desc->run(ops_for(dev), &lane, &there);
+    if (st == ST_OK)
+        st = dev->vt->sync(dev, e);
+    for (int i = 0; i < n; i++) {
+        if (there.t[i].data == NULL)
+            continue;
+        if (st == ST_OK)
+            st = dev->vt->copy_out(dev, c->t[i].data, there.t[i].data, tensor_bytes(&c->t[i]), e);
+        dev->vt->free(dev, there.t[i].data);
+    }
+    return st;
+}
+
+static int open_named(struct dev *dev, const char *name, struct err *e)
+{
+    static const struct {
+        const char *name;
+        enum dev_kind kind;
+        bool fp32;
+    } known[] = {{"ref", DEV_REF, false}, {"cpu", DEV_CPU, false}, {"cuda", DEV_CUDA, false}, {"cuda-fp32", DEV_CUDA, true}};
+    for (int i = 0; i < countof(known); i++)
+        if (strcmp(name, known[i].name) == 0)
+            return known[i].kind == DEV_CUDA ? dev_open_gpu(dev, &(struct dev_gpu){.fp32 = known[i].fp32}, 0, e)
+                                             : dev_open(dev, known[i].kind, 0, e);
+    return err_set(e, ST_USAGE, "--dev=%s: the devices are ref, cpu, cuda and cuda-fp32", name);
+}
+
 static int execute(const struct op_desc *d, const struct config_args *args, struct err *e)
 {
     const char *in_path = args->extra[0].value, *out_path = args->extra[1].value, *dev_name = args->extra[2].value;
@@ -109,17 +155,15 @@ static int execute(const struct op_desc *d, const struct config_args *args, stru
     TRY_OUT(set_attributes(&c, args, e));
     if (in_path == NULL || out_path == NULL)
         TRY_OUT(err_set(e, ST_USAGE, "braid op %s needs --in and --out", d->name));
-    bool ref = dev_name != NULL && strcmp(dev_name, "ref") == 0;
-    if (dev_name != NULL && !ref && strcmp(dev_name, "cpu") != 0)
-        TRY_OUT(err_set(e, ST_USAGE, "--dev=%s: the devices of this build are ref and cpu", dev_name));
-    TRY_OUT(dev_open(&dev, ref ? DEV_REF : DEV_CPU, 0, e));
+    TRY_OUT(open_named(&dev, dev_name != NULL ? dev_name : "cpu", e));
+    if (!ops_has(ops_for(&dev), d->name))
+        TRY_OUT(err_set(e, ST_UNSUPPORTED, "%s has no op %s", dev.name, d->name));
     TRY_OUT(st_open(&in, in_path, e));
     const struct ops *ops = ops_for(&dev);
-    struct lane lane = {.dev = &dev, .err = e};
     TRY_OUT(read_inputs(&c, in, ops, e));
     TRY_OUT(d->infer(&c, ops, e));
     TRY_OUT(allocate(&c, in, e));
-    TRY_OUT(d->run(ops, &lane, &c));
+    TRY_OUT(run_on(&dev, &c, e));
     st = write_outputs(&c, out_path, e);
 out:
     for (int i = 0; i < d->n_args; i++)

@@ -30,7 +30,7 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     if ((extra[0].value && !parse_bool(extra[0].value, &steps)) || (extra[1].value && !parse_bool(extra[1].value, &params)))
         return err_set(e, ST_USAGE, "--steps and --params take on or off");
     TRY(cmd_finish(c, e));
-    TRY(trainer_plan(t, c, e));
+    TRY(trainer_plan(t, c, true, e));
     struct buf out;
     buf_init(&out, 0);
     model_print_stack(&t->model, &out);

@@ -41,6 +41,9 @@
 #define CONFIG_DROP(X) X(CFG_DROP_PROBS, "probs") X(CFG_DROP_LATE, "position")
 #define CONFIG_MAMBA_NORM(X) X(CFG_MAMBA_NORM_GROUP, "group") X(CFG_MAMBA_NORM_WHOLE, "whole")
 #define CONFIG_MHC(X) X(CFG_MHC_D, "d") X(CFG_MHC_S, "s")
+#define CONFIG_GRANULARITY(X)                                                                      \
+    X(CFG_GRANULARITY_NONE, "none") X(CFG_GRANULARITY_SELECTIVE, "selective")                      \
+    X(CFG_GRANULARITY_FULL, "full")
 #define CONFIG_INIT_SCALE(X)                                                                       \
     X(CFG_INIT_SCALE_AUTO, "auto")                                                                 \
     X(CFG_INIT_SCALE_GPT, "gpt")                                                                   \
@@ -59,6 +62,7 @@
 #define CONFIG_NONFINITE(X) X(CFG_NONFINITE_STOP, "stop") X(CFG_NONFINITE_SKIP, "skip")
 #define CONFIG_DEVICE(X)                                                                           \
     X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
+#define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32")
 #define CONFIG_RESUME(X)                                                                           \
     X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
 
@@ -75,11 +79,13 @@ enum config_router { CONFIG_ROUTER(CONFIG_ENUM_ID) };
 enum config_drop { CONFIG_DROP(CONFIG_ENUM_ID) };
 enum config_mamba_norm { CONFIG_MAMBA_NORM(CONFIG_ENUM_ID) };
 enum config_mhc { CONFIG_MHC(CONFIG_ENUM_ID) };
+enum config_granularity { CONFIG_GRANULARITY(CONFIG_ENUM_ID) };
 enum config_init_scale { CONFIG_INIT_SCALE(CONFIG_ENUM_ID) };
 enum config_schedule { CONFIG_SCHEDULE(CONFIG_ENUM_ID) };
 enum config_wsd_style { CONFIG_WSD_STYLE(CONFIG_ENUM_ID) };
 enum config_nonfinite { CONFIG_NONFINITE(CONFIG_ENUM_ID) };
 enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
+enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
 enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
 enum config_load_allow { CONFIG_LOAD_ALLOW(CONFIG_ENUM_ID) };
 
@@ -90,6 +96,8 @@ struct config_model {
     const char *pattern; /* derived when layers and a ratio are given instead */
     int64_t layers;
     double attn_ratio, mlp_ratio;
+    const char *mtp_pattern; /* already part of the pattern after config_finish */
+    int64_t mtp_layers;
     int64_t hidden, heads, kv_heads, head_dim, ffn; /* kv_heads, head_dim, ffn: (auto) */
     int64_t vocab, vocab_multiple; /* vocab 0: set by config_set_auto once the tokenizer is known */
     int act;                       /* enum config_act */
@@ -180,12 +188,20 @@ struct config_run {
 
 struct config_plan {
     const char *recompute;
+    int recompute_granularity;   /* enum config_granularity */
     const char *recompute_block; /* "off", "auto" or a number */
+    bool mhc_fused;
     bool delay_dw, poison;
     int64_t random_lanes;
-    bool sync, find_nan;
+    bool sync, find_nan, graphs;
     const char *trace;
     int64_t trace_steps;
+};
+
+struct config_gpu {
+    int precision; /* enum config_precision */
+    bool portable, fast;
+    int64_t index;
 };
 
 struct config_generate {
@@ -217,6 +233,7 @@ struct config {
     struct config_data data;
     struct config_run run;
     struct config_plan plan;
+    struct config_gpu gpu;
     struct config_generate generate;
     /* private */
     struct arena strings;

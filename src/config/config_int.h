@@ -70,6 +70,9 @@ void option_range_text(const struct option *o, struct buf *out); /* "1 to 65536"
 const char *option_type_name(const struct option *o);
 void real_text(double v, struct buf *out); /* the shortest text that parses back exactly */
 
+/* model.mtp_pattern and mtp_layers become part of model.pattern. Doing it again changes nothing. */
+int derive_depths(struct config *c, struct err *e);
+
 /* "demo.ini:3"; "" for the command line and defaults. */
 const char *origin_text(struct config_origin o, char *out, size_t size);
 

@@ -13,10 +13,12 @@ static const char *const router_values[] = {CONFIG_ROUTER(VALUE_TEXT) NULL};
 static const char *const drop_values[] = {CONFIG_DROP(VALUE_TEXT) NULL};
 static const char *const mamba_norm_values[] = {CONFIG_MAMBA_NORM(VALUE_TEXT) NULL};
 static const char *const mhc_values[] = {CONFIG_MHC(VALUE_TEXT) NULL};
+static const char *const granularity_values[] = {CONFIG_GRANULARITY(VALUE_TEXT) NULL};
 static const char *const init_scale_values[] = {CONFIG_INIT_SCALE(VALUE_TEXT) NULL};
 static const char *const schedule_values[] = {CONFIG_SCHEDULE(VALUE_TEXT) NULL};
 static const char *const wsd_style_values[] = {CONFIG_WSD_STYLE(VALUE_TEXT) NULL};
 static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL};
+static const char *const precision_values[] = {CONFIG_PRECISION(VALUE_TEXT) NULL};
 static const char *const device_values[] = {CONFIG_DEVICE(VALUE_TEXT) NULL};
 static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
 static const char *const load_allow_values[] = {CONFIG_LOAD_ALLOW(VALUE_TEXT) NULL};
@@ -59,6 +61,12 @@ const struct option config_options[] = {
         "Mamba-2.")),
     ROW(model.mlp_ratio, "0", OPT_MODEL, RANGE(0, 1), ALIAS("hybrid-mlp-ratio"), HELP(
         "In place of a pattern: this share of the layers is MLP, spread evenly.")),
+    ROW(model.mtp_pattern, "", OPT_MODEL, ALIAS("mtp-hybrid-override-pattern"), HELP(
+        "Layers of one multi-token-prediction depth, for a pattern without a / part: mtp_layers times "
+        "/ and this is put behind it.")),
+    ROW(model.mtp_layers, "0", OPT_MODEL, RANGE(0, 64), ALIAS("mtp-num-layers"), HELP(
+        "Number of depths made from mtp_pattern. A pattern with / parts has its own number, whatever "
+        "this says.")),
     ROW(model.hidden, "320", OPT_MODEL, RANGE(1, 65536), ALIAS("hidden-size"), HELP(
         "Width of the residual stream.")),
     ROW(model.heads, "5", OPT_MODEL, RANGE(1, 4096), ALIAS("num-attention-heads"), HELP(
@@ -176,8 +184,10 @@ const struct option config_options[] = {
     ROW(model.mhc_streams, "0", OPT_MODEL, RANGE(0, 16), AUTO("4 if mhc is on, else a plain residual"),
         .alias = {{"num-residual-streams", NULL}, {"mhc-num-residual-streams", NULL}}, HELP(
         "Parallel residual streams, 2 or more, mixed before and after each layer by learned doubly "
-        "stochastic matrices. The memory of the stream and what pipeline stages send grow as many times; "
-        "plan.recompute_block gives back all but one stream tensor per block.")),
+        "stochastic matrices. With n of them the memory of the residual stream, kept once per layer, and "
+        "what pipeline stages send each other grow n-fold. plan.recompute_block gives memory back: one "
+        "stream tensor is kept per block of layers instead of one per layer, for one more pass over the "
+        "block's streams in the backward pass; braid plan shows both. What is sent stays n-fold.")),
     ROW(model.mhc_profile, "d", OPT_MODEL, ONE_OF(mhc_values), HELP(
         "Details of the mix: d as DeepSeek-V4 (softmax first, mix transposed, learned contraction), s as "
         "the first Megatron version (mean contraction). Weights of one mean nothing to the other.")),
@@ -240,7 +250,8 @@ const struct option config_options[] = {
     ROW(model.glu_interleave, "0", OPT_MODEL, RANGE(0, 1 << 20),
         ALIAS("moe-mlp-glu-interleave-size"), HELP(
         "Gate and up rows of an expert's first matrix alternate in blocks of this many instead of "
-        "being two halves; 0 = halves. It changes what stored weights mean.")),
+        "being two halves; 0 = halves. In memory only: checkpoints hold halves, and a file of weights "
+        "that is interleaved says so (see braid ckpt convert).")),
     ROW(model.router_score, "softmax", OPT_MODEL, ONE_OF(router_values),
         ALIAS("moe-router-score-function"), HELP(
         "How router logits become scores. sigmoid is DeepSeek-V3's, sqrtsoftplus DeepSeek-V4's.")),
@@ -398,19 +409,29 @@ const struct option config_options[] = {
         "Print only errors and the final result.")),
 
     /* ---- [plan] --------------------------------------------------------------------------- */
-    ROW(plan.recompute, "", OPT_RUN, HELP(
+    ROW(plan.recompute, "", OPT_RUN | OPT_WORDS, ALIAS("recompute-modules"), HELP(
         "Activations to compute again in the backward pass instead of keeping them: a comma list "
-        "of slot names or globs such as joint.*, or full. Results stay bit for bit the same.")),
+        "of slot names, of globs such as joint.*, of Megatron's names (core_attn, layernorm, mlp, "
+        "moe, moe_act, shared_experts, mla_up_proj, mhc), or full. Results stay bit for bit the same.")),
+    ROW(plan.recompute_granularity, "none", OPT_RUN, ONE_OF(granularity_values),
+        ALIAS("recompute-granularity"), HELP(
+        "full: the same as plan.recompute = full, beside what that says. selective: what "
+        "plan.recompute says, core_attn if it says nothing. none: what it says.")),
     ROW(plan.recompute_block, "off", OPT_RUN, ALIAS("mhc-recompute-layer-num"), HELP(
         "With mhc_streams: keep the streams only in front of every so many layers and make those between "
         "again, a block at a time, in the backward pass. off, a number of layers, or auto for the number "
         "that needs least memory. Results stay bit for bit the same.")),
+    ROW(plan.mhc_fused, "off", OPT_RUN, FLAG("use-fused-mhc", "on"), HELP(
+        "Understood so that Megatron's command lines work: hyper-connections always run fused, one "
+        "kernel from the combine of a layer to the norm of the next. Needs mhc_streams.")),
     ROW(plan.delay_dw, "off", OPT_RUN, HELP(
         "Compute weight gradients in separate, later steps, so that they can overlap other work.")),
     ROW(plan.poison, "off", OPT_RUN, HELP(
         "Debugging: fill dead memory with NaN, so that a step reading it shows.")),
     ROW(plan.random_lanes, "0", OPT_RUN, RANGE(0, MAX_SEED), HELP(
         "Debugging: run steps in a random legal order drawn from this seed; 0 = off.")),
+    ROW(plan.graphs, "on", OPT_RUN, HELP(
+        "On a GPU, run each plan as one captured graph after its first run. Results are the same bit for bit.")),
     ROW(plan.sync, "off", OPT_RUN, HELP(
         "Debugging: wait for the device after each step, so that an error names its step.")),
     ROW(plan.find_nan, "off", OPT_RUN, HELP(
@@ -419,6 +440,17 @@ const struct option config_options[] = {
         "Write a trace of the first steps to this file, for Perfetto or chrome://tracing.")),
     ROW(plan.trace_steps, "3", OPT_RUN, RANGE(1, 10000), HELP(
         "Optimizer steps that plan.trace covers.")),
+
+    /* ---- [gpu] ---------------------------------------------------------------------------- */
+    ROW(gpu.precision, "bf16", OPT_RUN, ONE_OF(precision_values), HELP(
+        "With run.device=cuda: type of activations and of the weights that layers work with. Masters, gradients and "
+        "moments are fp32 either way; fp32 is slow and for tests.")),
+    ROW(gpu.portable, "off", OPT_RUN, HELP(
+        "Use the kernels for compute capability 8.0 even where better ones exist.")),
+    ROW(gpu.fast, "off", OPT_RUN, FLAG("fast", "on"), HELP(
+        "Allow what is not the same from run to run: the order of sums in the backward pass of attention.")),
+    ROW(gpu.index, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1023), HELP(
+        "Which GPU of this machine.")),
 
     /* ---- [generate] ----------------------------------------------------------------------- */
     ROW(generate.prompt, "", OPT_RUN, HELP(
@@ -446,6 +478,7 @@ const struct section config_sections[] = {
     {"data", "What it is trained on."},
     {"run", "Where it runs and what it writes."},
     {"plan", "Memory against time, and debugging of the schedule."},
+    {"gpu", "How a GPU is used, with run.device=cuda."},
     {"generate", "Text generation."},
 };
 const int config_n_sections = countof(config_sections);

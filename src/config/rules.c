@@ -109,7 +109,60 @@ static int derive_pattern(struct config *c, struct err *e)
     return ST_OK;
 }
 
+static const char *depths_of(const struct config *c) { return strchr(c->model.pattern, '/'); }
+
+/* "/X" as often as there are depths. */
+static void add_depths(const struct config *c, struct buf *out)
+{
+    for (int64_t k = 0; k < c->model.mtp_layers; k++)
+        buf_addf(out, "/%s", c->model.mtp_pattern);
+}
+
+/* A separate pattern of the prediction depths becomes part of the pattern, which is what is saved. Impossible
+ * ones are left to the rules. */
+int derive_depths(struct config *c, struct err *e)
+{
+    const struct config_model *m = &c->model;
+    if (m->mtp_layers == 0 || m->mtp_pattern[0] == '\0' || strchr(m->mtp_pattern, '/') || depths_of(c))
+        return ST_OK;
+    struct buf text;
+    bool given = pattern_given(c);
+    buf_init(&text, 0);
+    buf_add(&text, m->pattern);
+    add_depths(c, &text);
+    int st = buf_check(&text, e);
+    if (st == ST_OK)
+        st = option_set(c, option_find("model.pattern"), text.text, config_source_of(c, "model.pattern"), e);
+    buf_release(&text);
+    if (st == ST_OK && !given)
+        derived(c, "model.pattern");
+    return st;
+}
+
 /* ---- rules ---------------------------------------------------------------------------------- */
+
+static bool depths_without_layers(const struct config *c)
+{
+    return c->model.mtp_pattern[0] != '\0' && c->model.mtp_layers == 0;
+}
+
+static bool depths_without_pattern(const struct config *c)
+{
+    return c->model.mtp_layers > 0 && c->model.mtp_pattern[0] == '\0' && depths_of(c) == NULL;
+}
+
+static bool depth_of_depths(const struct config *c) { return strchr(c->model.mtp_pattern, '/') != NULL; }
+
+static bool depths_said_twice(const struct config *c)
+{
+    struct buf text;
+    buf_init(&text, 0);
+    add_depths(c, &text);
+    const char *have = depths_of(c);
+    bool differ = c->model.mtp_pattern[0] != '\0' && (have == NULL || text.text == NULL || strcmp(have, text.text) != 0);
+    buf_release(&text);
+    return differ;
+}
 
 static bool ratios_above_one(const struct config *c)
 {
@@ -126,14 +179,15 @@ static bool layers_alone(const struct config *c)
     return c->model.layers != 0 && !has_ratios(c) && !pattern_given(c);
 }
 
-/* The pattern of a saved config may be the one that its ratios made. */
+/* The pattern of a saved config may be the one that its ratios made, with prediction depths behind it. */
 static bool pattern_and_ratios(const struct config *c)
 {
     char made[CONFIG_RATIO_LAYERS + 1];
     const struct config_model *m = &c->model;
+    size_t n = m->mtp_pattern[0] != '\0' ? strcspn(m->pattern, "/") : strlen(m->pattern);
     return has_ratios(c) && pattern_given(c) &&
-           !(config_ratio_pattern(m->layers, m->attn_ratio, m->mlp_ratio, made) &&
-             strcmp(made, m->pattern) == 0);
+           !(config_ratio_pattern(m->layers, m->attn_ratio, m->mlp_ratio, made) && strlen(made) == n &&
+             memcmp(made, m->pattern, n) == 0);
 }
 
 static bool heads_do_not_divide_hidden(const struct config *c) { return c->model.head_dim == 0; }
@@ -379,6 +433,11 @@ static bool block_malformed(const struct config *c)
     return strcmp(s, "off") != 0 && strcmp(s, "auto") != 0 && !(parse_i64(s, &n) && n >= 1 && n <= 4096);
 }
 
+static bool recompute_mhc_without_streams(const struct config *c)
+{
+    return c->model.mhc_streams == 0 && (str_has_word(c->plan.recompute, "mhc") || c->plan.mhc_fused);
+}
+
 static bool block_without_streams(const struct config *c)
 {
     return strcmp(c->plan.recompute_block, "off") != 0 && c->model.mhc_streams == 0;
@@ -392,6 +451,18 @@ const struct rule config_rules[] = {
     {"pattern-or-ratios", pattern_and_ratios,
      "give model.pattern, or model.layers and ratios to make one, not both",
      {"model.pattern", "model.attn_ratio", "model.mlp_ratio", "model.layers"}},
+    {"mtp-pattern-is-one-depth", depth_of_depths,
+     "model.mtp_pattern is one depth and has no / of its own",
+     {"model.mtp_pattern", "model.mtp_layers"}},
+    {"mtp-pattern-needs-layers", depths_without_layers,
+     "model.mtp_pattern needs model.mtp_layers, the number of depths",
+     {"model.mtp_pattern", "model.mtp_layers"}},
+    {"mtp-layers-need-pattern", depths_without_pattern,
+     "model.mtp_layers needs the layers of a depth: model.mtp_pattern, or / parts of model.pattern",
+     {"model.mtp_layers", "model.mtp_pattern", "model.pattern"}},
+    {"pattern-or-mtp-pattern", depths_said_twice,
+     "give prediction depths in model.pattern or as model.mtp_pattern, not both",
+     {"model.pattern", "model.mtp_pattern", "model.mtp_layers"}},
     {"ratios-need-layers", ratios_without_layers,
      "model.attn_ratio and model.mlp_ratio need model.layers",
      {"model.attn_ratio", "model.mlp_ratio", "model.layers"}},
@@ -485,6 +556,9 @@ const struct rule config_rules[] = {
     {"recompute-block-needs-streams", block_without_streams,
      "plan.recompute_block needs model.mhc_streams: a plain residual stream is not recomputed",
      {"plan.recompute_block", "model.mhc_streams"}},
+    {"recompute-mhc-needs-streams", recompute_mhc_without_streams,
+     "plan.recompute = mhc and plan.mhc_fused need model.mhc_streams: there are no streams",
+     {"plan.recompute", "plan.mhc_fused", "model.mhc_streams"}},
     {"global-batch-multiple", batch_not_multiple,
      "train.global_batch must be a multiple of train.micro_batch",
      {"train.global_batch", "train.micro_batch"}},
@@ -555,6 +629,7 @@ static int broken_rule(const struct config *c, const struct rule *r, struct err 
 int config_finish(struct config *c, struct err *e)
 {
     TRY(derive_pattern(c, e));
+    TRY(derive_depths(c, e));
     derive(c);
     for (int i = 0; i < config_n_rules; i++)
         if (config_rules[i].broken(c))
