@@ -68,6 +68,19 @@ static inline const char *const *tiny_models(int *n)
         "model.pattern=+E- model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
         "model.experts=4 model.seq_aux_loss=0.1 model.shared_ffn=8",
         "model.pattern=*-/*-/*- model.mtp_scale=0.3",
+        /* Hyper-connections over every core, in both profiles. The gating factor is the initial
+         * alpha: at its default of 0.01 the mixing matrices are nearly uniform and the gradients of
+         * the alphas nearly 0, which would hide errors. */
+        "model.pattern=*-*- model.mhc_streams=4 model.mhc_gating=0.8 model.bias=on model.dropout=0.1",
+        "model.pattern=M*G- model.mhc_streams=3 model.mhc_profile=s model.mhc_gating=0.9 "
+        "model.mhc_iterations=6 model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 "
+        "model.mamba_chunk=3 model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 "
+        "model.gdn_value_dim=4 model.gdn_chunk=3 model.dropout=0.2 data.eod=on data.eod_mask=on",
+        "model.pattern=[*E]-/*E/*E model.mhc_streams=2 model.mhc_gating=0.7 model.experts=4 "
+        "model.shared_ffn=8 model.seq_aux_loss=0.1 model.mtp_scale=0.5 model.dropout=0.1 model.tied=off",
+        "model.pattern=[+-]E/+- model.mhc_streams=8 model.mhc_profile=s model.mhc_gating=0.6 "
+        "model.mhc_iterations=3 model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
+        "model.experts=4 model.mtp_scale=0.4",
     };
     *n = countof(models);
     return models;

@@ -64,6 +64,14 @@ def moe(experts):
     return out
 
 
+def interleave(leaf, stack, g):
+    """Gate and up rows of each expert in alternating blocks of g."""
+    if "linear_fc1" not in leaf:
+        return stack
+    e, rows = stack.shape[:2]
+    return stack.reshape(e, 2, rows // 2 // g, g, *stack.shape[2:]).swapaxes(1, 2).reshape(stack.shape)
+
+
 def mtp(where):
     out = dense(lambda i: i, lambda i: i)
     out.update(outer("final_layernorm"))
@@ -105,6 +113,8 @@ def main(folder):
     }
     for name, tensors in files.items():
         save_file(tensors, f"{folder}/{name}.safetensors")
+    blocks = moe(lambda leaf, list: {layer + leaf: np.ascontiguousarray(interleave(leaf, np.stack(list), 1))})
+    save_file(blocks, f"{folder}/experts_interleaved.safetensors", metadata={"glu_interleave": "1"})
 
 
 main(sys.argv[1])

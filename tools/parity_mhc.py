@@ -5,10 +5,11 @@
   parity_mhc.py --device ref         all cases, on its double-precision reference device
   parity_mhc.py --braid build/braid  which binary
 
-The streams, the mapping, Sinkhorn, the mix and the contraction are written here from the formulas, for
-both profiles; attention, MLP and the loss are those of parity_torch.py. Mixing parameters start away
+The streams, the mapping, Sinkhorn, the mix, the contraction and the prediction depths, which go on from the
+streams before their contraction, are written here from the formulas, for both profiles; attention, MLP and the loss are those of parity_torch.py. Mixing parameters start away
 from their initial values (alpha 0.01, bias 0 would hide errors): a checkpoint is not needed for that,
-the cases set model.mhc_gating to 1. braid is measured against float64.
+the cases set model.mhc_gating to 1 and the other weights to ten times the usual size, so that the streams differ;
+"fresh" has the initial values. braid is measured against float64; in brackets, PyTorch's own float32 against it.
 """
 import argparse
 import os
@@ -33,7 +34,11 @@ CASES = {  # name: (profile, streams, iterations, more options)
     "d4-bias": ("d", 4, 20, ["model.bias=on", "model.tied=off"]),
     "s4-long": ("s", 4, 20, ["model.pattern=*-*-*-"]),
     "d4-fresh": ("d", 4, 20, ["model.mhc_gating=0.01"]),
+    "d4-mtp1": ("d", 4, 20, ["model.pattern=*-*-/*-"]),
+    "d2-mtp2": ("d", 2, 20, ["model.pattern=*-/*-/*-", "model.tied=off"]),
+    "s3-mtp2": ("s", 3, 5, ["model.pattern=*-/*-/*-"]),
 }
+MTP_SCALE = 0.5  # the losses of the depths together weigh this much
 
 
 def sinkhorn(logits, profile, iterations):
@@ -72,40 +77,86 @@ def mix(res, streams, profile):
     return torch.einsum("bsij,bsjc->bsic", res, streams)
 
 
-def contract(o, p, streams, profile):
+def contract(o, p, where, streams, profile):
     if profile == "s":
         return streams.mean(-2)
     e = o["model.norm_eps"]
     flat = streams.flatten(-2)
     rms = torch.rsqrt(flat.pow(2).mean(-1, keepdim=True) + e)
-    gate = torch.sigmoid(flat @ p["decoder.hc_head_fn"].T * rms * p["decoder.hc_head_scale"] + p["decoder.hc_head_base"])
+    gate = torch.sigmoid(flat @ p[where + "hc_head_fn"].T * rms * p[where + "hc_head_scale"] + p[where + "hc_head_base"])
     return ((gate + e)[..., None] * streams).sum(-2)
 
 
-def compute_logits(o, p, tokens, profile, n, iterations):
-    embedding = p["embedding.word_embeddings.weight"]
-    streams = embedding[tokens][..., None, :].expand(-1, -1, n, -1)
+def run_layers(o, p, symbols, where, streams, case):
+    """A stack of layers over the streams [b, s, n, C]."""
+    profile, _, iterations = case
     number = 0
-    for i, symbol in enumerate(o["model.pattern"]):
-        at = f"decoder.layers.{i}."
+    for i, symbol in enumerate(symbols):
+        at = f"{where}{i}."
         module = "self_attention" if symbol == "*" else "mlp"
         pre, post, res = mapping(p, f"{at}{module}_hyper_connection.", streams, profile, iterations)
         x = (pre[..., None] * streams).sum(-2)
         number += symbol == "*"
         f = base.attention(o, p, at, x, number) if symbol == "*" else base.mlp(o, p, at, x)
         streams = mix(res, streams, profile) + post[..., None] * f[..., None, :]
-    x = base.rms_norm(o, contract(o, p, streams, profile), p["decoder.final_norm.weight"])
-    return x @ (embedding if o["model.tied"] else p["output_layer.weight"]).T
+    return streams
 
 
-def run_model(o, params, tokens, labels, case):
-    p = {key: value.detach().double().requires_grad_() for key, value in params.items()}
-    logits = compute_logits(o, p, tokens.long(), *case)
-    loss, objective = base.compute_losses(o, logits, labels)
+def head(o, p, streams, where, norm, profile):
+    x = base.rms_norm(o, contract(o, p, where, streams, profile), p[where + norm])
+    return x @ (p["embedding.word_embeddings.weight"] if o["model.tied"] else p["output_layer.weight"]).T
+
+
+def shift(ids, fill):
+    """One position to the left; the last column has nothing to take."""
+    return torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], fill)], 1)
+
+
+def run_forward(o, p, tokens, labels, case):
+    """Logits and labels of the main head and of each prediction depth. A depth takes the streams before their
+    contraction: each is normed and projected by itself, the embedding of the next token is added to all."""
+    profile, n, _ = case
+    main, *depths = o["model.pattern"].split("/")
+    embedding = p["embedding.word_embeddings.weight"]
+    streams = embedding[tokens][..., None, :].expand(-1, -1, n, -1)
+    streams = run_layers(o, p, main, "decoder.layers.", streams, case)
+    results = [(head(o, p, streams, "decoder.", "final_norm.weight", profile), labels)]
+    for k, symbols in enumerate(depths):
+        tokens, labels = shift(tokens, 0), shift(labels, -1)
+        at = f"mtp.layers.{k}."
+        e = base.rms_norm(o, embedding[tokens], p[at + "enorm.weight"]) @ p[at + "e_proj.weight"].T
+        h = base.rms_norm(o, streams, p[at + "hnorm.weight"]) @ p[at + "h_proj.weight"].T
+        streams = run_layers(o, p, symbols, at + "mtp_model_layer.layers.", e[..., None, :] + h, case)
+        results.append((head(o, p, streams, at, "final_layernorm.weight", profile), labels))
+    return results
+
+
+def run_model(o, params, tokens, labels, case, dtype=torch.float64):
+    p = {key: value.detach().to(dtype).requires_grad_() for key, value in params.items()}
+    results = run_forward(o, p, tokens.long(), labels, case)
+    logits = results[0][0]
+    loss, objective = base.compute_losses(o, *results[0])
+    for r in results[1:]:
+        objective = objective + MTP_SCALE / (len(results) - 1) * base.compute_losses(o, *r)[1]
     objective.backward()
     result = {"loss": loss.detach().reshape(1), "logits": logits.detach().flatten(0, 1)}
     result.update({"grad." + key: value.grad for key, value in p.items()})
     return result
+
+
+def grouped(tensors):
+    """The three alphas of a mapping as one tensor, base and scale of a contraction as another. A single one may vanish:
+    behind equal streams neither the size of what is read (the norm undoes it) nor the mix (any mix of equals is the
+    same) matters, so alpha_pre and alpha_res of the first layer have no gradient but rounding."""
+    out = {}
+    for key, value in sorted(tensors.items()):
+        for suffix, name in ((".alpha_pre", ".alpha"), (".alpha_post", ".alpha"), (".alpha_res", ".alpha"), ("hc_head_base", "hc_head"), ("hc_head_scale", "hc_head")):
+            if key.endswith(suffix):
+                key = key[: -len(suffix)] + name
+                value = torch.cat([out[key], value.flatten()]) if key in out else value.flatten()
+                break
+        out[key] = value
+    return out
 
 
 def run_case(args, name):
@@ -113,8 +164,8 @@ def run_case(args, name):
     config = os.path.join(base.ROOT, "configs", "tiny.ini")
     o = base.read_options(config, [m for m in more if "mhc" not in m] + ["model.vocab=67"])
     options = [f"model.mhc_streams={n}", f"model.mhc_profile={profile}", f"model.mhc_iterations={iterations}",
-               "model.vocab=67", f"run.device={args.device}"]
-    options += more if any("mhc_gating" in m for m in more) else ["model.mhc_gating=1", *more]
+               "model.vocab=67", f"run.device={args.device}", f"model.mtp_scale={MTP_SCALE}"]
+    options += more if any("mhc_gating" in m for m in more) else ["model.mhc_gating=1", "model.init_std=0.2", *more]
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(0, 67, (2, 24), generator=generator, dtype=torch.int32)
     labels = torch.randint(-1, 67, (2, 24), generator=generator, dtype=torch.int32)
@@ -126,10 +177,12 @@ def run_case(args, name):
         found = load_file(result)
     params = {key[6:]: value for key, value in found.items() if key.startswith("param.")}
     exact = run_model(o, params, tokens, labels, (profile, n, iterations))
-    loss, worst, key = base.worst_errors(found, exact)
+    rounded = run_model(o, params, tokens, labels, (profile, n, iterations), torch.float32)
+    loss, worst, key = base.worst_errors(grouped(found), grouped(exact))
+    torch_loss, torch_worst, _ = base.worst_errors(grouped(rounded), grouped(exact))
     loss_limit, limit = base.TOLERANCE[args.device]
     passed = loss <= loss_limit and worst <= limit
-    print(f"{name:18} {'ok  ' if passed else 'FAIL'}  loss {loss:8.1e}  worst {worst:8.1e}  {key}", flush=True)
+    print(f"{name:18} {'ok  ' if passed else 'FAIL'}  loss {loss:8.1e} ({torch_loss:8.1e})  worst {worst:8.1e} ({torch_worst:8.1e})  {key}", flush=True)
     return passed
 
 

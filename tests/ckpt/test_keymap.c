@@ -486,7 +486,7 @@ static char *convert_to(const char *dir, const char *from, const char *name, enu
     struct key_output out;
     struct err e = {0};
     char *path = path_join(dir, name);
-    assert_ok(key_convert(&out, &f, KEYS_MODEL, layout, l, &e), &e);
+    assert_ok(key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = layout, .layers = l}, &e), &e);
     assert_ok(st_write_file(path, out.items, out.n, NULL, 0, &e), &e);
     key_output_release(&out);
     key_file_close(&f);
@@ -577,7 +577,7 @@ static void groups_come_from_a_pattern_where_keys_do_not_say(void **state)
     struct key_file f = open_file(file.path), g;
     struct key_output out;
     struct err e = {0};
-    assert_fails(key_convert(&out, &f, KEYS_MODEL, KEYS_LOGICAL, NULL, &e), ST_CONFLICT, &e,
+    assert_fails(key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = KEYS_LOGICAL}, &e), ST_CONFLICT, &e,
                  "--pattern");
     char *there = convert_to(file.dir, file.path, "there.safetensors", KEYS_LOGICAL, &pattern);
     char *back = convert_to(file.dir, there, "back.safetensors", KEYS_FLAT, &pattern);
@@ -586,17 +586,17 @@ static void groups_come_from_a_pattern_where_keys_do_not_say(void **state)
     assert_int_equal(g.n, 4);
     for (int i = 0; i < g.n; i++)
         assert_true(str_starts(g.list[i].key, "decoder.layers.0."));
-    assert_fails(key_convert(&out, &g, KEYS_MODEL, KEYS_FLAT, NULL, &e), ST_CONFLICT, &e,
+    assert_fails(key_convert(&out, &g, KEYS_MODEL, &(struct key_target){.layout = KEYS_FLAT}, &e), ST_CONFLICT, &e,
                  "attention and Mamba and MLP");
     pattern.item = apart;
-    assert_fails(key_convert(&out, &g, KEYS_MODEL, KEYS_FLAT, &pattern, &e), ST_CONFLICT, &e,
+    assert_fails(key_convert(&out, &g, KEYS_MODEL, &(struct key_target){.layout = KEYS_FLAT, .layers = &pattern}, &e), ST_CONFLICT, &e,
                  "pattern differs");
     pattern.symbols = "M-*";
-    assert_fails(key_convert(&out, &f, KEYS_MODEL, KEYS_LOGICAL, &pattern, &e), ST_CONFLICT, &e,
+    assert_fails(key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = KEYS_LOGICAL, .layers = &pattern}, &e), ST_CONFLICT, &e,
                  "pattern differs");
     pattern.n = 2;
     pattern.item = item;
-    assert_fails(key_convert(&out, &f, KEYS_MODEL, KEYS_LOGICAL, &pattern, &e), ST_CONFLICT, &e,
+    assert_fails(key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = KEYS_LOGICAL, .layers = &pattern}, &e), ST_CONFLICT, &e,
                  "pattern differs");
     key_file_close(&f);
     key_file_close(&g);
@@ -617,12 +617,12 @@ static void only_layers_that_are_alike_can_be_stacked(void **state)
     struct key_file f = open_file(file.path), g = open_file("experts_indexed.safetensors");
     struct key_output out;
     struct err e = {0};
-    assert_fails(key_convert(&out, &f, KEYS_MODEL, KEYS_STACKED, NULL, &e), ST_CONFLICT, &e,
+    assert_fails(key_convert(&out, &f, KEYS_MODEL, &(struct key_target){.layout = KEYS_STACKED}, &e), ST_CONFLICT, &e,
                  "layer 1 has no 'mlp.linear_fc1.weight'");
     for (int i = 0; i < g.n; i++)
         if (str_ends(g.list[i].key, "linear_fc1.weight1"))
             g.list[i] = g.list[--g.n];
-    assert_fails(key_convert(&out, &g, KEYS_MODEL, KEYS_GROUPED, NULL, &e), ST_CONFLICT, &e,
+    assert_fails(key_convert(&out, &g, KEYS_MODEL, &(struct key_target){.layout = KEYS_GROUPED}, &e), ST_CONFLICT, &e,
                  "not all experts");
     key_file_close(&f);
     key_file_close(&g);

@@ -139,7 +139,7 @@ done <<'TABLE'
 # plans and devices
 2 | 'frob' names no slot               | plan $t --plan.recompute=frob
 2 | valid here: joint.norm,            | train $t $d --plan.recompute=frob
-2 | --dev=cuda:                        | op gemm --in=ab.st --out=c.st --dev=cuda
+2 | --dev=tpu:                         | op gemm --in=ab.st --out=c.st --dev=tpu
 # data
 2 | data.train is not set              | train $t
 1 | gone: no such file                 | train $t --data.train=gone

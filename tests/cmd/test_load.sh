@@ -55,6 +55,30 @@ ok "experts: the same bits, too" same "$dir/moe-want" "$dir/moe-both"
 ok "experts: another number is refused" fails 1 'mlp.router.weight of the model needs F32 [8, 32]' \
     step $mix --model.experts=8 --run.load_weights="$dir/indexed.safetensors"
 
+# ---- gate and up rows in blocks ------------------------------------------------------------------------------
+blocks="$moe --model.glu_interleave=4"
+moe_weights=$dir/moe/checkpoints/step-00000003/model.safetensors
+ok "blocks: a model that has them loads halves" runs step $blocks --run.load_weights="$dir/moe" --run.dir="$dir/blocks"
+ok "blocks: the same first loss" test "$(grep -o '"loss":[^,]*' "$dir/moe-want/metrics.jsonl")" = "$(grep -o '"loss":[^,]*' "$dir/blocks/metrics.jsonl")"
+ok "blocks: into a file" runs convert "$dir/moe" "$dir/blocks.safetensors" --layout=grouped --glu-interleave=4
+ok "blocks: they are there" test "$("$BRAID" ckpt diff "$moe_weights" "$dir/blocks.safetensors" >/dev/null; echo $?)" -eq 1
+ok "blocks: load and step" runs step $moe --run.load_weights="$dir/blocks.safetensors" --run.dir="$dir/moe-blocks"
+ok "blocks: the same bits" same "$dir/moe-want" "$dir/moe-blocks"
+ok "blocks: load and step in blocks" runs step $blocks --run.load_weights="$dir/blocks.safetensors" --run.dir="$dir/blocks-blocks"
+ok "blocks: the same bits in blocks" same "$dir/blocks" "$dir/blocks-blocks"
+ok "blocks: of single experts, other size" runs convert "$dir/blocks.safetensors" "$dir/blocks2.safetensors" --layout=indexed --glu-interleave=2
+ok "blocks: back to halves" runs convert "$dir/blocks2.safetensors" "$dir/halves.safetensors" --layout=grouped --glu-interleave=0
+ok "blocks: are what they were" same "$moe_weights" "$dir/halves.safetensors"
+ok "blocks: kept unless asked" runs convert "$dir/blocks.safetensors" "$dir/kept.safetensors" --layout=grouped
+ok "blocks: are kept" same "$dir/blocks.safetensors" "$dir/kept.safetensors"
+ok "blocks: a foreign file does not say" runs convert "$moe_weights" "$dir/foreign.safetensors" --layout=grouped --from-interleave=4 --glu-interleave=4
+ok "blocks: so they stay" same "$moe_weights" "$dir/foreign.safetensors"
+ok "blocks: two that do not agree" fails 1 'says itself' convert "$dir/blocks.safetensors" "$dir/y.safetensors" --layout=grouped --from-interleave=2
+ok "blocks: that do not divide" fails 1 'in blocks of 5' convert "$dir/moe" "$dir/y.safetensors" --layout=grouped --glu-interleave=5
+ok "blocks: no number" fails 1 'needs a number' convert "$dir/moe" "$dir/y.safetensors" --layout=grouped --glu-interleave=four
+ok "blocks: not in a checkpoint" fails 1 'cannot be interleaved' convert "$dir/moe" "$dir/y" --layout=grouped --glu-interleave=4
+ok "blocks: refusals left nothing" test ! -e "$dir/y.safetensors" -a ! -e "$dir/y"
+
 # ---- prediction depths -----------------------------------------------------------------------------------
 mtp="--model.pattern=*-*-/*-"
 ok "a model with a prediction depth" runs train $mtp --train.steps=3 --run.dir="$dir/mtp"

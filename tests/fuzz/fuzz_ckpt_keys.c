@@ -77,7 +77,7 @@ static void convert(const struct key_file *f, enum key_layout layout,
     struct key_output out;
     struct err e = {0};
     int64_t before = 0, after = 0;
-    if (key_convert(&out, f, KEYS_MODEL, layout, layers, &e) != ST_OK) {
+    if (key_convert(&out, f, KEYS_MODEL, &(struct key_target){.layout = layout, .layers = layers, .glu_interleave = f->n % 3}, &e) != ST_OK) {
         need(e.msg[0] != '\0');
         return;
     }
@@ -105,6 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         k.list[k.n++] = (struct key_tensor){.key = st_entry(f, i)->name,
                                             .stored = st_entry(f, i)->name,
                                             .view = st_entry(f, i)->view};
+    k.glu_interleave = (int64_t)(size % 4); /* rows of experts in blocks, or not */
     map(&k, false, KEYS_MODEL);
     map(&k, true, KEYS_MODEL);
     for (int l = 0; l < KEYS_LAYOUTS; l++) {

@@ -101,7 +101,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         for (int k = 0; k < PATTERN_KINDS; k++)
             sum += count[k];
         must(sum == p->n_layers + p->n_mtp_layers * p->n_mtp_depths);
-        st = pattern_check_keys(p, size % 2 == 0, &e);
+        st = pattern_check_keys(p, &e);
         must(st == ST_OK || (st == ST_USAGE && p->grouped));
     } else {
         refused_with_reason(st, p->error, &e);

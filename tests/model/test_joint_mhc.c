@@ -83,6 +83,125 @@ static void streams_are_expanded_and_contracted_exactly_once(void **state)
     }
 }
 
+static int find_slot(const struct tiny *t, const char *name)
+{
+    for (int s = 0; s < t->train.g.n_slots; s++)
+        if (strcmp(t->train.g.slots[s].name, name) == 0)
+            return s;
+    fail_msg("there is no slot %s", name);
+    return -1;
+}
+
+/* A prediction depth takes the streams from before their contraction, adds its gradient to theirs, and hands its own
+ * stack streams again: expanded once in the whole model, contracted once per head. */
+static void prediction_depths_import_the_uncontracted_streams(void **state)
+{
+    (void)state;
+    struct tiny t;
+    struct tensor v;
+    tiny_open(&t, "model.pattern=*-/*-/*- model.mhc_streams=3", DEV_REF, 1);
+    assert_int_equal(count_nodes(&t, "joint.expand"), 1);
+    assert_int_equal(count_nodes(&t, "joint.contract"), 3);
+    assert_int_equal(count_nodes(&t, "joint.close"), 3);
+    static const char *const source[] = {"2.joint.stream", "5.joint.stream"}, *const gradient[] = {"2.joint.dcontracted", "5.joint.dcontracted"};
+    for (int depth = 0; depth < 2; depth++) {
+        char name[64];
+        snprintf(name, sizeof name, "mtp%d.norms", depth);
+        int n = 0;
+        while (n < t.train.g.n_nodes && strcmp(t.train.g.nodes[n].name, name) != 0)
+            n++;
+        assert_true(n < t.train.g.n_nodes);
+        const struct phase *fwd = &t.train.g.nodes[n].phase[PH_FWD], *bwd = &t.train.g.nodes[n].phase[PH_BWD];
+        int stream = find_slot(&t, source[depth]), dstream = find_slot(&t, gradient[depth]);
+        bool reads = false, adds = false;
+        for (int u = 0; u < fwd->n_uses; u++)
+            reads |= fwd->use[u].slot == stream && fwd->use[u].mode == USE_READ;
+        for (int u = 0; u < bwd->n_uses; u++)
+            adds |= bwd->use[u].slot == dstream && bwd->use[u].mode == USE_ADD;
+        assert_true(reads && adds);
+        snprintf(name, sizeof name, "mtp%d.stream", depth);
+        assert_int_equal(t.train.g.slots[find_slot(&t, name)].shape.dim[1], 3 * t.c.model.hidden);
+        static const char *const keys[] = {"e_proj.weight", "h_proj.weight", "hc_head_fn"};
+        static const int64_t cols[] = {16, 16, 48};
+        for (int k = 0; k < countof(keys); k++) {
+            snprintf(name, sizeof name, "mtp.layers.%d.%s", depth, keys[k]);
+            assert_int_equal(find_param(&t, name, &v)->dim[1], cols[k]);
+        }
+    }
+    tiny_close(&t);
+}
+
+/* The streams a depth sees differ, so scaling one of them must show in its loss; a depth fed with the contracted
+ * state would not notice which stream it was. */
+static void prediction_depths_see_every_stream(void **state)
+{
+    (void)state;
+    double loss[3];
+    for (int k = 0; k < 3; k++) {
+        struct tiny t;
+        struct tensor v;
+        tiny_open(&t, "model.pattern=*-/*- model.mhc_streams=2 model.mhc_gating=0.8", DEV_REF, 1);
+        /* The last mapping of the main stack: how much of the MLP goes into stream 0 or 1. */
+        find_param(&t, "decoder.layers.1.mlp_hyper_connection.bias", &v);
+        if (k > 0)
+            tensor_set(&v, 2 + (k - 1), 0.5);
+        tiny_run(&t, 2);
+        struct tensor l = model_slot(&t.m, &t.train, t.train.mtp_loss[0]);
+        loss[k] = ((const double *)l.data)[0];
+        tiny_close(&t);
+    }
+    assert_true(loss[1] != loss[0] && loss[2] != loss[0] && loss[1] != loss[2]);
+}
+
+/* Every parameter of a stack of all kinds of layers gets a gradient that is finite and not 0: except that equal streams
+ * cannot be told apart by the first mixing matrix. */
+static void every_parameter_gets_a_gradient(void **state)
+{
+    (void)state;
+    int n;
+    const char *const *models = tiny_models(&n);
+    for (int i = 0; i < n; i++) {
+        struct tiny t;
+        if (strstr(models[i], "mhc_streams") == NULL)
+            continue;
+        tiny_open(&t, models[i], DEV_REF, 1);
+        tiny_run(&t, 4);
+        for (int k = 0; k < t.m.params.n; k++) {
+            const struct param *p = &t.m.params.list[k].p;
+            if (p->buffer)
+                continue;
+            struct tensor g = model_grad(&t.m, k);
+            double top = 0;
+            for (int64_t j = 0; j < tensor_elems(&g); j++) {
+                assert_true(isfinite(tensor_get(&g, j)));
+                top = fmax(top, fabs(tensor_get(&g, j)));
+            }
+            bool first_res = p->layer == 0 && str_ends(p->key, "alpha_res");
+            if (!(top > (first_res ? -1 : 0)))
+                fail_msg("%s: %s gets no gradient", models[i], p->key);
+            if (first_res)
+                assert_true(top < 1e-3);
+        }
+        tiny_close(&t);
+    }
+}
+
+/* Layers of a kind in one group, which share a number in the keys, have a mapping each. */
+static void layers_of_a_group_have_a_mapping_each(void **state)
+{
+    (void)state;
+    struct tiny t;
+    struct tensor v;
+    tiny_open(&t, "model.pattern=[G*-E] model.mhc_streams=2 model.gdn_value_heads=2 model.gdn_key_dim=4 model.gdn_value_dim=4", DEV_REF, 1);
+    static const char *const modules[] = {"self_attention", "self_attention_hyper_connection_2", "mlp", "mlp_hyper_connection_2"};
+    for (int i = 0; i < countof(modules); i++) {
+        char key[128];
+        snprintf(key, sizeof key, "decoder.layers.0.%s%s.mapping_proj.weight", modules[i], i % 2 ? "" : "_hyper_connection");
+        assert_int_equal(find_param(&t, key, &v)->layer, i);
+    }
+    tiny_close(&t);
+}
+
 /* ---- recompute ------------------------------------------------------------------------------------------------------ */
 
 struct outcome {
@@ -151,6 +270,106 @@ static void streams_between_block_borders_are_dropped_and_no_others(void **state
         seen++;
     }
     assert_int_equal(seen, 7);
+    tiny_close(&t);
+}
+
+/* Bytes and number of saved slots with this tag, read from what `braid plan` prints. */
+static void printed(const struct tiny *t, const char *tag, double *bytes, int *count)
+{
+    struct buf b;
+    char line[64];
+    buf_init(&b, 0);
+    plan_print_memory(&t->train.p, &b);
+    snprintf(line, sizeof line, "\n%s ", tag);
+    const char *at = strstr(b.text, line);
+    *bytes = 0;
+    *count = 0;
+    if (at != NULL) {
+        char unit[16];
+        assert_int_equal(sscanf(at + strlen(line), "%lf %15s %d", bytes, unit, count), 3);
+        *bytes *= strcmp(unit, "GiB") == 0 ? 1 << 30 : strcmp(unit, "MiB") == 0 ? 1 << 20 : strcmp(unit, "KiB") == 0 ? 1 << 10 : 1;
+    }
+    buf_release(&b);
+}
+
+/* mhc.md, 4.5. With recompute in blocks of r sublayers: n C a token for each block (and for the last combine, which is
+ * kept), C for each output, the coefficients; the rest only while a block is worked on, (n + 2) C for each of its
+ * sublayers. */
+static void plans_show_the_memory_the_specification_predicts(void **state)
+{
+    (void)state;
+    enum { LAYERS = 12, WIDTH = 128, ROWS = 4 * 64 };
+    static const int64_t sizes[] = {0, 1, 2, 3, 4, 6, 12, -1};
+    static const int64_t streams[] = {2, 4};
+    for (int k = 0; k < countof(streams); k++) {
+        int64_t n = streams[k], unit = ROWS * WIDTH * (int64_t)sizeof(float), plain_work = 0, plain_frame = 0;
+        for (int i = 0; i < countof(sizes); i++) {
+            char options[256], block[16];
+            struct tiny t;
+            int64_t r = sizes[i] == -1 ? mhc_block_layers(n, LAYERS) : sizes[i];
+            snprintf(block, sizeof block, sizes[i] == 0 ? "off" : sizes[i] == -1 ? "auto" : "%d", (int)sizes[i]);
+            snprintf(options, sizeof options, "model.pattern=------------ model.hidden=%d model.ffn=64 model.mhc_streams=%d train.seq=64 train.micro_batch=4 "
+                     "plan.recompute_block=%s %s", WIDTH, (int)n, block, r > 0 ? "plan.recompute=joint.norm" : "");
+            tiny_open(&t, options, DEV_CPU, 1);
+            double stream_bytes, norm_bytes, coef_bytes, out_bytes;
+            int stream_count, norm_count, coef_count, out_count;
+            printed(&t, "joint.stream", &stream_bytes, &stream_count);
+            printed(&t, "joint.norm", &norm_bytes, &norm_count);
+            printed(&t, "joint.coef", &coef_bytes, &coef_count);
+            printed(&t, "mlp.out", &out_bytes, &out_count);
+            int64_t kept = r > 0 ? ceil_div(LAYERS, r) + 1 : LAYERS + 1;
+            assert_int_equal(stream_count, kept);
+            assert_true(fabs(stream_bytes - (double)(kept * n * unit)) < 0.01 * stream_bytes); /* printed with three digits */
+            assert_int_equal(norm_count, r > 0 ? 0 : LAYERS); /* the head is done with the last one in the forward half */
+            assert_true(out_count == LAYERS && coef_count == LAYERS);
+            assert_true(fabs(coef_bytes - (double)(LAYERS * ROWS * mhc_logits(n) * (int64_t)sizeof(float))) < 0.01 * coef_bytes);
+            /* Exactly, and against the plan without recompute. */
+            if (r == 0) {
+                plain_work = t.train.p.work_bytes;
+                plain_frame = t.train.p.frame_bytes;
+            } else {
+                assert_int_equal(plain_frame - t.train.p.frame_bytes, (LAYERS + 1 - kept) * n * unit + LAYERS * unit);
+                assert_in_range(t.train.p.work_bytes, plain_work, plain_work + (n + 2) * unit * r);
+                if (r > 1 && r < LAYERS)
+                    assert_true(t.train.p.frame_bytes + t.train.p.work_bytes < plain_frame + plain_work);
+            }
+            for (int a = 0; a < ARENA_COUNT; a++)
+                assert_int_equal(t.m.mem.planned[a], t.m.mem.allocated[a]);
+            tiny_close(&t);
+        }
+    }
+}
+
+static void recompute_of_eight_layers_lowers_the_peak(void **state)
+{
+    (void)state;
+    int64_t peak[3];
+    static const char *const policies[] = {"", "plan.recompute=mhc plan.recompute_block=2", "plan.recompute=mhc plan.recompute_block=4"};
+    for (int i = 0; i < 3; i++) {
+        char options[256];
+        struct tiny t;
+        snprintf(options, sizeof options, "model.pattern=*-*-*-*-*-*-*-*- model.hidden=128 model.heads=4 model.ffn=128 model.mhc_streams=4 train.seq=64 "
+                 "train.micro_batch=4 %s", policies[i]);
+        tiny_open(&t, options, DEV_CPU, 1);
+        peak[i] = t.train.p.frame_bytes + t.train.p.work_bytes;
+        tiny_close(&t);
+    }
+    assert_true(peak[1] < peak[0] && peak[2] < peak[1]);
+}
+
+/* As in Megatron: without a number of layers the whole stack is one block, and its last combine is kept. */
+static void the_name_mhc_drops_all_streams_but_the_ends(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tiny_open(&t, "model.pattern=*-*- model.mhc_streams=2 plan.recompute=mhc", DEV_REF, 1);
+    for (int s = 0; s < t.train.g.n_slots; s++) {
+        const struct slot *slot = &t.train.g.slots[s];
+        if (strcmp(slot->tag, "joint.stream") == 0)
+            assert_int_equal(slot->dropped, slot->layer > 0 && slot->layer < 4);
+        else
+            assert_int_equal(slot->dropped, strcmp(slot->tag, "joint.norm") == 0);
+    }
     tiny_close(&t);
 }
 
@@ -258,6 +477,55 @@ static void impossible_options_are_refused(void **state)
     refused("plan.recompute_block", "2", "needs model.mhc_streams");
     refused("plan.recompute_block", "0", "off, auto or a number");
     refused("plan.recompute_block", "on", "off, auto or a number");
+    refused("plan.recompute_block", "-1", "off, auto or a number");
+    refused("plan.recompute_block", "2.5", "off, auto or a number");
+    refused("plan.recompute", "mhc", "need model.mhc_streams");
+    refused("plan.mhc_fused", "on", "need model.mhc_streams");
+    refused("plan.recompute_granularity", "some", "selective");
+    refused("model.mhc_streams", "17", "mhc_streams");
+}
+
+/* Unknown recompute names are answered with those of the model, hyper-connections included. */
+static void unknown_recompute_names_are_answered_with_the_valid_ones(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"joint.streams", "mla_up_proj", "jnt.*"};
+    for (int i = 0; i < countof(names); i++) {
+        char options[128];
+        struct tiny t = {0};
+        struct model_plan_opts o = {.name = "train", .mode = BUILD_TRAIN, .batch = 2, .seq = 8};
+        snprintf(options, sizeof options, "model.mhc_streams=2 plan.recompute=norm,%s", names[i]);
+        tiny_config(&t.c, options);
+        assert_ok(dev_open(&t.dev, DEV_REF, 1, &t.e), &t.e);
+        assert_ok(model_init(&t.m, &t.c, &t.dev, &t.e), &t.e);
+        assert_fails(model_plan_build(&t.m, &t.train, &o, &t.e), ST_USAGE, &t.e, names[i]);
+        assert_non_null(strstr(t.e.hint, "joint.stream, joint.norm"));
+        assert_non_null(strstr(t.e.hint, "mlp.act"));
+        model_plan_release(&t.train);
+        model_release(&t.m);
+        dev_close(&t.dev);
+        config_release(&t.c);
+    }
+}
+
+static void help_says_what_streams_cost(void **state)
+{
+    (void)state;
+    struct buf b;
+    buf_init(&b, 0);
+    config_help(&b, "model");
+    for (size_t i = 0; i < b.len; i++) /* lines are wrapped */
+        b.text[i] = b.text[i] == '\n' ? ' ' : b.text[i];
+    char *text = b.text, *out = text;
+    for (const char *p = text; *p != '\0'; p++)
+        if (*p != ' ' || out == text || out[-1] != ' ')
+            *out++ = *p;
+    *out = '\0';
+    static const char *const says[] = {"what pipeline stages send each other grow n-fold", "plan.recompute_block gives memory back"};
+    for (int i = 0; i < countof(says); i++)
+        if (strstr(b.text, says[i]) == NULL)
+            fail_msg("help does not say '%s'", says[i]);
+    buf_release(&b);
 }
 
 static void both_upstream_spellings_are_understood(void **state)
@@ -276,6 +544,23 @@ static void both_upstream_spellings_are_understood(void **state)
         assert_true(c.model.mhc_streams == 8 && c.model.mhc_iterations == 7);
         config_release(&c);
     }
+    /* A whole command line of upstream's. */
+    static char words[][40] = {"--enable-hyper-connections", "--num-residual-streams", "4", "--mhc-init-gating-factor", "0.02", "--use-fused-mhc",
+                               "--recompute-granularity", "selective", "--recompute-modules", "core_attn", "mhc", "--mhc-recompute-layer-num", "2"};
+    char *argv[countof(words)];
+    for (int i = 0; i < countof(words); i++)
+        argv[i] = words[i];
+    struct config whole;
+    struct err e = {0};
+    struct config_args args = {0};
+    assert_ok(config_init(&whole, &e), &e);
+    assert_ok(config_parse_args(&whole, countof(words), argv, &args, &e), &e);
+    assert_ok(config_finish(&whole, &e), &e);
+    assert_true(whole.model.mhc_streams == 4 && whole.model.mhc_gating == 0.02 && whole.plan.mhc_fused);
+    assert_string_equal(whole.plan.recompute, "core_attn mhc");
+    assert_string_equal(whole.plan.recompute_block, "2");
+    assert_int_equal(whole.plan.recompute_granularity, CFG_GRANULARITY_SELECTIVE);
+    config_release(&whole);
     struct config c;
     tiny_config(&c, "model.mhc=on");
     assert_int_equal(c.model.mhc_streams, 4);
@@ -290,14 +575,23 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters_have_megatron_keys_shapes_and_initial_values),
         cmocka_unit_test(streams_are_expanded_and_contracted_exactly_once),
+        cmocka_unit_test(prediction_depths_import_the_uncontracted_streams),
+        cmocka_unit_test(prediction_depths_see_every_stream),
+        cmocka_unit_test(every_parameter_gets_a_gradient),
+        cmocka_unit_test(layers_of_a_group_have_a_mapping_each),
         cmocka_unit_test(recompute_in_blocks_does_not_change_a_bit),
         cmocka_unit_test(streams_between_block_borders_are_dropped_and_no_others),
+        cmocka_unit_test(plans_show_the_memory_the_specification_predicts),
+        cmocka_unit_test(recompute_of_eight_layers_lowers_the_peak),
+        cmocka_unit_test(the_name_mhc_drops_all_streams_but_the_ends),
         cmocka_unit_test(whole_stacks_can_be_recomputed_from_the_embedding),
         cmocka_unit_test(the_block_that_needs_least_memory_is_chosen),
         cmocka_unit_test(threads_do_not_change_a_bit),
         cmocka_unit_test(evaluation_agrees_with_training_and_between_devices),
         cmocka_unit_test(health_numbers_are_sane_at_the_start),
         cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(unknown_recompute_names_are_answered_with_the_valid_ones),
+        cmocka_unit_test(help_says_what_streams_cost),
         cmocka_unit_test(both_upstream_spellings_are_understood),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -111,6 +111,11 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
         "plan.recompute=mla.latent",
         "plan.recompute=mla.k",
         "plan.recompute=mla.*",
+        "plan.recompute=joint.stream",
+        "plan.recompute=joint.* plan.poison=on plan.random_lanes=6",
+        "plan.recompute_block=2",
+        "plan.recompute_block=3 plan.recompute=full plan.poison=on",
+        "plan.recompute_block=auto plan.recompute=mlp plan.delay_dw=on plan.poison=on",
     };
     for (int k = 0; k < n_models; k++) {
         struct result plain;
@@ -118,9 +123,12 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
         assert_true(isfinite(plain.loss));
         for (int i = 0; i < countof(variants); i++) {
             struct result r;
-            /* A model has attention of one kind, and names of the other mean nothing to it. */
-            bool latent = strchr(models[k], '+') != NULL;
-            if (strstr(variants[i], latent ? "attn." : "mla.") != NULL)
+            /* A model has attention of one kind, and names of the other mean nothing to it; only
+             * hyper-connections can make streams again. */
+            bool latent = strchr(models[k], '+') != NULL, wide = strstr(models[k], "mhc_streams") != NULL;
+            bool streams = strstr(variants[i], "stream") != NULL || strstr(variants[i], "block") != NULL ||
+                           strstr(variants[i], "joint.*") != NULL;
+            if (strstr(variants[i], latent ? "attn." : "mla.") != NULL || (streams && !wide))
                 continue;
             result_of(&r, models[k], variants[i], kind, 1, 4);
             assert_same_bits(&plain, &r, variants[i]);

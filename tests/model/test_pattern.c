@@ -365,27 +365,13 @@ static void groups_whose_keys_would_collide_are_refused(void **state)
                                        "[-E]",  "M/MM",     ""};
     for (int i = 0; i < countof(bad); i++) {
         assert_ok(pattern_parse(&f->p, bad[i], &f->e), &f->e);
-        assert_fails(pattern_check_keys(&f->p, false, &f->e), ST_USAGE, &f->e, "under one number");
+        assert_fails(pattern_check_keys(&f->p, &f->e), ST_USAGE, &f->e, "under one number");
     }
     assert_non_null(strstr(f->e.msg, "decoder.layers.2 would"));
     assert_non_null(strstr(f->e.msg, "at position 7"));
     for (int i = 0; i < countof(good); i++) {
         assert_ok(pattern_parse(&f->p, good[i], &f->e), &f->e);
-        assert_ok(pattern_check_keys(&f->p, false, &f->e), &f->e);
-    }
-    /* Hyper-connections have one set of names for attention and its like, one for MLP and its like.
-     */
-    static const struct {
-        const char *text;
-        int status;
-    } mhc[] = {{"[M*E]", ST_OK}, {"[G*E]", ST_USAGE},
-               {"[-E]", ST_USAGE},
-               {"[G*]", ST_USAGE},
-               {"[D-][M-][+E]", ST_OK},
-               {"M*-E", ST_OK}};
-    for (int i = 0; i < countof(mhc); i++) {
-        assert_ok(pattern_parse(&f->p, mhc[i].text, &f->e), &f->e);
-        assert_int_equal(pattern_check_keys(&f->p, true, &f->e), mhc[i].status);
+        assert_ok(pattern_check_keys(&f->p, &f->e), &f->e);
     }
 }
 
@@ -546,6 +532,88 @@ static void ratio_options_make_the_pattern_and_survive_a_resume(void **state)
     buf_release(&text);
 }
 
+/* The pattern after finishing a config with these words of a command line; or the rule that is broken. */
+static void assert_depths(const char *const *words, int n, const char *pattern, const char *rule)
+{
+    struct config c;
+    struct config_args args = {0};
+    struct err e = {0};
+    char copy[8][64], *argv[8];
+    for (int i = 0; i < n; i++) {
+        snprintf(copy[i], sizeof copy[i], "%s", words[i]);
+        argv[i] = copy[i];
+    }
+    assert_ok(config_init(&c, &e), &e);
+    assert_ok(config_parse_args(&c, n, argv, &args, &e), &e);
+    if (rule != NULL) {
+        assert_fails(config_finish(&c, &e), ST_USAGE, &e, rule);
+    } else {
+        assert_ok(config_finish(&c, &e), &e);
+        assert_string_equal(c.model.pattern, pattern);
+        assert_ok(config_finish(&c, &e), &e); /* a second time changes nothing */
+        assert_string_equal(c.model.pattern, pattern);
+    }
+    config_release(&c);
+}
+
+static void separate_depth_options_become_part_of_the_pattern(void **state)
+{
+    (void)state;
+#define WORDS(...) (const char *const[]){__VA_ARGS__}, countof(((const char *const[]){__VA_ARGS__}))
+    assert_depths(WORDS("--hybrid-layer-pattern", "M*M*", "--mtp-num-layers", "2", "--mtp-hybrid-override-pattern", "MM"),
+                  "M*M*/MM/MM", NULL);
+    assert_depths(WORDS("--hybrid-override-pattern=M-M-|M-M*-", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*E"),
+                  "M-M-|M-M*-/*E", NULL);
+    assert_depths(WORDS("--num-layers=4", "--hybrid-attention-ratio=0.5", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*-"),
+                  "M**M/*-", NULL);
+    assert_depths(WORDS("--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*-"), "*-*-/*-", NULL);
+    assert_depths(WORDS("--hybrid-layer-pattern=M*/MM/MM", "--mtp-num-layers=1"), "M*/MM/MM", NULL); /* the pattern wins */
+    assert_depths(WORDS("--hybrid-layer-pattern=M*/MM", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=M*"), NULL,
+                  "pattern-or-mtp-pattern");
+    assert_depths(WORDS("--hybrid-layer-pattern=M*", "--mtp-num-layers=1"), NULL, "mtp-layers-need-pattern");
+    assert_depths(WORDS("--hybrid-layer-pattern=M*", "--mtp-hybrid-override-pattern=MM"), NULL, "mtp-pattern-needs-layers");
+    assert_depths(WORDS("--mtp-num-layers=1", "--mtp-hybrid-override-pattern=M/M"), NULL, "mtp-pattern-is-one-depth");
+    /* Both spellings of the pattern are one option. */
+    struct config c;
+    struct config_args args = {0};
+    struct err e = {0};
+    char a[] = "--hybrid-layer-pattern=M*", b[] = "--hybrid-override-pattern=M*";
+    assert_ok(config_init(&c, &e), &e);
+    assert_fails(config_parse_args(&c, 2, (char *const[]){a, b}, &args, &e), ST_USAGE, &e, "model.pattern");
+    config_release(&c);
+#undef WORDS
+}
+
+static void separate_depth_options_survive_a_resume(void **state)
+{
+    (void)state;
+    static const char *const options[] = {
+        "model.pattern=M* model.mtp_layers=2 model.mtp_pattern=*-",
+        "model.layers=4 model.attn_ratio=0.5 model.mtp_layers=1 model.mtp_pattern=*",
+        "model.mtp_layers=1 model.mtp_pattern=*E",
+    };
+    static const char *const patterns[] = {"M*/*-/*-", "M**M/*", "*-*-/*E"};
+    for (int i = 0; i < countof(options); i++)
+        for (int said = 0; said < 2; said++) { /* again on the command line, or left to the checkpoint */
+            struct config c, again;
+            struct err e = {0};
+            struct buf text;
+            buf_init(&text, 0);
+            assert_ok(config_init(&c, &e), &e);
+            assert_ok(tiny_set(&c, options[i], &e), &e);
+            assert_ok(config_finish(&c, &e), &e);
+            config_write(&c, &text, false);
+            assert_ok(config_init(&again, &e), &e);
+            assert_ok(tiny_set(&again, said ? options[i] : "", &e), &e);
+            assert_ok(config_load_saved(&again, text.text, text.len, "ck", CFG_SAVED_ALL, NULL, &e), &e);
+            assert_ok(config_finish(&again, &e), &e);
+            assert_string_equal(again.model.pattern, patterns[i]);
+            config_release(&again);
+            config_release(&c);
+            buf_release(&text);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -568,6 +636,8 @@ int main(void)
         cmocka_unit_test(the_stack_is_drawn),
         cmocka_unit_test(ratios_become_patterns),
         cmocka_unit_test(ratio_options_make_the_pattern_and_survive_a_resume),
+        cmocka_unit_test(separate_depth_options_become_part_of_the_pattern),
+        cmocka_unit_test(separate_depth_options_survive_a_resume),
     };
     return cmocka_run_group_tests_name("pattern", tests, NULL, NULL);
 }

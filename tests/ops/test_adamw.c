@@ -134,6 +134,47 @@ static void unusable_numbers_are_refused_before_writing(void **state)
     }
 }
 
+/* Parameters of one call, each with its own decay and a copy, end up as after calls of their own. */
+static void several_parameters_go_as_one_by_one(void **state)
+{
+    (void)state;
+    enum { N = 7, PARTS = 3 };
+    static const double decays[PARTS] = {0.25, 0, 0.5};
+    float p[2][PARTS][N], m[2][PARTS][N], v[2][PARTS][N], copy[2][PARTS][N], g[PARTS][N];
+    double hyper[8] = {lr, 1 - beta1, 1 - beta2}, scale[4] = {0, 0.5, 0, 0};
+    struct dev dev;
+    assert_ok(dev_open(&dev, DEV_CPU, 0, &error), &error);
+    struct lane lane = {.dev = &dev, .err = &error};
+    for (int k = 0; k < PARTS * N; k++) {
+        g[k / N][k % N] = (float)rng_normal(5, (uint64_t)k);
+        for (int way = 0; way < 2; way++) {
+            p[way][k / N][k % N] = (float)(k + 1);
+            m[way][k / N][k % N] = v[way][k / N][k % N] = 0.5f;
+            copy[way][k / N][k % N] = NAN;
+        }
+    }
+    for (int way = 0; way < 2; way++) {
+        struct adamw_part part[PARTS];
+        for (int k = 0; k < PARTS; k++)
+            part[k] = (struct adamw_part){tensor_1d(p[way][k], DT_F32, N), tensor_1d(g[k], DT_F32, N), tensor_1d(m[way][k], DT_F32, N),
+                                          tensor_1d(v[way][k], DT_F32, N), tensor_1d(copy[way][k], DT_F32, N), decays[k]};
+        int calls = way == 0 ? 1 : PARTS;
+        for (int k = 0; k < calls; k++) {
+            struct adamw_args a = {.p = part[k].p, .g = part[k].g, .m = part[k].m, .v = part[k].v, .copy = part[k].copy, .decay = part[k].decay,
+                                   .hyper = tensor_1d(hyper, DT_F64, 8), .scale = tensor_1d(scale, DT_F64, 4), .beta1 = beta1, .beta2 = beta2,
+                                   .eps = 1e-8, .more = part + 1, .n_more = way == 0 ? PARTS - 1 : 0};
+            assert_ok(ops_for(&dev)->adamw(&lane, &a), &error);
+        }
+    }
+    assert_memory_equal(p[0], p[1], sizeof p[0]);
+    assert_memory_equal(m[0], m[1], sizeof m[0]);
+    assert_memory_equal(v[0], v[1], sizeof v[0]);
+    assert_memory_equal(copy[0], p[0], sizeof p[0]);
+    assert_memory_equal(copy[1], p[1], sizeof p[1]);
+    for (int k = 0; k < PARTS * N; k++)
+        assert_true(p[0][k / N][k % N] != (float)(k + 1));
+}
+
 static void bad_arguments_are_refused(void **state)
 {
     (void)state;
@@ -164,6 +205,17 @@ static void bad_arguments_are_refused(void **state)
     a = good;
     a.decay = NAN;
     assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "decay");
+    a = good;
+    a.copy = tensor_1d(h, DT_F64, 4);
+    assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "tensor copy");
+    a.copy = tensor_1d(h, DT_BF16, 4);
+    assert_ok(adamw_check(&a, &error), &error);
+    a = good;
+    a.n_more = 1;
+    assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "without a list");
+    struct adamw_part more = {.p = good.p, .g = good.g, .m = good.m, .v = tensor_1d(x, DT_F32, 3)};
+    a.more = &more;
+    assert_fails(adamw_check(&a, &error), ST_INVALID, &error, "tensor v is F32 [3]");
 }
 
 int main(void)
@@ -174,6 +226,7 @@ int main(void)
         cmocka_unit_test(the_clip_coefficient_scales_the_gradient),
         cmocka_unit_test(every_magnitude_of_gradient_moves_the_parameter_alike),
         cmocka_unit_test(unusable_numbers_are_refused_before_writing),
+        cmocka_unit_test(several_parameters_go_as_one_by_one),
         cmocka_unit_test(bad_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -2,6 +2,7 @@
  * all, offsets that lie. */
 #include "support.h"
 
+#include "ops/gmm/gmm_tile.h"
 #include "ops/ops.h"
 
 struct bench {
@@ -129,6 +130,31 @@ static void offsets_that_lie_are_refused(void **state)
 
 #define TEST(f) cmocka_unit_test_setup_teardown(f, open_bench, close_bench)
 
+/* The choice a GPU makes: large tiles where there is work for them, small ones for few rows or narrow outputs. */
+static void tiles_follow_the_shape(void **state)
+{
+    (void)state;
+    struct gmm_shape olmoe = {.rows = 131072, .n = 2048, .groups = 64, .ragged = true}, weights = {.rows = 1024, .n = 2048, .groups = 64};
+    struct gmm_shape few = {.rows = 64, .n = 1024, .groups = 8, .ragged = true}, thin = {.rows = 4096, .n = 128, .groups = 16, .ragged = true};
+    assert_int_equal(gmm_tile_for(&olmoe, 132), GMM_TILE_LARGE);
+    assert_int_equal(gmm_tile_for(&weights, 132), GMM_TILE_LARGE);
+    assert_int_equal(gmm_tile_for(&few, 132), GMM_TILE_SMALL);
+    assert_int_equal(gmm_tile_for(&thin, 132), GMM_TILE_SMALL);
+}
+
+/* However rows fall on the groups (and on none), the bound covers their tiles; here the worst case: one row too many each. */
+static void the_bound_on_tiles_holds(void **state)
+{
+    (void)state;
+    for (enum gmm_tile t = GMM_TILE_SMALL; t < GMM_TILES; t++) {
+        struct gmm_tile_size z = gmm_tile_size(t);
+        struct gmm_shape s = {.rows = 8 * (z.m + 1), .n = z.n + 1, .groups = 7, .ragged = true}; /* seven groups and a tail */
+        assert_true(gmm_tiles_most(&s, t) >= 8 * 2 * 2);
+        struct gmm_shape w = {.rows = z.m + 1, .n = z.n + 1, .groups = 7};
+        assert_int_equal(gmm_tiles_most(&w, t), 7 * 2 * 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -136,6 +162,8 @@ int main(void)
         TEST(an_empty_expert_keeps_its_gradient_or_gets_zeros),
         TEST(no_rows_still_give_every_gradient),
         TEST(offsets_that_lie_are_refused),
+        cmocka_unit_test(tiles_follow_the_shape),
+        cmocka_unit_test(the_bound_on_tiles_holds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

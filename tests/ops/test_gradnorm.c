@@ -55,6 +55,23 @@ static void threads_do_not_change_the_sum(void **state)
     free(x);
 }
 
+static void several_tensors_of_a_call_keep_their_sums_apart(void **state)
+{
+    (void)state;
+    float x[3][3] = {{3, 4, 0}, {1, 2, 2}, {12, 5, 0}};
+    double out[3] = {-1, -1, -1}, work[3];
+    struct dev dev;
+    assert_ok(dev_open(&dev, DEV_CPU, 0, &error), &error);
+    struct lane lane = {.dev = &dev, .err = &error};
+    const struct tensor more[] = {tensor_1d(x[1], DT_F32, 3), tensor_1d(x[2], DT_F32, 2)};
+    struct sqnorm_args a = {.x = tensor_1d(x[0], DT_F32, 3), .out = tensor_1d(out, DT_F64, 3), .work = tensor_1d(work, DT_U8, sizeof work),
+                            .more = more, .n_more = 2};
+    assert_ok(ops_for(&dev)->sqnorm(&lane, &a), &error);
+    assert_true(out[0] == 25 && out[1] == 9 && out[2] == 169);
+    a.out = tensor_1d(out, DT_F64, 2);
+    assert_fails(ops_for(&dev)->sqnorm(&lane, &a), ST_INVALID, &error, "out is F64 [2]");
+}
+
 static void non_finite_input_gives_a_non_finite_sum(void **state)
 {
     (void)state;
@@ -148,6 +165,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(squares_are_summed_in_double),
         cmocka_unit_test(threads_do_not_change_the_sum),
+        cmocka_unit_test(several_tensors_of_a_call_keep_their_sums_apart),
         cmocka_unit_test(non_finite_input_gives_a_non_finite_sum),
         cmocka_unit_test(clip_follows_the_rule_on_both_devices),
         cmocka_unit_test(a_non_finite_norm_or_loss_skips),

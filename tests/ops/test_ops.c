@@ -19,6 +19,8 @@ static void gradients_match_central_differences(void **state)
     for (int i = 0; i < n; i++) {
         for (int s = 0; wanted(all[i]) && s < all[i]->n_samples; s++) {
             struct op_check_result r;
+            if (op_sample_flag(&all[i]->samples[s], "gpu"))
+                continue;
             assert_ok(op_gradcheck(all[i], &all[i]->samples[s], 11, &r, &e), &e);
             if (r.worst > 1e-6)
                 fail_msg("%s '%s': relative error %g at %s", all[i]->name, all[i]->samples[s].text, r.worst, r.where);
@@ -41,6 +43,8 @@ static void cpu_agrees_with_the_reference(void **state)
     for (int i = 0; i < n; i++) {
         for (int s = 0; wanted(all[i]) && s < all[i]->n_samples; s++) {
             const struct ops *ops;
+            if (op_sample_flag(&all[i]->samples[s], "gpu"))
+                continue;
             for (int v = 0; (ops = ops_cpu_variant(v)) != NULL; v++) {
                 struct op_check_result r;
                 assert_ok(op_compare(all[i], &all[i]->samples[s], &dev, ops, 5, &r, &e), &e);
@@ -66,6 +70,8 @@ static void threads_do_not_change_a_bit(void **state)
         for (int s = 0; wanted(all[i]) && s < all[i]->n_samples; s++) {
             struct op_call c[3];
             struct op_block b[3];
+            if (op_sample_flag(&all[i]->samples[s], "gpu"))
+                continue;
             for (int t = 0; t < 3; t++) {
                 assert_ok(dev_open(&dev, DEV_CPU, t + 1, &e), &e);
                 struct lane lane = {.dev = &dev, .err = &e};
@@ -99,7 +105,7 @@ static void samples_name_known_settings(void **state)
             snprintf(copy, sizeof copy, "%s", text);
             for (char *w = strtok_r(copy, " ", &save); w != NULL; w = strtok_r(NULL, " ", &save)) {
                 w[strcspn(w, "=")] = '\0';
-                bool known = strcmp(w, "strided") == 0;
+                bool known = strcmp(w, "strided") == 0 || strcmp(w, "gpu") == 0;
                 for (int j = 0; j < n && !known; j++) {
                     struct op_call c = {.desc = all[j]};
                     if (all[j] != NULL && all[j]->samples == all[i]->samples)

@@ -100,7 +100,7 @@ static void planned_bytes_are_allocated_bytes(void **state)
     struct trainer t, dry;
     playground_open(&pg);
     run_config(&c, &pg, "");
-    assert_ok(trainer_plan(&dry, &c, &e), &e);
+    assert_ok(trainer_plan(&dry, &c, false, &e), &e);
     assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
     for (int a = 0; a < ARENA_COUNT; a++) {
         assert_null(dry.model.mem.base[a]); /* a dry run takes nothing */

@@ -118,6 +118,58 @@ static void gradients_equal_differences_for_every_option(void **state)
         check_model(models[i]);
 }
 
+/* Stacks of several kinds, with dropout, biases and the losses of routers at once. */
+static void gradients_of_hybrid_stacks_equal_differences(void **state)
+{
+    (void)state;
+#define MAMBA "model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 "
+#define DELTA "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 model.gdn_chunk=3 "
+#define LATENT "model.mla_kv_rank=12 model.mla_q_rank=10 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
+#define EXPERTS "model.experts=4 model.expert_bias=on model.aux_loss=0.3 model.seq_aux_loss=0.2 model.global_aux_loss=0.1 model.router_z_loss=0.1 "
+#define ALL "model.bias=on model.dropout=0.2 "
+    static const char *const stacks[] = {
+        "model.pattern=M*- " MAMBA ALL,
+        "model.pattern=GE " DELTA EXPERTS ALL,
+        "model.pattern=+E " LATENT EXPERTS ALL,
+        "model.pattern=[M*E]M-/*E model.mtp_scale=0.5 " MAMBA EXPERTS ALL,
+        "model.pattern=[M*E]M-/*E model.mtp_scale=0.5 model.router_score=sigmoid model.router_bias=on model.shared_ffn=8 "
+        "data.eod=on data.eod_mask=on " MAMBA EXPERTS ALL,
+        "model.pattern=[GE]|[+E]/+E/+E model.mtp_scale=0.7 model.router_pre_softmax=on " DELTA LATENT EXPERTS ALL,
+    };
+#undef MAMBA
+#undef DELTA
+#undef LATENT
+#undef EXPERTS
+#undef ALL
+    for (int i = 0; i < countof(stacks); i++)
+        check_model(stacks[i]);
+}
+
+/* Hyper-connections over every core, both profiles, several numbers of streams, dropout and biases; with prediction
+ * depths, which read the streams before their contraction. The gating factor is the initial alpha: small ones have
+ * gradients so near 0 that a difference in double cannot tell them. */
+static void gradients_of_streams_equal_differences_over_every_core(void **state)
+{
+    (void)state;
+    static const char *const stacks[] = {
+        "model.pattern=M*G-E model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 "
+        "model.mamba_chunk=3 model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 "
+        "model.gdn_value_dim=4 model.gdn_chunk=3",
+        "model.pattern=+E- model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5",
+        "model.pattern=*-/*- model.mtp_scale=0.5",
+        "model.pattern=-*/*-/*- model.mtp_scale=0.5",
+    };
+    static const int streams[] = {2, 3, 4, 8};
+    for (int i = 0; i < countof(stacks) * countof(streams) * 2; i++) {
+        char options[640];
+        snprintf(options, sizeof options,
+                 "%s model.mhc_streams=%d model.mhc_profile=%c model.mhc_gating=1 model.experts=4 "
+                 "model.dropout=0.1 model.bias=on model.expert_bias=on",
+                 stacks[i / 8], streams[i / 2 % 4], i % 2 ? 's' : 'd');
+        check_model(options);
+    }
+}
+
 /* The check must be able to fail: a plan whose weight gradient lacks one contribution is wrong. */
 static int wrong_dw(const struct step_ctx *c)
 {
@@ -165,6 +217,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_equal_differences_for_every_option),
+        cmocka_unit_test(gradients_of_hybrid_stacks_equal_differences),
+        cmocka_unit_test(gradients_of_streams_equal_differences_over_every_core),
         cmocka_unit_test(a_wrong_gradient_shows),
     };
     return cmocka_run_group_tests_name("gradcheck", tests, NULL, NULL);

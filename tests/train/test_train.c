@@ -58,6 +58,9 @@ static void a_resumed_run_equals_a_straight_one_bit_for_bit(void **state)
         "model.dropout=0.1 run.device=ref model.pattern=*-* model.qk_norm=on model.bias=on");
     resume_equals_straight("model.dropout=0.2 data.eod=on data.eod_mask=on model.vocab=257 "
                            "plan.recompute=full train.schedule=wsd");
+    resume_equals_straight("model.pattern=*-*- model.mhc_streams=4 model.dropout=0.1 plan.recompute_block=2");
+    resume_equals_straight("model.pattern=[*E]-/*-/*- model.mhc_streams=2 model.mhc_profile=s model.experts=4 "
+                           "model.dropout=0.1 plan.recompute=mhc");
 }
 
 /* ---- non-finite values

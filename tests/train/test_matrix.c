@@ -1,0 +1,425 @@
+/* train/: what can be combined with hyper-connections, two things at a time.
+ *
+ * Every model here has residual streams. The features below are combined so that each pair of them is in at least one
+ * model (a cell); each cell is trained for a few steps, with the recompute policy it names and without, and the two
+ * must agree bit for bit: losses, parameters, optimizer state. Pairs that are refused are named, with the reason, and
+ * must be refused. docs/COMPAT.md is this table; the test says when it is out of date.
+ *
+ *   test_matrix                          train every cell, compare, compare the table with docs/COMPAT.md
+ *   test_matrix --write docs/COMPAT.md   the same, and write the table */
+#include "run.h"
+
+enum axis { CORE, GROUP, MTP, SHARED, DROPOUT, BIAS, HEAD, ACCUMULATE, ROUTER, GLU, PROFILE, STREAMS, RECOMPUTE, AXES };
+
+struct feature {
+    enum axis axis;
+    const char *code, *name, *options; /* options: as on the command line; for CORE the symbol, for MTP the depths */
+    bool plain;                        /* the absence of a feature: not in the table */
+};
+static const struct feature features[] = {
+    {CORE, "`*`", "attention", "*", false},
+    {CORE, "`M`", "Mamba-2", "M", false},
+    {CORE, "`G`", "gated delta net", "G", false},
+    {CORE, "`+`", "latent attention", "+", false},
+    {CORE, "`-`", "MLP", "-", false},
+    {CORE, "`E`", "mixture of experts", "E", false},
+    {GROUP, "flat", "no groups", "", true},
+    {GROUP, "[ ]", "groups", "", false},
+    {MTP, "mtp0", "no prediction depths", "0", true},
+    {MTP, "mtp1", "one MTP depth", "1", false},
+    {MTP, "mtp2", "two MTP depths", "2", false},
+    {SHARED, "sh0", "no shared expert", "", true},
+    {SHARED, "sh", "shared expert", "model.shared_ffn=8", false},
+    {SHARED, "shg", "gated shared expert", "model.shared_ffn=8 model.shared_gate=on", false},
+    {DROPOUT, "dr0", "no dropout", "", true},
+    {DROPOUT, "drop", "dropout", "model.dropout=0.1", false},
+    {BIAS, "b0", "no biases", "", true},
+    {BIAS, "bias", "biases, experts' too", "model.bias=on model.expert_bias=on", false},
+    {HEAD, "tied", "tied head", "model.tied=on", false},
+    {HEAD, "own", "head of its own", "model.tied=off", false},
+    {ACCUMULATE, "acc0", "one microbatch", "", true},
+    {ACCUMULATE, "acc", "accumulation over 2 microbatches", "train.global_batch=2", false},
+    {ROUTER, "soft", "router: softmax of the chosen", "", false},
+    {ROUTER, "pre", "router: softmax before the choice", "model.router_pre_softmax=on", false},
+    {ROUTER, "sig", "router: sigmoid", "model.router_score=sigmoid model.router_scale=2.5", false},
+    {ROUTER, "sqsp", "router: sqrtsoftplus", "model.router_score=sqrtsoftplus", false},
+    {ROUTER, "rbias", "router: balancing bias", "model.router_score=sigmoid model.router_bias=on", false},
+    {ROUTER, "rgrp", "router: groups of experts", "model.router_groups=2 model.router_group_topk=1", false},
+    {ROUTER, "hash", "router: hash table", "model.router_hash_layers=64", false},
+    {ROUTER, "capp", "router: capacity, by probability", "model.router_capacity=0.7", false},
+    {ROUTER, "capo", "router: capacity, by position", "model.router_capacity=0.7 model.router_drop=position", false},
+    {ROUTER, "jit", "router: input noise", "model.router_jitter=0.1", false},
+    {ROUTER, "aux", "router: all balancing losses", "model.aux_loss=0.1 model.seq_aux_loss=0.1 model.global_aux_loss=0.1 model.router_z_loss=0.01", false},
+    {GLU, "glu0", "halves", "", true},
+    {GLU, "glu", "GLU interleave", "model.glu_interleave=4", false},
+    {PROFILE, "D", "profile D", "model.mhc_profile=d", false},
+    {PROFILE, "S", "profile S", "model.mhc_profile=s", false},
+    {STREAMS, "n2", "2 streams", "model.mhc_streams=2", false},
+    {STREAMS, "n4", "4 streams", "model.mhc_streams=4", false},
+    {RECOMPUTE, "norm", "recompute: norm", "plan.recompute=norm", false},
+    {RECOMPUTE, "jnt", "recompute: joint.\\*", "plan.recompute=joint.*", false},
+    {RECOMPUTE, "catt", "recompute: core_attn", "plan.recompute=core_attn", false},
+    {RECOMPUTE, "mhc", "recompute: mhc", "plan.recompute=mhc", false},
+    {RECOMPUTE, "mlp", "recompute: mlp", "plan.recompute=mlp", false},
+    {RECOMPUTE, "mact", "recompute: moe.act", "plan.recompute=moe.act", false},
+    {RECOMPUTE, "moe", "recompute: moe", "plan.recompute=moe", false},
+    {RECOMPUTE, "full", "recompute: full", "plan.recompute=full", false},
+    {RECOMPUTE, "blk1", "recompute: blocks of 1", "plan.recompute_block=1 plan.recompute=joint.norm", false},
+    {RECOMPUTE, "blk2", "recompute: blocks of 2", "plan.recompute_block=2", false},
+    {RECOMPUTE, "blk3", "recompute: blocks of 3", "plan.recompute_block=3", false},
+    {RECOMPUTE, "auto", "recompute: blocks, automatic", "plan.recompute_block=auto plan.recompute=norm", false},
+    {RECOMPUTE, "f+b2", "recompute: full, blocks of 2", "plan.recompute=full plan.recompute_block=2", false},
+};
+enum { N = countof(features), SLOTS = AXES + 1, MAX_CELLS = 400, STEPS = 3 };
+
+/* Pairs no model can have. */
+static const struct {
+    const char *a, *b, *pattern, *says, *why;
+} refusals[] = {
+    {"`*`", "`+`", "*+", "both Attention and MLA",
+     "a rule of the pattern language, not of this joint: as in Megatron-LM, whether queries and keys come from latents is one "
+     "setting of the whole model, which rotary tables and checkpoint keys follow"},
+};
+
+/* A cell: one feature of each axis, and of cores two (slot AXES is the second). */
+struct cell {
+    int f[SLOTS];
+};
+struct design {
+    struct cell cells[MAX_CELLS];
+    int n;
+    int by[N][N]; /* cell that holds the pair, -1: none */
+};
+
+/* ---- which cells: greedy, each new one covers as many pairs as it can ------------------------------------------- */
+
+static enum axis axis_of(int slot) { return slot == AXES ? CORE : (enum axis)slot; }
+
+static int refused(int a, int b)
+{
+    for (int i = 0; i < countof(refusals); i++) {
+        const char *x = refusals[i].a, *y = refusals[i].b;
+        if ((strcmp(features[a].code, x) == 0 && strcmp(features[b].code, y) == 0) ||
+            (strcmp(features[b].code, x) == 0 && strcmp(features[a].code, y) == 0))
+            return i;
+    }
+    return -1;
+}
+
+/* Must some cell hold both? Two values of one axis exclude each other, except cores. */
+static bool wanted(int a, int b)
+{
+    bool exclusive = features[a].axis == features[b].axis && features[a].axis != CORE;
+    return a != b && !exclusive && !features[a].plain && !features[b].plain && refused(a, b) < 0;
+}
+
+/* Pairs that value v would newly cover beside what the cell has so far; -1: not possible. */
+static int gain(const struct design *d, const struct cell *c, int v)
+{
+    int n = 0;
+    for (int s = 0; s < SLOTS; s++) {
+        if (c->f[s] < 0)
+            continue;
+        if (refused(v, c->f[s]) >= 0)
+            return -1;
+        n += wanted(v, c->f[s]) && d->by[v][c->f[s]] < 0;
+    }
+    return n;
+}
+
+static void fill_slot(const struct design *d, struct cell *c, int slot)
+{
+    int best = -1, most = -1;
+    for (int k = 0; k < N; k++) {
+        int v = (k + d->n) % N; /* ties go round, so that values without a wish take turns */
+        if (features[v].axis != axis_of(slot))
+            continue;
+        int g = gain(d, c, v);
+        if (g > most) {
+            most = g;
+            best = v;
+        }
+    }
+    c->f[slot] = best;
+}
+
+static void note_cell(struct design *d, const struct cell *c)
+{
+    for (int i = 0; i < SLOTS; i++)
+        for (int j = 0; j < SLOTS; j++)
+            if (wanted(c->f[i], c->f[j]) && d->by[c->f[i]][c->f[j]] < 0)
+                d->by[c->f[i]][c->f[j]] = d->n;
+    d->cells[d->n++] = *c;
+}
+
+static void make_design(struct design *d)
+{
+    d->n = 0;
+    memset(d->by, 0xFF, sizeof d->by);
+    for (int a = 0; a < N; a++)
+        for (int b = 0; b < N; b++) {
+            if (!wanted(a, b) || d->by[a][b] >= 0)
+                continue;
+            struct cell c;
+            memset(c.f, 0xFF, sizeof c.f);
+            c.f[features[a].axis] = a;
+            c.f[features[b].axis == features[a].axis ? (int)AXES : (int)features[b].axis] = b;
+            for (int s = 0; s < SLOTS; s++)
+                if (c.f[s] < 0)
+                    fill_slot(d, &c, s);
+            assert_true(d->n < MAX_CELLS);
+            note_cell(d, &c);
+        }
+}
+
+/* ---- a cell's model -------------------------------------------------------------------------------------------- */
+
+static const char *value(const struct cell *c, int slot) { return features[c->f[slot]].options; }
+static bool is(const struct cell *c, int slot, const char *code) { return strcmp(features[c->f[slot]].code, code) == 0; }
+
+/* A layer, or the group it is in: of a mixer with an MLP, of attention with what was asked for. */
+static void add_layer(struct buf *b, char symbol, char attention, bool grouped)
+{
+    if (!grouped)
+        buf_addf(b, "%c", symbol);
+    else if (symbol == '-' || symbol == 'E')
+        buf_addf(b, "[%c%c]", attention, symbol);
+    else
+        buf_addf(b, "[%c-]", symbol);
+}
+
+/* Both cores, then experts: their options then always mean something. What a recompute policy names is there, too. */
+static void pattern_of(const struct cell *c, struct buf *b)
+{
+    char first = value(c, CORE)[0], second = value(c, AXES)[0];
+    char attention = first == '+' || second == '+' ? '+' : '*';
+    bool grouped = is(c, GROUP, "[ ]");
+    add_layer(b, first, attention, grouped);
+    add_layer(b, second, attention, grouped);
+    if (is(c, RECOMPUTE, "catt") && first != attention && second != attention)
+        add_layer(b, attention, attention, grouped);
+    if (is(c, RECOMPUTE, "mlp"))
+        add_layer(b, '-', attention, grouped);
+    add_layer(b, 'E', attention, grouped);
+    for (int k = 0; k < atoi(value(c, MTP)); k++)
+        buf_addf(b, "/%c%c", first, second);
+}
+
+static void options_of(const struct cell *c, bool recompute, struct buf *b)
+{
+    buf_add(b, "model.pattern=");
+    pattern_of(c, b);
+    for (int s = SHARED; s < AXES; s++)
+        if ((s != RECOMPUTE || recompute) && value(c, s)[0] != '\0')
+            buf_addf(b, " %s", value(c, s));
+}
+
+static void cell_config(struct config *c, const struct playground *pg, const struct cell *cell, bool recompute)
+{
+    struct buf b;
+    buf_init(&b, 0);
+    buf_add(&b, "model.hidden=16 model.heads=2 model.ffn=12 model.experts=4 model.mhc_gating=0.5 model.mtp_scale=0.3 model.mhc_iterations=5 "
+                "model.mamba_head_dim=8 model.mamba_state=4 model.mamba_groups=1 model.mamba_chunk=4 model.gdn_value_heads=2 "
+                "model.gdn_key_heads=1 model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=4 model.mla_kv_rank=8 "
+                "model.mla_nope=4 model.mla_rope=2 model.mla_v=4 train.micro_batch=1 train.global_batch=1 train.seq=8 ");
+    options_of(cell, recompute, &b);
+    run_config(c, pg, b.text);
+    buf_release(&b);
+}
+
+struct trained {
+    double loss[STEPS];
+    struct snapshot after;
+    int64_t frame;
+    int replays;
+};
+
+static void train_cell(struct trained *r, const struct playground *pg, const struct cell *cell, bool recompute)
+{
+    struct config c;
+    struct trainer t;
+    struct err e = {0};
+    cell_config(&c, pg, cell, recompute);
+    assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
+    run_steps(&t, STEPS, r->loss);
+    snapshot_take(&r->after, &t);
+    r->frame = t.train.p.frame_bytes;
+    r->replays = t.train.p.n_replays;
+    trainer_close(&t);
+    config_release(&c);
+}
+
+static void check_cell(const struct playground *pg, const struct cell *cell)
+{
+    struct trained off, on;
+    struct buf b;
+    buf_init(&b, 0);
+    options_of(cell, true, &b);
+    train_cell(&off, pg, cell, false);
+    train_cell(&on, pg, cell, true);
+    for (int i = 0; i < STEPS; i++)
+        if (!isfinite(off.loss[i]))
+            fail_msg("%s: the loss is not finite", b.text);
+    if (off.loss[0] == off.loss[STEPS - 1])
+        fail_msg("%s: nothing is learned", b.text);
+    if (memcmp(off.loss, on.loss, sizeof off.loss) != 0 || !snapshot_equal(&off.after, &on.after))
+        fail_msg("%s: recomputing changes the result", b.text);
+    if (off.replays != 0 || on.replays == 0 || on.frame >= off.frame)
+        fail_msg("%s: %d replays, %lld bytes saved instead of %lld", b.text, on.replays, (long long)on.frame, (long long)off.frame);
+    snapshot_free(&off.after);
+    snapshot_free(&on.after);
+    buf_release(&b);
+}
+
+/* ---- the table -------------------------------------------------------------------------------------------------- */
+
+static const char intro[] =
+    "# What works together\n\n"
+    "Generated by `tests/train/test_matrix.c` (`build/tests/train/test_matrix --write docs/COMPAT.md`), which every `./check` runs and\n"
+    "compares with this page. All models have residual streams (`model.mhc_streams`). A number is the cell below that holds both\n"
+    "features. Each cell is trained for a few steps with its recompute policy and without, on the CPU: losses, parameters and\n"
+    "optimizer state must agree bit for bit, the policy must replay something and save less memory.\n\n";
+
+static void print_matrix(const struct design *d, struct buf *out)
+{
+    buf_add(out, "| |");
+    for (int b = 0; b < N; b++)
+        if (!features[b].plain)
+            buf_addf(out, " %s |", features[b].code);
+    buf_add(out, "\n|---|");
+    for (int b = 0; b < N; b++)
+        if (!features[b].plain)
+            buf_add(out, "---|");
+    buf_add(out, "\n");
+    for (int a = 0; a < N; a++) {
+        if (features[a].plain)
+            continue;
+        buf_addf(out, "| %s (%s) |", features[a].name, features[a].code);
+        for (int b = 0; b < N; b++) {
+            if (features[b].plain)
+                continue;
+            int why = refused(a, b);
+            if (a == b || (why < 0 && !wanted(a, b)))
+                buf_add(out, " |");
+            else if (why >= 0)
+                buf_addf(out, " R%d |", why + 1);
+            else
+                buf_addf(out, " %d |", d->by[a][b] + 1);
+        }
+        buf_add(out, "\n");
+    }
+}
+
+static void print_table(const struct design *d, struct buf *out)
+{
+    int pairs = 0;
+    for (int a = 0; a < N; a++)
+        for (int b = 0; b < a; b++)
+            pairs += wanted(a, b);
+    buf_add(out, intro);
+    buf_addf(out, "%d pairs in %d cells; %d refused. Empty: the same feature, or values of one setting.\n\n", pairs, d->n, countof(refusals));
+    print_matrix(d, out);
+    buf_add(out, "\n## Refused\n\n");
+    for (int i = 0; i < countof(refusals); i++)
+        buf_addf(out, "- R%d: %s with %s: %s.\n", i + 1, refusals[i].a, refusals[i].b, refusals[i].why);
+    buf_add(out, "\n## Cells\n\n");
+    for (int i = 0; i < d->n; i++) {
+        struct buf b;
+        buf_init(&b, 0);
+        options_of(&d->cells[i], true, &b);
+        buf_addf(out, "%d. `%s`\n", i + 1, b.text);
+        buf_release(&b);
+    }
+}
+
+/* ---- tests --------------------------------------------------------------------------------------------------------- */
+
+static void every_core_is_in_the_matrix(void **state)
+{
+    (void)state;
+    for (const char *s = "MG*+D-E"; *s != '\0'; s++) {
+        bool listed = false;
+        for (int i = 0; i < N; i++)
+            listed |= features[i].axis == CORE && features[i].options[0] == *s;
+        const struct core_kind *core = core_find(*s);
+        if (core != NULL && core->declare != NULL && !listed)
+            fail_msg("the core '%c' is not in the list of features", *s);
+    }
+}
+
+static void every_pair_trains_and_recomputes_bit_for_bit(void **state)
+{
+    const struct design *d = *state;
+    struct playground pg;
+    playground_open(&pg);
+    for (int i = 0; i < d->n; i++)
+        check_cell(&pg, &d->cells[i]);
+    playground_close(&pg);
+}
+
+static void refused_pairs_are_refused_with_a_reason(void **state)
+{
+    (void)state;
+    for (int i = 0; i < countof(refusals); i++) {
+        struct config c;
+        struct err e = {0};
+        struct dev dev;
+        struct model m;
+        char options[96];
+        snprintf(options, sizeof options, "model.mhc_streams=2 model.pattern=%s", refusals[i].pattern);
+        tiny_config(&c, options);
+        assert_ok(dev_open(&dev, DEV_REF, 1, &e), &e);
+        int st = model_init(&m, &c, &dev, &e);
+        assert_fails(st, st != ST_OK ? st : -1, &e, refusals[i].says);
+        model_release(&m);
+        dev_close(&dev);
+        config_release(&c);
+    }
+}
+
+static void the_page_is_current(void **state)
+{
+    struct buf want;
+    struct err e = {0};
+    char *have = NULL;
+    size_t len;
+    buf_init(&want, 0);
+    print_table(*state, &want);
+    assert_ok(buf_check(&want, &e), &e);
+    assert_ok(file_read("docs/COMPAT.md", 4 << 20, &have, &len, &e), &e);
+    if (strcmp(have, want.text) != 0)
+        fail_msg("docs/COMPAT.md is out of date: run test_matrix --write docs/COMPAT.md");
+    free(have);
+    buf_release(&want);
+}
+
+static int write_page(const struct design *d, const char *path)
+{
+    struct buf b;
+    struct err e = {0};
+    buf_init(&b, 0);
+    print_table(d, &b);
+    int st = buf_check(&b, &e);
+    if (st == ST_OK)
+        st = file_write_atomic(path, b.text, b.len, &e);
+    if (st != ST_OK)
+        err_print(&e, stderr);
+    buf_release(&b);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    static struct design d;
+    make_design(&d);
+    bool write = argc == 3 && strcmp(argv[1], "--write") == 0;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_core_is_in_the_matrix),
+        cmocka_unit_test(refused_pairs_are_refused_with_a_reason),
+        cmocka_unit_test_prestate(every_pair_trains_and_recomputes_bit_for_bit, &d),
+        cmocka_unit_test_prestate(the_page_is_current, &d),
+    };
+    if (write && write_page(&d, argv[2]) != ST_OK)
+        return 1;
+    return cmocka_run_group_tests_name("matrix", tests, NULL, NULL);
+}
