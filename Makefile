@@ -42,7 +42,7 @@ LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call sma
 # CUDA is taken in where nvcc is; CUDA=no leaves it out. cuBLASLt and cuDNN are loaded at run time, so the same
 # binary starts where they are missing. CUDA_ARCHS: 80 is the portable code, 90a adds Hopper's own instructions.
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-CUDA ?= no
+CUDA ?= $(if $(NVCC),yes,no)
 CUDA_ARCHS ?= 80 90a
 ifeq ($(CUDA),yes)
 CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
@@ -97,6 +97,7 @@ help:
 	@echo "make test       build and run all tests (./check does this and more)"
 	@echo "make test-X     tests of one folder, X of: $(FOLDERS)"
 	@echo "make SAN=address,undefined B=build-asan test"
+	@echo "make check-gpu  tests that need a GPU; make gpu-tests only builds them (CARRY=yes: to be run elsewhere)"
 	@echo "make fuzz       fuzz targets (clang); tests/fuzz/run builds and runs them"
 	@echo "make docs       docs/options.md from the option table"
 	@echo "make found      which libraries and compilers were found"
@@ -168,8 +169,10 @@ $(B)/tests/gpu/%: tests/gpu/%.cu $(call libs_for,ops)
 $(B)/tests/gpu/%: tests/gpu/%.c $(call libs_for,cmd)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--start-group $(filter-out $(B)/libcmd.a,$(filter %.a,$^)) -Wl,--end-group $(LIBS)
-.PHONY: gpu-tests
+.PHONY: gpu-tests check-gpu
 gpu-tests: $(GPU_BIN)
+check-gpu: $(B)/braid gpu-tests
+	@tests/gpu/run $(B)
 
 # ---- fuzzers: tests/fuzz/fuzz_<folder>_<what>.c with its corpus in tests/fuzz/corpus/<what> ---------
 # tests/fuzz/run runs them. They need clang: the folders are compiled once more under $(B)/fuzz, with

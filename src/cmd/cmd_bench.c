@@ -8,7 +8,7 @@
 
 static const char usage[] =
     "usage: braid bench [OP] [--seconds=0.3] [--json=FILE]      every op, or those whose name starts with OP\n"
-    "       braid bench train [FILE.ini] [--profile=on] [--section.key=value ...]   whole steps on random tokens\n\n"
+    "       braid bench train [FILE.ini] [--profile=on] [--json=FILE] [--section.key=value ...]   whole steps on random tokens\n\n"
     "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured time.\n"
     "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the last.\n";
 
@@ -118,7 +118,23 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static int print_steps(struct trainer *t, double median, double best, int n, int64_t tokens, struct err *e)
+static int write_json(const struct trainer *t, const char *path, double median, double best, int n, int64_t tokens, int64_t bytes, double flops,
+                      double peak, struct err *e)
+{
+    struct buf out;
+    buf_init(&out, 0);
+    buf_addf(&out, "{\"device\":\"%s\",\"pattern\":\"%s\",\"parameters\":%lld,\"memory_bytes\":%lld,\"steps\":%d,\"ms_per_step\":%.4f,\"best_ms\":%.4f,"
+             "\"tokens_per_second\":%.2f,\"flops_per_step\":%.6g,\"peak_flops\":%.6g,\"mfu\":%.5f}\n", t->dev.name, t->cfg->model.pattern,
+             (long long)param_table_elems(&t->model.params), (long long)bytes, n, median * 1e3, best * 1e3, (double)tokens / median, flops, peak,
+             peak > 0 ? flops / median / peak : 0.0);
+    int st = buf_check(&out, e);
+    if (st == ST_OK)
+        st = file_write_atomic(path, out.text, out.len, e);
+    buf_release(&out);
+    return st;
+}
+
+static int print_steps(struct trainer *t, const char *json_path, double median, double best, int n, int64_t tokens, struct err *e)
 {
     double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq) * (double)tokens, peak = t->peak_flops;
     if (t->dev.kind == DEV_CUDA) {
@@ -130,13 +146,15 @@ static int print_steps(struct trainer *t, double median, double best, int n, int
     int64_t bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
         bytes += t->model.mem.allocated[a];
+    if (json_path != NULL)
+        TRY(write_json(t, json_path, median, best, n, tokens, bytes, flops, peak, e));
     printf("device: %s\nparameters: %lld\nmemory_gib: %.2f\nsteps: %d\nms_per_step: %.2f (best %.2f)\ntokens_per_second: %.1f\n"
            "gflops: %.1f\npercent_of_peak: %.1f\n", t->dev.name, (long long)param_table_elems(&t->model.params), (double)bytes / (1 << 30), n,
            median * 1e3, best * 1e3, (double)tokens / median, flops / median * 1e-9, peak > 0 ? 100 * flops / median / peak : 0.0);
     return ST_OK;
 }
 
-static int time_steps(struct trainer *t, double opened, struct err *e)
+static int time_steps(struct trainer *t, double opened, const char *json_path, struct err *e)
 {
     enum { MAX = 1000, WARM = 2 };
     double seconds[MAX];
@@ -150,7 +168,7 @@ static int time_steps(struct trainer *t, double opened, struct err *e)
             seconds[i - WARM] = r.seconds;
     }
     qsort(seconds, (size_t)n, sizeof seconds[0], ascending);
-    TRY(print_steps(t, seconds[n / 2], seconds[0], n, r.tokens, e));
+    TRY(print_steps(t, json_path, seconds[n / 2], seconds[0], n, r.tokens, e));
     return t->trace ? trace_write(t->trace, t->cfg->plan.trace, e) : ST_OK;
 }
 
@@ -179,7 +197,7 @@ out:
 static int run_train(int argc, char **argv, struct err *e)
 {
     struct config c;
-    struct config_extra extra[] = {{.name = "profile"}};
+    struct config_extra extra[] = {{.name = "profile"}, {.name = "json"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct trainer t = {0};
     bool with_profile = false;
@@ -196,7 +214,7 @@ static int run_train(int argc, char **argv, struct err *e)
         TRY_OUT(config_set(&c, "data.train", path, NULL, e));
     }
     TRY_OUT(trainer_open(&t, &c, NULL, true, e));
-    TRY_OUT(time_steps(&t, opened, e));
+    TRY_OUT(time_steps(&t, opened, extra[1].value, e));
     st = with_profile ? profile(&t, e) : ST_OK;
 out:
     trainer_close(&t);

@@ -3,6 +3,7 @@
 #include "dev/cuda.h"
 
 #include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -169,6 +170,18 @@ static void gpu_capture_free(struct dev *d, void *graph)
         cudaGraphExecDestroy((cudaGraphExec_t)graph);
 }
 
+static void gpu_range_begin(struct dev *d, const char *name)
+{
+    (void)d;
+    nvtxRangePushA(name);
+}
+
+static void gpu_range_end(struct dev *d)
+{
+    (void)d;
+    nvtxRangePop();
+}
+
 static void gpu_close(struct dev *d)
 {
     struct cuda_impl *c = impl_of(d);
@@ -204,6 +217,8 @@ static const struct dev_vt cuda_vt = {
     .capture_end = gpu_capture_end,
     .capture_run = gpu_capture_run,
     .capture_free = gpu_capture_free,
+    .range_begin = gpu_range_begin,
+    .range_end = gpu_range_end,
 };
 
 static int choose_gpu(struct cuda_dev *c, struct err *e)

@@ -49,6 +49,9 @@ struct dev_vt {
     int (*capture_end)(struct dev *d, void **captured, struct err *e);
     int (*capture_run)(struct dev *d, void *captured, struct err *e);
     void (*capture_free)(struct dev *d, void *captured);
+    /* Names what is launched in between, for profilers. */
+    void (*range_begin)(struct dev *d, const char *name);
+    void (*range_end)(struct dev *d);
 };
 
 /* threads 0: all cores this process may use. cuda: bf16. */

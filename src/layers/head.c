@@ -59,7 +59,9 @@ int head_declare(struct build *b, const struct head_io *io)
     }
     m->z_loss = b->cfg->train.z_loss;
     m->scale_index = io->scale_index;
-    m->chunk = b->cfg->train.loss_chunk > 0 ? min_i64(b->cfg->train.loss_chunk, b->rows) : xent_chunk(b->rows, d, vocab);
+    /* On a GPU the op itself knows how many rows its products want. */
+    int64_t automatic = b->dev->kind == DEV_CUDA ? 0 : xent_chunk(b->rows, d, vocab);
+    m->chunk = b->cfg->train.loss_chunk > 0 ? min_i64(b->cfg->train.loss_chunk, b->rows) : automatic;
     struct tensor hs = tensor_2d(NULL, b->dev->real, b->rows, d), ws = tensor_2d(NULL, b->dev->real, vocab, d);
     struct xent_args a = {.h = hs, .w = ws, .label = tensor_1d(NULL, DT_I32, b->rows), .chunk = m->chunk};
     if (training(b)) {

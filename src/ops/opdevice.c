@@ -111,6 +111,57 @@ static bool same_bits(const struct op_call *a, const struct op_call *b)
     return true;
 }
 
+/* Products on another lane, of memory of their own. */
+struct load {
+    void *base;
+    struct gemm_args g;
+    struct lane lane;
+};
+enum { LOAD = 2048 };
+
+static int load_open(struct load *w, struct dev *dev, struct err *e)
+{
+    int64_t bytes = LOAD * LOAD * (int64_t)dtype_bytes(dev->real);
+    *w = (struct load){.lane = {.dev = dev, .index = 1, .err = e}};
+    TRY(dev->vt->alloc(dev, 3 * bytes, &w->base, e));
+    TRY(dev->vt->fill(dev, w->base, 1, 3 * bytes, e));
+    char *at = w->base;
+    w->g = (struct gemm_args){.a = tensor_2d(at, dev->real, LOAD, LOAD), .b = tensor_2d(at + bytes, dev->real, LOAD, LOAD),
+                              .c = tensor_2d(at + 2 * bytes, dev->real, LOAD, LOAD), .alpha = 1};
+    return dev->vt->sync(dev, e);
+}
+
+int op_repeat_gpu(const struct op_desc *d, const struct op_sample *s, struct dev *dev, int times, struct err *e)
+{
+    struct op_call first, again;
+    struct op_block fb = {0}, ab = {0};
+    struct load load = {0};
+    const struct ops *ops = ops_for(dev);
+    bool strided = op_sample_flag(s, "strided");
+    int st;
+    TRY_OUT(op_call_sample(&first, d, s, ops, e));
+    TRY_OUT(op_call_alloc(&first, &fb, 1, strided, e));
+    TRY_OUT(run_there(d, &first, &fb, dev, e));
+    TRY_OUT(load_open(&load, dev, e));
+    for (int k = 0; k < times && st == ST_OK; k++) {
+        TRY_OUT(op_call_sample(&again, d, s, ops, e));
+        TRY_OUT(op_call_alloc(&again, &ab, 1, strided, e));
+        TRY_OUT(ops->gemm(&load.lane, &load.g));
+        TRY_OUT(run_there(d, &again, &ab, dev, e));
+        if (!same_bits(&first, &again))
+            st = err_set(e, ST_INTERNAL, "%s gave other bits in run %d of %d beside other work", d->name, k + 2, times + 1);
+        op_call_free(&ab);
+    }
+out:
+    if (load.base != NULL) {
+        dev->vt->sync(dev, e);
+        dev->vt->free(dev, load.base);
+    }
+    op_call_free(&fb);
+    op_call_free(&ab);
+    return st;
+}
+
 int op_compare_gpu(const struct op_desc *d, const struct op_sample *s, struct dev *dev, uint64_t seed,
                    struct op_check_result *out, struct err *e)
 {

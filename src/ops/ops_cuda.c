@@ -20,6 +20,14 @@
     .router_noise = router_noise_cuda, .router_jitter = router_jitter_cuda, .router_bias = router_bias_cuda, \
     .moeplan = moeplan_cuda, .moeplan_work = moeplan_work_cuda, .permute = permute_cuda, .unpermute = unpermute_cuda, \
     .gmm_fwd = gmm_fwd_cuda, .gmm_bwd = gmm_bwd_cuda, \
+    .mhc_project_fwd = mhc_project_fwd_cuda, .mhc_project_bwd = mhc_project_bwd_cuda, .mhc_project_bwd_work = mhc_project_bwd_work_cuda, \
+    .mhc_gates_fwd = mhc_gates_fwd_cuda, .mhc_gates_bwd = mhc_gates_bwd_cuda, .mhc_sinkhorn_fwd = mhc_sinkhorn_fwd_cuda, \
+    .mhc_sinkhorn_bwd = mhc_sinkhorn_bwd_cuda, .mhc_aggregate_fwd = mhc_aggregate_fwd_cuda, .mhc_aggregate_bwd = mhc_aggregate_bwd_cuda, \
+    .mhc_combine_fwd = mhc_combine_fwd_cuda, .mhc_combine_bwd = mhc_combine_bwd_cuda, .mhc_combine_bwd_work = mhc_combine_bwd_work_cuda, \
+    .mhc_expand_fwd = mhc_expand_fwd_cuda, .mhc_expand_bwd = mhc_expand_bwd_cuda, .mhc_contract_fwd = mhc_contract_fwd_cuda, \
+    .mhc_contract_bwd = mhc_contract_bwd_cuda, .mhc_contract_bwd_work = mhc_contract_bwd_work_cuda, .mhc_boundary_fwd = mhc_boundary_fwd_cuda, \
+    .mhc_boundary_fwd_work = mhc_boundary_fwd_work_cuda, .mhc_boundary_bwd = mhc_boundary_bwd_cuda, .mhc_boundary_bwd_work = mhc_boundary_bwd_work_cuda, \
+    .mhc_boundary_dw = mhc_boundary_dw_cuda, .mhc_boundary_dw_work = mhc_boundary_dw_work_cuda, .mhc_health = mhc_health_cuda, \
     .init = init_cuda, .gemm = gemm_cuda,                                \
     .xent = xent_cuda, .xent_work = xent_work_cuda
 

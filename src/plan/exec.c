@@ -89,7 +89,11 @@ static int run_step(struct exec *x, const struct plan *p, int index, const struc
     lane->err = e;
     const struct step_ctx c = {.ops = x->ops, .lane = lane, .self = node->self, .t = s->t, .add = add, .run = run};
     double begin = x->trace ? time_now() : 0;
+    if (x->dev->vt->range_begin != NULL)
+        x->dev->vt->range_begin(x->dev, node->name);
     int st = ph->fn(&c);
+    if (x->dev->vt->range_end != NULL)
+        x->dev->vt->range_end(x->dev);
     if (st == ST_OK && (x->sync || x->trace))
         st = x->dev->vt->sync(x->dev, e);
     if (x->trace)

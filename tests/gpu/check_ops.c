@@ -2,62 +2,96 @@
  * on a machine with a GPU (make check-gpu). Without one it says so and fails. Prints a line per failure, a line per op,
  * and "N passed, N failed" last.
  *
- *   check_ops [PREFIX]   only ops whose name starts so */
+ *   check_ops [--portable] [--repeat=N] [--samples=N] [PREFIX]
+ *     --portable   the kernels for compute capability 8.0
+ *     --repeat=N   instead: the same call N times beside other work, bits compared
+ *     --samples=N  only the first N samples of each op
+ *     PREFIX       only ops whose name starts so */
 #include "ops/opcheck.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+struct options {
+    bool portable;
+    int repeat, samples;
+    const char *prefix;
+};
 struct tally {
     int passed, failed;
 };
 
-static void check_op(const struct op_desc *d, struct dev *dev, struct tally *total)
+static bool check_sample(const struct op_desc *d, const struct op_sample *s, int number, struct dev *dev, const struct options *o, double *worst)
+{
+    struct op_check_result r = {0};
+    struct err e = {0};
+    int st = o->repeat > 0 ? op_repeat_gpu(d, s, dev, o->repeat, &e) : op_compare_gpu(d, s, dev, 1 + (uint64_t)number, &r, &e);
+    if (st != ST_OK)
+        printf("not ok %s [%s] %s: %s\n", d->name, dtype_name(dev->real), s->text, e.msg);
+    else if (r.worst > 1)
+        printf("not ok %s [%s] %s: error is %.3g of what is allowed, at %s\n", d->name, dtype_name(dev->real), s->text, r.worst, r.where);
+    *worst = r.worst > *worst ? r.worst : *worst;
+    fflush(stdout);
+    return st == ST_OK && r.worst <= 1;
+}
+
+static void check_op(const struct op_desc *d, struct dev *dev, const struct options *o, struct tally *total)
 {
     double worst = 0;
-    int bad = 0;
-    for (int s = 0; s < d->n_samples; s++) {
-        struct op_check_result r;
-        struct err e = {0};
-        int st = op_compare_gpu(d, &d->samples[s], dev, 1 + (uint64_t)s, &r, &e);
-        if (st != ST_OK) {
-            printf("not ok %s [%s] %s: %s\n", d->name, dtype_name(dev->real), d->samples[s].text, e.msg);
-            bad++;
-        } else if (r.worst > 1) {
-            printf("not ok %s [%s] %s: error is %.3g of what is allowed, at %s\n", d->name, dtype_name(dev->real), d->samples[s].text, r.worst, r.where);
-            bad++;
-        }
-        if (st == ST_OK && r.worst > worst)
-            worst = r.worst;
-        fflush(stdout);
-    }
-    printf("%-22s %-5s %3d of %3d samples, worst error %.3f of the allowed\n", d->name, dtype_name(dev->real), d->n_samples - bad, d->n_samples, worst);
-    total->passed += d->n_samples - bad;
+    int bad = 0, n = o->samples > 0 && o->samples < d->n_samples ? o->samples : d->n_samples;
+    for (int s = 0; s < n; s++)
+        bad += !check_sample(d, &d->samples[s], s, dev, o, &worst);
+    if (o->repeat > 0)
+        printf("%-22s %-5s %3d of %3d samples the same %d times\n", d->name, dtype_name(dev->real), n - bad, n, o->repeat);
+    else
+        printf("%-22s %-5s %3d of %3d samples, worst error %.3f of the allowed\n", d->name, dtype_name(dev->real), n - bad, n, worst);
+    total->passed += n - bad;
     total->failed += bad;
+}
+
+static int check_table(const struct options *o, bool fp32, struct tally *total)
+{
+    int n;
+    struct dev dev;
+    struct err e = {0};
+    const struct op_desc *const *all = op_registry(&n);
+    if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32, .portable = o->portable}, 1, &e) != ST_OK) {
+        printf("not ok no GPU: %s\n", e.msg);
+        total->failed++;
+        return 1;
+    }
+    printf("%s\n", dev.name);
+    for (int i = 0; i < n; i++) {
+        if (strncmp(all[i]->name, o->prefix, strlen(o->prefix)) != 0)
+            continue;
+        if (ops_has(ops_for(&dev), all[i]->name)) {
+            check_op(all[i], &dev, o, total);
+        } else {
+            printf("not ok %s [%s]: missing\n", all[i]->name, dtype_name(dev.real));
+            total->failed++;
+        }
+    }
+    dev_close(&dev);
+    return 0;
 }
 
 int main(int argc, char **argv)
 {
-    int n;
+    struct options o = {.prefix = ""};
     struct tally total = {0};
-    const struct op_desc *const *all = op_registry(&n);
-    for (int fp32 = 0; fp32 < 2; fp32++) {
-        struct dev dev;
-        struct err e = {0};
-        if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32 == 1}, 1, &e) != ST_OK) {
-            printf("not ok no GPU: %s\n0 passed, 1 failed\n", e.msg);
-            return 1;
-        }
-        printf("%s\n", dev.name);
-        for (int i = 0; i < n; i++) {
-            if (argc > 1 && strncmp(all[i]->name, argv[1], strlen(argv[1])) != 0)
-                continue;
-            if (ops_has(ops_for(&dev), all[i]->name))
-                check_op(all[i], &dev, &total);
-            else
-                printf("%-22s %-5s missing\n", all[i]->name, dtype_name(dev.real));
-        }
-        dev_close(&dev);
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--portable") == 0)
+            o.portable = true;
+        else if (strncmp(argv[i], "--repeat=", 9) == 0)
+            o.repeat = atoi(argv[i] + 9);
+        else if (strncmp(argv[i], "--samples=", 10) == 0)
+            o.samples = atoi(argv[i] + 10);
+        else
+            o.prefix = argv[i];
     }
+    for (int fp32 = 0; fp32 < 2; fp32++)
+        if (check_table(&o, fp32 == 1, &total) != 0)
+            break;
     printf("%d passed, %d failed\n", total.passed, total.failed);
     return total.failed != 0;
 }

@@ -24,7 +24,8 @@ models=(
     "dense_bias_dropout --model.pattern=*-*- --model.bias=on --model.dropout=0.1 --model.qk_norm=on"
     "mamba --model.pattern=M-M* --model.mamba_heads=4 --model.mamba_head_dim=32 --model.mamba_state=16 --model.mamba_groups=2 --model.mamba_chunk=32"
     "gdn --model.pattern=G-G* --model.gdn_key_heads=2 --model.gdn_value_heads=4 --model.gdn_key_dim=16 --model.gdn_value_dim=32 --model.gdn_chunk=16"
-    "mla --model.pattern=+-+-"
+    "mla --model.pattern=+-+- --model.mla_nope=16 --model.mla_rope=16 --model.mla_v=16 --model.mla_kv_rank=32"
+    "moe_hash --model.pattern=*E*E --model.router_hash_layers=4 --model.experts=4 --model.topk=2 --model.expert_ffn=48 --model.aux_loss=0.01"
     "moe --model.pattern=*E*E --model.experts=4 --model.topk=2 --model.expert_ffn=48 --model.aux_loss=0.01"
     "mhc --model.pattern=*-M- --model.mhc_streams=4 --model.mamba_heads=4 --model.mamba_head_dim=32 --model.mamba_state=16 --model.mamba_groups=2 --model.mamba_chunk=32"
     "all --model.pattern=[M-][*E][G-][*E]/*E --model.experts=4 --model.topk=2 --model.expert_ffn=48 --model.aux_loss=0.01 --model.mhc_streams=2 --model.dropout=0.1 --plan.recompute=joint.* --model.mamba_heads=4 --model.mamba_head_dim=32 --model.mamba_state=16 --model.mamba_groups=2 --model.gdn_key_heads=2 --model.gdn_value_heads=4 --model.gdn_key_dim=16 --model.gdn_value_dim=32"
@@ -55,7 +56,11 @@ for row in "${models[@]}"; do
     train "$name.f32" 50 "${o[@]}" --run.device=cuda --gpu.precision=fp32
     train "$name.b16" 50 "${o[@]}" --run.device=cuda
     f32=$(apart "$name.cpu" "$name.f32") b16=$(apart "$name.cpu" "$name.b16")
-    verdict "$name: fp32 follows the CPU to 1e-4 (apart $f32)" "$(within "$f32" 1e-4)"
+    # Top-k routing may send a token elsewhere when two experts tie to the last digit, and the curves part from there; with
+    # hash routing (moe_hash) both devices route alike.
+    limit=1e-4
+    [ "$name" = moe ] && limit=1e-3
+    verdict "$name: fp32 follows the CPU to $limit (apart $f32)" "$(within "$f32" $limit)"
     verdict "$name: bf16 stays within 1 % (apart $b16)" "$(within "$b16" 1e-2)"
     short=(--train.schedule=constant --run.device=cuda)
     train "$name.once" 20 "${o[@]}" "${short[@]}"

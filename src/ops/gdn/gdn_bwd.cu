@@ -13,9 +13,10 @@ struct scan_bwd_args {
 };
 
 /* One piece with the gradient of the state that leaves it in e: dV, and the gradient of the state that enters. */
-template <int DK> __device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const struct scan_stage<DK> *m,
-                                                            float (&e)[DK / 8][4], const bf16 *d_o, bf16 *dv, bf16 *gradient, int n,
-                                                            bool valid)
+template <int DK>
+__device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const struct scan_stage<DK> *m,
+                                          float (&e)[DK / 8][4], const bf16 *d_o, bf16 *dv, bf16 *gradient, int n,
+                                          bool valid)
 {
     constexpr int LD = DK + 8;
     uint2 values[TILES];
@@ -99,7 +100,8 @@ template <int DK> __device__ __forceinline__ void bwd_piece(const struct scan_bw
     add_rows<DK>(e, high, m->k);
 }
 
-template <int DK> __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_bwd_kernel(const __grid_constant__ struct scan_bwd_args a)
+template <int DK>
+__global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_bwd_kernel(const __grid_constant__ struct scan_bwd_args a)
 {
     struct scan_stage<DK> *stage = (struct scan_stage<DK> *)shared_memory();
     int warp = threadIdx.x / 32, q = threadIdx.x % 4;
@@ -122,19 +124,22 @@ template <int DK> __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_bwd
         store_state<DK>(e, state_at(a.dinit, b, 0, h), a.dinit.n, first, a.g.dk, a.g.dv);
 }
 
-template <int DK> static int launch_scan(struct lane *l, const struct scan_bwd_args *a)
+template <int DK>
+static int launch_scan(struct lane *l, const struct scan_bwd_args *a)
 {
     const int bytes = 2 * (int)sizeof(struct scan_stage<DK>), warps = scan_warps(&a->g);
     NEEDS_SMEM(l, scan_bwd_kernel<DK>, bytes);
-    LAUNCH(l, scan_bwd_kernel<DK>, dim3((unsigned)(a->g.batch * a->g.heads), (unsigned)ceil_div(a->g.dv, warps * 16)), warps * 32,
-           bytes, *a);
+    LAUNCH(l, scan_bwd_kernel<DK>, dim3((unsigned)(a->g.batch * a->g.heads), (unsigned)ceil_div(a->g.dv, warps * 16)),
+           warps * 32, bytes, *a);
     return ST_OK;
 }
 
-/* ---- the head's scalars -------------------------------------------------------------------------------------------- */
+/* ---- the head's scalars --------------------------------------------------------------------------------------------
+ */
 
 /* One warp per head; lane i adds entries i, i + 32, ... from the last, then the lanes are added. */
-__global__ void add_sums_kernel(const float *sums, int64_t n, int heads, float *dA_log, float *ddt_bias, bool acc_A, bool acc_bias)
+__global__ void add_sums_kernel(const float *sums, int64_t n, int heads, float *dA_log, float *ddt_bias, bool acc_A,
+                                bool acc_bias)
 {
     int h = (int)blockIdx.x, lane = threadIdx.x;
     float rate = 0, bias = 0;
@@ -152,8 +157,8 @@ __global__ void add_sums_kernel(const float *sums, int64_t n, int heads, float *
 
 int gdn_add_sums(struct lane *l, const struct gdn_bwd_args *a, const float *sums, int64_t n, int heads)
 {
-    LAUNCH(l, add_sums_kernel, (unsigned)heads, 32, 0, sums, n, heads, (float *)a->dA_log.data, (float *)a->ddt_bias.data,
-           a->acc_dA_log, a->acc_ddt_bias);
+    LAUNCH(l, add_sums_kernel, (unsigned)heads, 32, 0, sums, n, heads, (float *)a->dA_log.data,
+           (float *)a->ddt_bias.data, a->acc_dA_log, a->acc_ddt_bias);
     return ST_OK;
 }
 
@@ -192,8 +197,8 @@ static gdn_states<bf16> dense_states(bf16 *data, const struct gdn_geom *g)
 }
 
 /* The states that enter the pieces: given, or made again from those that enter the chunks. */
-static int piece_states(struct lane *l, const struct gdn_bwd_args *a, const struct gdn_geom *g, const struct bwd_work *w,
-                        gdn_states<bf16> *out)
+static int piece_states(struct lane *l, const struct gdn_bwd_args *a, const struct gdn_geom *g,
+                        const struct bwd_work *w, gdn_states<bf16> *out)
 {
     *out = chunk_states_of<bf16>(&a->states);
     if (g->per_chunk == 1)

@@ -3,9 +3,10 @@
 #include "ops/gdn/gdn_scan.cuh"
 
 /* One piece with the state that enters it in s: the output, and the state that leaves. */
-template <int DK> __device__ __forceinline__ void fwd_piece(const struct gdn_scan_args &a, const struct scan_stage<DK> *m,
-                                                            float (&s)[DK / 8][4], const bf16 *v, bf16 *o, bf16 *state,
-                                                            int64_t state_row, bf16 *piece_state, int n, bool valid)
+template <int DK>
+__device__ __forceinline__ void fwd_piece(const struct gdn_scan_args &a, const struct scan_stage<DK> *m,
+                                          float (&s)[DK / 8][4], const bf16 *v, bf16 *o, bf16 *state, int64_t state_row,
+                                          bf16 *piece_state, int n, bool valid)
 {
     constexpr int LD = DK + 8;
     uint2 values[TILES];
@@ -91,7 +92,8 @@ template <int DK> __device__ __forceinline__ void fwd_piece(const struct gdn_sca
     add_rows<DK>(s, high, m->k);
 }
 
-template <int DK> __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_fwd_kernel(const __grid_constant__ struct gdn_scan_args a)
+template <int DK>
+__global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_fwd_kernel(const __grid_constant__ struct gdn_scan_args a)
 {
     struct scan_stage<DK> *stage = (struct scan_stage<DK> *)shared_memory();
     int warp = threadIdx.x / 32, q = threadIdx.x % 4;
@@ -122,12 +124,13 @@ template <int DK> __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_fwd
         store_state<DK>(s, state_at(a.final, b, 0, h), a.final.n, first, a.g.dk, a.g.dv);
 }
 
-template <int DK> static int launch_scan(struct lane *l, const struct gdn_scan_args *a)
+template <int DK>
+static int launch_scan(struct lane *l, const struct gdn_scan_args *a)
 {
     const int bytes = 2 * (int)sizeof(struct scan_stage<DK>), warps = scan_warps(&a->g);
     NEEDS_SMEM(l, scan_fwd_kernel<DK>, bytes);
-    LAUNCH(l, scan_fwd_kernel<DK>, dim3((unsigned)(a->g.batch * a->g.heads), (unsigned)ceil_div(a->g.dv, warps * 16)), warps * 32,
-           bytes, *a);
+    LAUNCH(l, scan_fwd_kernel<DK>, dim3((unsigned)(a->g.batch * a->g.heads), (unsigned)ceil_div(a->g.dv, warps * 16)),
+           warps * 32, bytes, *a);
     return ST_OK;
 }
 

@@ -1,6 +1,6 @@
-/* gdn backward on CUDA, last kernel: dq, dk, dalpha, dbeta of one piece of one key head, by a block of eight warps. Warp
- * w takes rows 16 (w % 4) and one of two halves (w / 4): of the columns of a product, or, where products are square, of
- * the two there are. What value heads share or add to stays in registers while they are taken in turn. With
+/* gdn backward on CUDA, last kernel: dq, dk, dalpha, dbeta of one piece of one key head, by a block of eight warps.
+ * Warp w takes rows 16 (w % 4) and one of two halves (w / 4): of the columns of a product, or, where products are
+ * square, of the two there are. What value heads share or add to stays in registers while they are taken in turn. With
  * G = dO X^T, H = dV X^T (lower triangles), and S, E the state that enters and the gradient of the one that leaves:
  *   d(q^ k^) = D G,   d(k^ k^) = -D H below the diagonal
  *   dQ^ = diag(e^s) dO S^T + d(q^ k^) K^
@@ -11,9 +11,10 @@
 
 enum { GRAD_WARPS = 8, GRAD_THREADS = GRAD_WARPS * 32 };
 
-/* ROOMY: both states lie side by side, and the products of the keys are kept. Else E takes the place of S after its last
- * use, and every value head makes the products again: for GPUs with less shared memory. */
-template <int DK, int DV, bool ROOMY> struct grad_tiles {
+/* ROOMY: both states lie side by side, and the products of the keys are kept. Else E takes the place of S after its
+ * last use, and every value head makes the products again: for GPUs with less shared memory. */
+template <int DK, int DV, bool ROOMY>
+struct grad_tiles {
     bf16 k[PIECE * (DK + 8)], q[PIECE * (DK + 8)];
     bf16 s[DK * (DV + 8)], e[ROOMY ? DK * (DV + 8) : 8];
     bf16 r[PIECE * (DV + 8)]; /* V, then R */
@@ -52,10 +53,11 @@ __device__ __forceinline__ void put_rows(float *to, int row, float upper, float 
     }
 }
 
-/* c = rows [row, row + 16) of a times the transpose of rows [column, column + 8 N) of b; d the same with e, where there is
- * one. */
-template <int N, int LD, int DEPTH, bool TWO> __device__ __forceinline__ void rows_by_rows(float (&c)[N][4], float (&d)[N][4], const bf16 *a,
-                                                                                           const bf16 *e, int row, const bf16 *b, int column)
+/* c = rows [row, row + 16) of a times the transpose of rows [column, column + 8 N) of b; d the same with e, where there
+ * is one. */
+template <int N, int LD, int DEPTH, bool TWO>
+__device__ __forceinline__ void rows_by_rows(float (&c)[N][4], float (&d)[N][4], const bf16 *a, const bf16 *e, int row,
+                                             const bf16 *b, int column)
 {
 #pragma unroll 2
     for (int k = 0; k < DEPTH; k += 16) {
@@ -77,7 +79,8 @@ template <int N, int LD, int DEPTH, bool TWO> __device__ __forceinline__ void ro
 }
 
 /* Lower triangle of the product of two sets of rows: c[j] for block column j <= block. */
-template <int LD, int DEPTH> __device__ __forceinline__ void triangle(float (&c)[4][2][4], const bf16 *a, const bf16 *b, int block)
+template <int LD, int DEPTH>
+__device__ __forceinline__ void triangle(float (&c)[4][2][4], const bf16 *a, const bf16 *b, int block)
 {
 #pragma unroll 2
     for (int d = 0; d < DEPTH; d += 16) {
@@ -95,8 +98,9 @@ template <int LD, int DEPTH> __device__ __forceinline__ void triangle(float (&c)
 }
 
 /* What a value head needs; E comes by itself, and later. */
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void load_head(struct grad_tiles<DK, DV, ROOMY> *m, const struct gdn_grad_args &a,
-                                                                                int b, int index, struct piece p, int h)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void load_head(struct grad_tiles<DK, DV, ROOMY> *m, const struct gdn_grad_args &a, int b,
+                                          int index, struct piece p, int h)
 {
     int64_t unit = unit_of(a.g, b, index, h);
     load_rows<DV>(m->s, state_at(a.piece_states, b, index, h), a.piece_states.n, a.g.dk, a.g.dv, DK);
@@ -107,15 +111,17 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void load_head(
     load_rows<DV>(m->d_o, view_at(a.d_o, b, p.first, h), a.d_o.s, p.n, a.g.dv, PIECE);
     copy_async_commit();
 }
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void load_gradient(struct grad_tiles<DK, DV, ROOMY> *m, const struct gdn_grad_args &a,
-                                                                                    int b, int index, int h)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void load_gradient(struct grad_tiles<DK, DV, ROOMY> *m, const struct gdn_grad_args &a, int b,
+                                              int index, int h)
 {
     load_rows<DV>(ROOMY ? m->e : m->s, state_at(a.gradients, b, index, h), a.gradients.n, a.g.dk, a.g.dv, DK);
     copy_async_commit();
 }
 
 /* R in place of V, and its products with dV. */
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void make_r(struct grad_tiles<DK, DV, ROOMY> *m, const float *factors, int block, int half)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void make_r(struct grad_tiles<DK, DV, ROOMY> *m, const float *factors, int block, int half)
 {
     constexpr int LD = DV + 8, N = DV / 16;
     int lane = threadIdx.x % 32, row = 16 * block + lane / 4, first = half * (DV / 2) + lane % 4 * 2;
@@ -149,7 +155,8 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void make_r(str
     put_rows(m->value_dot[half], row, upper, lower);
 }
 
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void make_x(struct grad_tiles<DK, DV, ROOMY> *m, int block, int half)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void make_x(struct grad_tiles<DK, DV, ROOMY> *m, int block, int half)
 {
     constexpr int LD = DV + 8, N = DV / 16;
     int lane = threadIdx.x % 32, row = 16 * block + lane / 4, first = half * (DV / 2) + lane % 4 * 2;
@@ -176,8 +183,9 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void make_x(str
 }
 
 /* This thread's part of the lower triangle of q^ k^ (half 0) or k^ k^ (half 1). */
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void make_products(const struct grad_tiles<DK, DV, ROOMY> *m, const float *factors, float (&c)[4][2][4],
-                                                                                    int block, int half)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void make_products(const struct grad_tiles<DK, DV, ROOMY> *m, const float *factors,
+                                              float (&c)[4][2][4], int block, int half)
 {
     int lane = threadIdx.x % 32, row = 16 * block + lane / 4;
     const float *kf = factors + ROW_KF * PIECE, *by_row = half ? kf : factors + ROW_QF * PIECE;
@@ -187,8 +195,9 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void make_produ
     for (int i = 0; i < 32; i++)
         c[i / 8][i / 4 % 2][i % 4] *= f[i / 2 % 2] * kf[i / 4 * 8 + lane % 4 * 2 + i % 2];
 }
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void get_products(const struct grad_tiles<DK, DV, ROOMY> *m, const float *factors, float (&c)[4][2][4],
-                                                                                   int block, int half)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void get_products(const struct grad_tiles<DK, DV, ROOMY> *m, const float *factors,
+                                             float (&c)[4][2][4], int block, int half)
 {
     if (!ROOMY)
         make_products(m, factors, c, block, half);
@@ -198,7 +207,9 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void get_produc
 }
 
 /* G (half 0) or H (half 1) of this warp's rows: to `sum`, the gradient of the products, and to dg. */
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void pairs(struct grad_tiles<DK, DV, ROOMY> *m, const float *factors, float (&sum)[4][2][4], int block, int half)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void pairs(struct grad_tiles<DK, DV, ROOMY> *m, const float *factors, float (&sum)[4][2][4],
+                                      int block, int half)
 {
     int lane = threadIdx.x % 32, row = 16 * block + lane / 4, q = lane % 4;
     float c[4][2][4] = {}, products[4][2][4] = {}, rows[2] = {0, 0};
@@ -234,8 +245,9 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void pairs(stru
 }
 
 /* sum += sign f z, z [16, DK / 2] with row factors f; gives z . rows of `with`. */
-template <int DK> __device__ __forceinline__ void add_scaled(float (&sum)[DK / 16][4], float (&dot)[2], const float (&z)[DK / 16][4],
-                                                             const bf16 *with, const float *factor, float sign, int block, int half)
+template <int DK>
+__device__ __forceinline__ void add_scaled(float (&sum)[DK / 16][4], float (&dot)[2], const float (&z)[DK / 16][4],
+                                           const bf16 *with, const float *factor, float sign, int block, int half)
 {
     constexpr int LD = DK + 8;
     int lane = threadIdx.x % 32, row = 16 * block + lane / 4;
@@ -255,8 +267,9 @@ template <int DK> __device__ __forceinline__ void add_scaled(float (&sum)[DK / 1
 }
 
 /* <E, S>, by warp; E from memory where it has no place of its own. */
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void state_dots(struct grad_tiles<DK, DV, ROOMY> *m, const struct gdn_grad_args &a,
-                                                                                 const bf16 *e)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void state_dots(struct grad_tiles<DK, DV, ROOMY> *m, const struct gdn_grad_args &a,
+                                           const bf16 *e)
 {
     float sum = 0;
     for (int i = (int)threadIdx.x; i < DK * (DV / 8); i += GRAD_THREADS) {
@@ -274,8 +287,9 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void state_dots
 }
 
 /* dalpha, dbeta and the head's sums: by one warp, lane l for rows 2l and 2l + 1. */
-template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void gate_gradients(const struct grad_tiles<DK, DV, ROOMY> *m, const float *factors, const struct gdn_grad_args &a,
-                                                                         int b, int index, struct piece p, int h)
+template <int DK, int DV, bool ROOMY>
+__device__ __forceinline__ void gate_gradients(const struct grad_tiles<DK, DV, ROOMY> *m, const float *factors,
+                                               const struct gdn_grad_args &a, int b, int index, struct piece p, int h)
 {
     int lane = threadIdx.x % 32;
     float through = 0, later[2], inject[2], a_log = 0, dt_bias = 0;
@@ -297,7 +311,7 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void gate_gradi
         before += lane >= d ? y : 0.0f;
     }
     float rest = __shfl_down_sync(0xffffffffu, after, 1), start = __shfl_up_sync(0xffffffffu, before, 1);
-    rest = lane == 31 ? 0.0f : rest;   /* of later rows than this lane's */
+    rest = lane == 31 ? 0.0f : rest;  /* of later rows than this lane's */
     start = lane == 0 ? 0.0f : start; /* of earlier ones */
     float dg[2] = {rest + later[1] + later[0] + start + through, rest + later[1] + start + inject[0] + through};
     for (int e = 0; e < 2; e++) {
@@ -322,8 +336,8 @@ template <int DK, int DV, bool ROOMY> __device__ __forceinline__ void gate_gradi
 
 /* The gradients of the products as four block triangles, ready to meet the rows as they come: by the factor of the
  * column's key, or of the row's query (half 0) or key (half 1). */
-__device__ __forceinline__ void store_squares(uint32_t *squares, const float (&sum)[4][2][4], const float *kf, const float *qf, int block,
-                                              int half)
+__device__ __forceinline__ void store_squares(uint32_t *squares, const float (&sum)[4][2][4], const float *kf,
+                                              const float *qf, int block, int half)
 {
     int lane = threadIdx.x % 32, row = 16 * block + lane / 4, q = lane % 4;
     const float *by_row = half ? kf : qf;
@@ -350,8 +364,9 @@ __device__ __forceinline__ void store_squares(uint32_t *squares, const float (&s
 }
 
 /* c += block times rows [depth, depth + 16) of the tile, columns from `first`. */
-template <int N, int LD> __device__ __forceinline__ void block_by_rows(float (&c)[N][4], const uint32_t (&x)[4], const bf16 *tile,
-                                                                       int depth, int first)
+template <int N, int LD>
+__device__ __forceinline__ void block_by_rows(float (&c)[N][4], const uint32_t (&x)[4], const bf16 *tile, int depth,
+                                              int first)
 {
 #pragma unroll
     for (int n = 0; n < N / 2; n++) {
@@ -364,7 +379,9 @@ template <int N, int LD> __device__ __forceinline__ void block_by_rows(float (&c
 
 /* Gradient d of rows of unit length times scale, to that of the rows as they came, in place of them. factor: f times
  * scale; square: of f over that factor. */
-template <int DK> __device__ __forceinline__ void dot_rows(float *along, const float (&d)[DK / 16][4], const bf16 *tile, int block, int half)
+template <int DK>
+__device__ __forceinline__ void dot_rows(float *along, const float (&d)[DK / 16][4], const bf16 *tile, int block,
+                                         int half)
 {
     int lane = threadIdx.x % 32, row = 16 * block + lane / 4, first = half * (DK / 2) + lane % 4 * 2;
     float upper = 0, lower = 0;
@@ -377,9 +394,10 @@ template <int DK> __device__ __forceinline__ void dot_rows(float *along, const f
     }
     put_rows(along, row, upper, lower);
 }
-template <int DK> __device__ __forceinline__ void through_length(bf16 *tile, const float (&d)[DK / 16][4], const float *along0,
-                                                                 const float *along1, const float *factor, float unscale, int block,
-                                                                 int half)
+template <int DK>
+__device__ __forceinline__ void through_length(bf16 *tile, const float (&d)[DK / 16][4], const float *along0,
+                                               const float *along1, const float *factor, float unscale, int block,
+                                               int half)
 {
     int lane = threadIdx.x % 32, row = 16 * block + lane / 4, first = half * (DK / 2) + lane % 4 * 2;
     float f = factor[row], f8 = factor[row + 8], unit = f * unscale, unit8 = f8 * unscale;
@@ -392,7 +410,8 @@ template <int DK> __device__ __forceinline__ void through_length(bf16 *tile, con
         *at8 = pack2(f8 * (d[n][2] - x8.x * pull8), f8 * (d[n][3] - x8.y * pull8));
     }
 }
-template <int DK> __device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, const bf16 *tile, int n, int width)
+template <int DK>
+__device__ __forceinline__ void store_rows(bf16 *to, int64_t stride, const bf16 *tile, int n, int width)
 {
     for (int i = (int)threadIdx.x; i < PIECE * (DK / 8); i += GRAD_THREADS) {
         int r = i / (DK / 8), c = i % (DK / 8) * 8;
@@ -401,7 +420,8 @@ template <int DK> __device__ __forceinline__ void store_rows(bf16 *to, int64_t s
     }
 }
 
-template <int DK, int DV, bool ROOMY> __global__ __launch_bounds__(GRAD_THREADS, 1) void grad_kernel(const __grid_constant__ struct gdn_grad_args a)
+template <int DK, int DV, bool ROOMY>
+__global__ __launch_bounds__(GRAD_THREADS, 1) void grad_kernel(const __grid_constant__ struct gdn_grad_args a)
 {
     struct grad_tiles<DK, DV, ROOMY> *m = (struct grad_tiles<DK, DV, ROOMY> *)shared_memory();
     int warp = threadIdx.x / 32, block = warp % 4, half = warp / 4, row = 16 * block + threadIdx.x % 32 / 4;
@@ -457,7 +477,8 @@ template <int DK, int DV, bool ROOMY> __global__ __launch_bounds__(GRAD_THREADS,
             load_head(m, a, b, index, p, h + 1); /* all of it but X and E is done with */
         }
         float of_x[DK / 16][4] = {};
-        rows_by_rows<DK / 16, DV + 8, DV, false>(of_x, of_x, m->x, m->x, 16 * block, ROOMY ? m->e : m->s, half * (DK / 2));
+        rows_by_rows<DK / 16, DV + 8, DV, false>(of_x, of_x, m->x, m->x, 16 * block, ROOMY ? m->e : m->s,
+                                                 half * (DK / 2));
         add_scaled<DK>(dk, dot, of_x, m->k, end, 1.0f, block, half);
         put_rows(m->inject[half], row, dot[0] * end[row] * kf[row], dot[1] * end[row + 8] * kf[row + 8]);
         __syncthreads();
@@ -468,7 +489,8 @@ template <int DK, int DV, bool ROOMY> __global__ __launch_bounds__(GRAD_THREADS,
         if (warp == 0)
             gate_gradients(m, factors, a, b, index, p, h);
     }
-    const float *last = m->row_factors[((kh + 1) * a.g.per_key - 1) % 2], *kf = last + ROW_KF * PIECE, *qf = last + ROW_QF * PIECE;
+    const float *last = m->row_factors[((kh + 1) * a.g.per_key - 1) % 2], *kf = last + ROW_KF * PIECE,
+                *qf = last + ROW_QF * PIECE;
     uint32_t *square = (uint32_t *)m->s, x[4];
     store_squares(square, squares, kf, qf, block, half);
     __syncthreads();
@@ -495,14 +517,17 @@ template <int DK, int DV, bool ROOMY> __global__ __launch_bounds__(GRAD_THREADS,
 }
 
 /* Bytes of shared memory of the variant that this much room allows; 0: of none. */
-template <int DK, int DV> static int64_t grad_shared(int64_t room, bool *roomy)
+template <int DK, int DV>
+static int64_t grad_shared(int64_t room, bool *roomy)
 {
-    int64_t large = (int64_t)sizeof(struct grad_tiles<DK, DV, true>), small = (int64_t)sizeof(struct grad_tiles<DK, DV, false>);
+    int64_t large = (int64_t)sizeof(struct grad_tiles<DK, DV, true>),
+            small = (int64_t)sizeof(struct grad_tiles<DK, DV, false>);
     *roomy = large <= room;
     return large <= room ? large : small <= room ? small : 0;
 }
 
-template <int DK, int DV> static int launch_grad(struct lane *l, const struct gdn_grad_args *a)
+template <int DK, int DV>
+static int launch_grad(struct lane *l, const struct gdn_grad_args *a)
 {
     bool roomy;
     const int64_t bytes = grad_shared<DK, DV>(cuda_of(l)->smem_per_block, &roomy);

@@ -60,7 +60,8 @@ __device__ __forceinline__ void copy_async16(void *to, const void *from, bool va
 }
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 /* Until at most N of this thread's groups are under way. */
-template <int N> __device__ __forceinline__ void copy_async_wait()
+template <int N>
+__device__ __forceinline__ void copy_async_wait()
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }

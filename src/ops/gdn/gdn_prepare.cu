@@ -23,7 +23,11 @@ struct prepare_rest {
     float kf[PIECE], qf[PIECE];
     int low[PIECE];
 };
-template <int DK> constexpr int prepare_smem() { return 2 * PIECE * (DK + 8) * 2 + (int)sizeof(struct prepare_rest); }
+template <int DK>
+constexpr int prepare_smem()
+{
+    return 2 * PIECE * (DK + 8) * 2 + (int)sizeof(struct prepare_rest);
+}
 
 __device__ __forceinline__ int off_diagonal_index(int i, int j) { return i * (i - 1) / 2 + j; }
 
@@ -48,7 +52,8 @@ __device__ void find_documents(const struct prepare_args &a, int b, struct piece
     low[2 * lane + 1] = last;
 }
 
-template <int DK> __device__ float row_factor(const bf16 *row)
+template <int DK>
+__device__ float row_factor(const bf16 *row)
 {
     float sum = 0;
     for (int c = 0; c < DK; c += 8) {
@@ -162,8 +167,8 @@ __device__ __forceinline__ void store_inverse(uint32_t *unit, int index, const f
 }
 
 /* A and P of this warp's rows from the products of unit rows; A goes to shared memory. */
-__device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const float (&qk)[4][2][4], struct prepare_rest *m,
-                                               const float *s, const float *w, uint32_t *unit)
+__device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const float (&qk)[4][2][4],
+                                               struct prepare_rest *m, const float *s, const float *w, uint32_t *unit)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
 #pragma unroll
@@ -246,7 +251,8 @@ __device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float 
     }
 }
 
-template <int DK> __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_constant__ struct prepare_args a)
+template <int DK>
+__global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_constant__ struct prepare_args a)
 {
     constexpr int LD = DK + 8;
     bf16 *k_tile = (bf16 *)shared_memory(), *q_tile = k_tile + PIECE * LD;
@@ -311,7 +317,8 @@ template <int DK> __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(c
     }
 }
 
-template <int DK> static int launch_prepare(struct lane *l, const struct prepare_args *a)
+template <int DK>
+static int launch_prepare(struct lane *l, const struct prepare_args *a)
 {
     const int bytes = prepare_smem<DK>();
     NEEDS_SMEM(l, prepare_kernel<DK>, bytes);

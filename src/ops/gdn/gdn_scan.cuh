@@ -14,16 +14,17 @@
 
 enum { SCAN_WARPS = 8, TILES = PIECE / 8 };
 
-template <int DK> struct scan_stage {
+template <int DK>
+struct scan_stage {
     bf16 k[PIECE * (DK + 8)], q[PIECE * (DK + 8)];
     uint32_t blocks[UNIT_BLOCKS * BLOCK_WORDS];
     float rows[SCAN_ROWS * PIECE];
 };
 
-template <int DK> __device__ __forceinline__ void load_stage(struct scan_stage<DK> *to, const struct gdn_geom &g,
-                                                             const gdn_view<const bf16> &q, const gdn_view<const bf16> &k,
-                                                             const uint32_t *blocks, const float *factors, int b, int h,
-                                                             int index)
+template <int DK>
+__device__ __forceinline__ void load_stage(struct scan_stage<DK> *to, const struct gdn_geom &g,
+                                           const gdn_view<const bf16> &q, const gdn_view<const bf16> &k,
+                                           const uint32_t *blocks, const float *factors, int b, int h, int index)
 {
     struct piece p = piece_at(g, index);
     int64_t unit = unit_of(g, b, index, h);
@@ -59,7 +60,8 @@ __device__ __forceinline__ void store_columns(bf16 *to, int64_t stride, int n, b
 }
 
 /* Rows 16 d to 16 d + 15 of a state, from the A fragment of its transpose. to: this lane's first column. */
-__device__ __forceinline__ void store_state_rows(bf16 *to, int64_t stride, int d, int dk, bool valid, const uint32_t (&a)[4])
+__device__ __forceinline__ void store_state_rows(bf16 *to, int64_t stride, int d, int dk, bool valid,
+                                                 const uint32_t (&a)[4])
 {
     int g = threadIdx.x % 32 / 4, row = 16 * d + g;
     uint2 x = make_uint2(transpose8(a[0]), transpose8(a[1])), y = make_uint2(transpose8(a[2]), transpose8(a[3]));
@@ -75,8 +77,9 @@ __device__ __forceinline__ int state_column(int e)
     int g = threadIdx.x % 32 / 4;
     return 4 * (g / 2) + 2 * (e >> 1) + g % 2;
 }
-template <typename T, int DK> __device__ __forceinline__ void load_state(float (&s)[DK / 8][4], const T *from, int64_t stride,
-                                                                         int first, int dk, int dv)
+template <typename T, int DK>
+__device__ __forceinline__ void load_state(float (&s)[DK / 8][4], const T *from, int64_t stride, int first, int dk,
+                                           int dv)
 {
     int q = threadIdx.x % 4;
 #pragma unroll
@@ -87,8 +90,9 @@ template <typename T, int DK> __device__ __forceinline__ void load_state(float (
             s[t][e] = from != NULL && row < dk && col < dv ? to_float(from[row * stride + col]) : 0.0f;
         }
 }
-template <int DK> __device__ __forceinline__ void store_state(const float (&s)[DK / 8][4], float *to, int64_t stride, int first,
-                                                              int dk, int dv)
+template <int DK>
+__device__ __forceinline__ void store_state(const float (&s)[DK / 8][4], float *to, int64_t stride, int first, int dk,
+                                            int dv)
 {
     int q = threadIdx.x % 4;
 #pragma unroll
@@ -102,10 +106,14 @@ template <int DK> __device__ __forceinline__ void store_state(const float (&s)[D
 }
 
 /* Two row factors, of the rows whose values lie in one register of tile t. */
-__device__ __forceinline__ float2 row_pair(const float *rows, int t) { return *(const float2 *)(rows + 8 * t + threadIdx.x % 4 * 2); }
+__device__ __forceinline__ float2 row_pair(const float *rows, int t)
+{
+    return *(const float2 *)(rows + 8 * t + threadIdx.x % 4 * 2);
+}
 
 /* s = decay s + x^T-fragments times the rows of the tile: x [16, PIECE] in A fragments, tile [PIECE, DK]. */
-template <int DK> __device__ __forceinline__ void add_rows(float (&s)[DK / 8][4], const uint32_t (&x)[PIECE / 16][4], const bf16 *tile)
+template <int DK>
+__device__ __forceinline__ void add_rows(float (&s)[DK / 8][4], const uint32_t (&x)[PIECE / 16][4], const bf16 *tile)
 {
 #pragma unroll
     for (int j = 0; j < PIECE / 16; j++)
@@ -135,7 +143,7 @@ __device__ __forceinline__ void scale_to_a(uint32_t (&a)[PIECE / 16][4], const f
  * fewer share an SM's shared memory the sooner it is done. */
 static inline int scan_warps(const struct gdn_geom *g)
 {
-    enum { ENOUGH_BLOCKS = 256 };
+    enum { ENOUGH_BLOCKS = 128 };
     int64_t need = ceil_div(g->dv, 16), heads = (int64_t)g->batch * g->heads, warps = min_i64(need, SCAN_WARPS);
     while (warps > 2 && heads * ceil_div(need, warps) < ENOUGH_BLOCKS)
         warps = ceil_div(warps, 2);

@@ -25,25 +25,30 @@ struct gdn_geom {
 };
 
 /* [B, S, H, D] or [B, S, H], unit stride last. */
-template <typename T> struct gdn_view {
+template <typename T>
+struct gdn_view {
     T *data;
     int64_t b, s, h;
 };
-template <typename T> __host__ __device__ __forceinline__ T *view_at(const gdn_view<T> &v, int64_t b, int64_t s, int64_t h)
+template <typename T>
+__host__ __device__ __forceinline__ T *view_at(const gdn_view<T> &v, int64_t b, int64_t s, int64_t h)
 {
     return v.data + b * v.b + s * v.s + h * v.h;
 }
-template <typename T> static inline gdn_view<T> view_of(const struct tensor *t)
+template <typename T>
+static inline gdn_view<T> view_of(const struct tensor *t)
 {
     gdn_view<T> v = {(T *)t->data, t->stride[0], t->stride[1], t->stride[2]};
     return v;
 }
 /* A state per head, [B, Hv, dk, dv], or per chunk and head (s: stride of the chunk). Absent: data NULL. */
-template <typename T> struct gdn_states {
+template <typename T>
+struct gdn_states {
     T *data;
     int64_t b, s, h, n;
 };
-template <typename T> __host__ __device__ __forceinline__ T *state_at(const gdn_states<T> &v, int64_t b, int64_t s, int64_t h)
+template <typename T>
+__host__ __device__ __forceinline__ T *state_at(const gdn_states<T> &v, int64_t b, int64_t s, int64_t h)
 {
     return v.data + b * v.b + s * v.s + h * v.h;
 }
@@ -52,14 +57,16 @@ static inline gdn_states<float> state_of(const struct tensor *t)
     gdn_states<float> v = {(float *)t->data, t->stride[0], 0, t->stride[1], t->stride[2]};
     return v;
 }
-template <typename T> static inline gdn_states<T> chunk_states_of(const struct tensor *t)
+template <typename T>
+static inline gdn_states<T> chunk_states_of(const struct tensor *t)
 {
     gdn_states<T> v = {(T *)t->data, t->stride[0], t->stride[1], t->stride[2], t->stride[3]};
     return v;
 }
 
 /* The scalars every row of a head needs. */
-template <typename T> struct gdn_gates {
+template <typename T>
+struct gdn_gates {
     gdn_view<const T> alpha, beta;
     const float *A_log, *dt_bias;
     const int32_t *doc_start; /* or NULL */
@@ -115,10 +122,7 @@ __device__ __forceinline__ uint32_t pack2(float low, float high)
     __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
     return *(uint32_t *)&v;
 }
-__device__ __forceinline__ float2 unpack2(uint32_t x)
-{
-    return __bfloat1622float2(*(__nv_bfloat162 *)&x);
-}
+__device__ __forceinline__ float2 unpack2(uint32_t x) { return __bfloat1622float2(*(__nv_bfloat162 *)&x); }
 /* What pack2(low, high) leaves over. */
 __device__ __forceinline__ uint32_t pack2_rest(float low, float high, uint32_t packed)
 {
@@ -144,19 +148,22 @@ __device__ __forceinline__ void rest_to_a(uint32_t (&a)[4], const float (&left)[
 }
 
 /* From a tile with rows of LD elements. A: 16 rows, 16 columns as depth. */
-template <int LD> __device__ __forceinline__ void load_a(uint32_t (&a)[4], const bf16 *tile, int row, int depth)
+template <int LD>
+__device__ __forceinline__ void load_a(uint32_t (&a)[4], const bf16 *tile, int row, int depth)
 {
     int lane = threadIdx.x % 32, m = lane / 8, r = lane % 8;
     load_matrices(a, tile + (row + (m & 1) * 8 + r) * LD + depth + (m >> 1) * 8);
 }
 /* Two B fragments (b[0..1] and b[2..3]): rows of the tile are columns of B. */
-template <int LD> __device__ __forceinline__ void load_b(uint32_t (&b)[4], const bf16 *tile, int column, int depth)
+template <int LD>
+__device__ __forceinline__ void load_b(uint32_t (&b)[4], const bf16 *tile, int column, int depth)
 {
     int lane = threadIdx.x % 32, m = lane / 8, r = lane % 8;
     load_matrices(b, tile + (column + (m >> 1) * 8 + r) * LD + depth + (m & 1) * 8);
 }
 /* Two B fragments: rows of the tile are depth. */
-template <int LD> __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], const bf16 *tile, int depth, int column)
+template <int LD>
+__device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], const bf16 *tile, int depth, int column)
 {
     int lane = threadIdx.x % 32, m = lane / 8, r = lane % 8;
     load_matrices_trans(b, tile + (depth + (m & 1) * 8 + r) * LD + column + (m >> 1) * 8);
@@ -199,8 +206,8 @@ __device__ __forceinline__ void store_block(uint32_t *block, const uint32_t (&a)
 }
 
 /* `rows` rows of up to WIDTH elements, `n` of them real with `width` elements each, the rest zeros. */
-template <int WIDTH> __device__ __forceinline__ void load_rows(bf16 *tile, const bf16 *from, int64_t stride, int n, int width,
-                                                               int rows)
+template <int WIDTH>
+__device__ __forceinline__ void load_rows(bf16 *tile, const bf16 *from, int64_t stride, int n, int width, int rows)
 {
     const int per_row = WIDTH / 8;
     for (int i = (int)threadIdx.x; i < rows * per_row; i += (int)blockDim.x) {
@@ -216,7 +223,8 @@ __device__ __forceinline__ void load_bytes(void *to, const void *from, int n)
         copy_async16((char *)to + i, (const char *)from + i, true);
 }
 
-/* ---- host side ---------------------------------------------------------------------------------------------------- */
+/* ---- host side ----------------------------------------------------------------------------------------------------
+ */
 
 static inline struct gdn_geom geom_of(const struct tensor *k, const struct tensor *v, int64_t chunk)
 {
@@ -239,14 +247,15 @@ static inline struct gdn_geom geom_of(const struct tensor *k, const struct tenso
 /* Shapes the tensor-core kernels take; their tensors must be aligned too. */
 static inline bool geom_tiles(const struct gdn_geom *g, enum dtype real)
 {
-    return real == DT_BF16 && g->rows > FEW_ROWS && g->batch > 0 && g->heads > 0 && g->dk > 0 && g->dv > 0 && g->dk % 8 == 0 &&
-           g->dv % 8 == 0 && g->dk <= MAX_WIDTH && g->dv <= MAX_WIDTH;
+    return real == DT_BF16 && g->rows > FEW_ROWS && g->batch > 0 && g->heads > 0 && g->dk > 0 && g->dv > 0 &&
+           g->dk % 8 == 0 && g->dv % 8 == 0 && g->dk <= MAX_WIDTH && g->dv <= MAX_WIDTH;
 }
 static inline int64_t geom_units(const struct gdn_geom *g) { return (int64_t)g->batch * g->n_pieces * g->heads; }
 static inline int64_t blocks_bytes(const struct gdn_geom *g) { return geom_units(g) * UNIT_BLOCKS * BLOCK_WORDS * 4; }
 static inline int64_t factors_bytes(const struct gdn_geom *g) { return geom_units(g) * UNIT_ROWS * PIECE * 4; }
 
-template <typename T, typename ARGS> static inline gdn_gates<T> gates_of(const ARGS *a)
+template <typename T, typename ARGS>
+static inline gdn_gates<T> gates_of(const ARGS *a)
 {
     gdn_gates<T> g = {};
     gdn_view<const T> alpha = {(const T *)a->alpha.data, a->alpha.stride[0], a->alpha.stride[1], 1};
@@ -267,12 +276,12 @@ int gdn_prepare(struct lane *l, const struct gdn_geom *g, gdn_view<const bf16> q
 struct gdn_scan_args {
     struct gdn_geom g;
     gdn_view<const bf16> q, k, v;
-    gdn_view<bf16> o;             /* NULL data: only states are wanted */
+    gdn_view<bf16> o; /* NULL data: only states are wanted */
     const uint32_t *blocks;
     const float *factors;
     gdn_states<float> init, final;
     const int64_t *start;
-    gdn_states<bf16> states;      /* of each chunk: written; with `given` read, where a chunk begins */
+    gdn_states<bf16> states;       /* of each chunk: written; with `given` read, where a chunk begins */
     gdn_states<bf16> piece_states; /* of each piece, written; NULL data: not wanted */
     bool given;
 };

@@ -1,7 +1,10 @@
 /* The boundary between two sublayers, and the health numbers; see mhc.h. Forward: combine with the root mean square of what it
- * stores; the projection as a library product; gates and Sinkhorn; aggregate with norm. Backward: the sums of norm and
- * aggregate; coefficients; their share of the stream's gradient as a library product; the rest with combine's backward in one
- * pass. The kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
+ * stores; projection; gates and Sinkhorn; aggregate with norm. Backward: the sums of norm and aggregate; coefficients; then in
+ * one pass the whole gradient of the stream and combine's backward.
+ *
+ * 4 streams of aligned bf16 rows of a multiple of 64 channels have the projection and its backward inside the large passes
+ * (mhc_sliced.cu); otherwise both are library products. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and
+ * mhc_project.cu. */
 #include "ops/mhc/mhc_cuda.cuh"
 
 static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t cols, int64_t stride)
@@ -17,6 +20,7 @@ static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t 
 struct fwd_work {
     bf16 *halves;
     float *p;
+    void *sliced;
 };
 static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work *w)
 {
@@ -27,6 +31,9 @@ static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work
         w->halves = (bf16 *)carve_bytes(&c, 2 * padded * split_stride(a->x.dim[1]) * 2);
         w->p = carve_floats(&c, a->x.dim[0] * 2 * padded);
     }
+    int64_t d = a->x.dim[1] / a->rule.streams;
+    if (mhc_sliced_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
+        w->sliced = carve_bytes(&c, mhc_combine_project_bytes(a->x.dim[0], d));
     return c.used;
 }
 
@@ -36,7 +43,8 @@ extern "C" int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args
     return divide_fwd(a, &w);
 }
 
-static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b)
+/* Sets *projected where p went to stat on the way. */
+static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct fwd_work *w, bool *projected)
 {
     struct combine_args a = {};
     int64_t n = b->rule.streams, logits = mhc_logits(n);
@@ -59,10 +67,12 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b)
     a.post_stride = a.res_stride = b->coef_in.stride[0];
     a.profile_d = b->rule.profile == MHC_D;
     a.drop = drop_rule_of(&b->drop);
-    return mhc_combine_rows(l, &a, b->x.dtype, aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias));
+    bool aligned = aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
+    *projected = projects && w->sliced != NULL && aligned && aligned16(&b->coef_in);
+    return *projected ? mhc_combine_project(l, &a, &b->w, &b->stat, w->sliced) : mhc_combine_rows(l, &a, b->x.dtype, aligned);
 }
 
-static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, const struct fwd_work *w)
+static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, const struct fwd_work *w, bool projected)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = stream->dim[0], k = stream->dim[1];
     struct gemm_args g = {};
@@ -73,7 +83,7 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
     g.alpha = 1;
     a.rho = stat + logits;
     a.stat_stride = a.rho_stride = b->stat.stride[0];
-    if (stream->dtype == DT_BF16) {
+    if (!projected && stream->dtype == DT_BF16) {
         TRY(mhc_split_matrix(l, &b->w, w->halves, 2));
         g.b = strided_2d(w->halves, DT_BF16, 2 * padded, k, split_stride(k));
         g.c = tensor_2d(w->p, DT_F32, rows, 2 * padded);
@@ -87,7 +97,8 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
         a.hi = stat;
         a.p_stride = b->stat.stride[0];
     }
-    TRY(gemm_cuda(l, &g));
+    if (!projected)
+        TRY(gemm_cuda(l, &g));
     a.a_pre = (const float *)b->a_pre.data;
     a.a_post = (const float *)b->a_post.data;
     a.a_res = (const float *)b->a_res.data;
@@ -133,11 +144,12 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
     if (a->x.dim[0] == 0 || a->x.dim[1] == 0)
         return ST_OK;
     const struct tensor *stream = present(&a->f) ? &a->y : &a->x;
-    TRY(close_sublayer(l, a));
+    bool projected = false;
+    TRY(close_sublayer(l, a, &w, &projected));
     if (!present(&a->h))
         return ST_OK;
     if (!a->reuse)
-        TRY(make_coefficients(l, a, stream, &w));
+        TRY(make_coefficients(l, a, stream, &w, projected));
     return open_sublayer(l, a, stream);
 }
 
@@ -146,7 +158,9 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
 struct bwd_work {
     bf16 *halves, *split; /* of w: high, high, low; of dp: high, low, high (bf16 streams) */
     float *dp;            /* fp32 streams */
-    void *gw;             /* [rows, K] real: dp w */
+    void *gw;             /* [gw_rows, K] real: dp w */
+    int64_t gw_rows;
+    void *sliced;
     float *m, *row_scale, *dpre, *dgain, *dbias;
 };
 static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work *w)
@@ -161,7 +175,12 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
     } else {
         w->dp = carve_floats(&c, rows * logits);
     }
-    w->gw = carve_bytes(&c, rows * split_stride(k) * (int64_t)dtype_bytes(a->dx.dtype));
+    w->gw_rows = rows;
+    if (mhc_sliced_shape(a->dx.dtype, n, d) && a->f.rank > 0 && a->dbias.rank == 0) {
+        w->sliced = carve_bytes(&c, mhc_mix_bwd_sliced_bytes(rows, d));
+        w->gw_rows = min_i64(rows, 256); /* only for rows that are not aligned: in pieces */
+    }
+    w->gw = carve_bytes(&c, w->gw_rows * split_stride(k) * (int64_t)dtype_bytes(a->dx.dtype));
     w->m = carve_floats(&c, rows);
     w->row_scale = carve_floats(&c, rows);
     w->dpre = carve_floats(&c, rows * n);
@@ -174,8 +193,11 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
 
 extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args *a)
 {
+    /* Enough with a gradient of the bias and without: who asks may not know yet. */
     struct bwd_work w;
-    return divide_bwd(a, &w);
+    struct mhc_boundary_bwd_args bare = *a;
+    bare.dbias = {};
+    return max_i64(divide_bwd(a, &w), divide_bwd(&bare, &w));
 }
 
 /* dpre and m of every row, dgain. */
@@ -203,11 +225,10 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, c
     return a.dgain == NULL ? ST_OK : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, (float *)b->dgain.data, a.d, 0, b->acc_dgain);
 }
 
-/* dz, the factor of y through rho, and gw = dp w. */
+/* dz, dp, and the factor of y through rho. */
 static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
 {
-    int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = b->dx.dim[0], k = b->dx.dim[1];
-    bool halves = b->dx.dtype == DT_BF16;
+    int64_t n = b->rule.streams, logits = mhc_logits(n);
     struct coef_bwd_args a = {};
     a.p = (const float *)b->stat.data;
     a.rho = a.p + logits;
@@ -229,24 +250,29 @@ static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_ar
     a.dp = w->dp;
     a.dp_stride = logits;
     a.split = w->split;
-    a.split_width = (int)padded;
+    a.split_width = (int)split_rows(logits);
     a.row_scale = w->row_scale;
-    a.rows = rows;
-    a.k = k;
+    a.rows = b->dx.dim[0];
+    a.k = b->dx.dim[1];
     a.n = (int)n;
     a.iterations = (int)b->rule.iterations;
     a.profile_d = b->rule.profile == MHC_D;
     a.sinkhorn = true;
-    TRY(mhc_coefficients_bwd(l, &a));
+    return mhc_coefficients_bwd(l, &a);
+}
+
+/* gw of rows first to first + count. */
+static int make_gw(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, int64_t first, int64_t count)
+{
+    int64_t logits = mhc_logits(b->rule.streams), padded = split_rows(logits), k = b->dx.dim[1];
     struct gemm_args g = {};
     g.alpha = 1;
-    g.c = strided_2d(w->gw, b->dx.dtype, rows, k, split_stride(k));
-    if (halves) {
-        TRY(mhc_split_matrix(l, &b->w, w->halves, 3));
-        g.a = tensor_2d(w->split, DT_BF16, rows, 3 * padded);
+    g.c = strided_2d(w->gw, b->dx.dtype, count, k, split_stride(k));
+    if (b->dx.dtype == DT_BF16) {
+        g.a = tensor_2d(w->split + first * 3 * padded, DT_BF16, count, 3 * padded);
         g.b = strided_2d(w->halves, DT_BF16, 3 * padded, k, split_stride(k));
     } else {
-        g.a = tensor_2d(w->dp, DT_F32, rows, logits);
+        g.a = tensor_2d(w->dp + first * logits, DT_F32, count, logits);
         g.b = b->w;
     }
     return gemm_cuda(l, &g);
@@ -296,8 +322,18 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
         a.drop = drop_rule_of(&b->drop);
         aligned = aligned && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->df) && pointer16(a.bias) && pointer16(a.dbias);
     }
-    TRY(mhc_mix_bwd_rows(l, &a, real, aligned));
-    return a.dbias == NULL ? ST_OK : add_partials(l, a.dbias, mhc_row_blocks(a.rows, a.d, real), a.d, (float *)b->dbias.data, a.d, 0, b->acc_dbias);
+    if (w->sliced != NULL && aligned && aligned16(&b->coef_in) && aligned16(&b->coef))
+        return mhc_mix_bwd_sliced(l, &a, &b->w, w->split, w->sliced);
+    if (w->halves != NULL)
+        TRY(mhc_split_matrix(l, &b->w, w->halves, 3));
+    int64_t rows = a.rows;
+    for (int64_t first = 0; first < rows; first += w->gw_rows) {
+        a.first_row = first;
+        a.rows = min_i64(first + w->gw_rows, rows);
+        TRY(make_gw(l, b, w, first, a.rows - first));
+        TRY(mhc_mix_bwd_rows(l, &a, real, aligned));
+    }
+    return a.dbias == NULL ? ST_OK : add_partials(l, a.dbias, mhc_row_blocks(rows, a.d, real), a.d, (float *)b->dbias.data, a.d, 0, b->acc_dbias);
 }
 
 extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a)
@@ -393,27 +429,73 @@ __device__ __forceinline__ double health_product(const struct health_args &a, in
     return sum;
 }
 
-/* Products of streams i and j, for the whole warp: fp32 runs of 8, summed in double, because the streams of a young model
- * differ in their last digits only. */
-template <typename T> __device__ double health_dot(const T *p, const T *q, int64_t d)
+__device__ __forceinline__ double warp_total(double v)
 {
-    double sum = 0;
-    for (int64_t first = threadIdx.x % 32; first < d; first += 8 * 32) {
-        float run = 0;
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (first + e * 32 < d)
-                run += to_float(p[first + e * 32]) * to_float(q[first + e * 32]);
-        sum += (double)run;
-    }
 #pragma unroll
     for (int bit = 16; bit > 0; bit /= 2)
-        sum += __shfl_xor_sync(0xffffffffu, sum, bit);
-    return sum;
+        v += __shfl_xor_sync(0xffffffffu, v, bit);
+    return v;
+}
+
+/* Sum of the cosines between different streams of a row, for the whole warp. Products are summed in fp32 over a few channels
+ * only and then in double, because the streams of a young model differ in their last digits. */
+template <typename T, int N, int VEC> __device__ __forceinline__ double sum_cosines(const T *y, int64_t d, int n)
+{
+    double cosines = 0;
+    int lane = (int)threadIdx.x % 32;
+    if constexpr (N > 0) {
+        double sum[N][N] = {}; /* j <= i */
+        for (int64_t c = lane * VEC; c < d; c += 32 * VEC) {
+            struct held in[N];
+            float v[N][VEC];
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                in[i] = grab<T, VEC>(y + i * d + c);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                spread<T>(in[i], v[i]);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+#pragma unroll
+                for (int j = 0; j <= i; j++) {
+                    float run = 0;
+#pragma unroll
+                    for (int e = 0; e < VEC; e++)
+                        run += v[i][e] * v[j][e];
+                    sum[i][j] += (double)run;
+                }
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int j = 0; j <= i; j++)
+                sum[i][j] = warp_total(sum[i][j]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int j = 0; j < i; j++) {
+                double length = sqrt(sum[i][i] * sum[j][j]);
+                cosines += length > 0 ? sum[i][j] / length : 0;
+            }
+    } else {
+        double square[MHC_MAX_STREAMS];
+        for (int i = 0; i < n; i++)
+            for (int j = i; j >= 0; j--) {
+                double sum = 0;
+                for (int64_t c = lane; c < d; c += 32)
+                    sum += (double)to_float(y[i * d + c]) * (double)to_float(y[j * d + c]);
+                sum = warp_total(sum);
+                if (j == i)
+                    square[i] = sum;
+                else if (square[i] * square[j] > 0)
+                    cosines += sum / sqrt(square[i] * square[j]);
+            }
+    }
+    return cosines;
 }
 
 /* A warp per row of the sample, two rows each; then one thread sums up. */
-template <typename T> static __global__ void __launch_bounds__(1024) health(const __grid_constant__ struct health_args a)
+template <typename T, int N, int VEC> static __global__ void __launch_bounds__(1024) health(const __grid_constant__ struct health_args a)
 {
     __shared__ double found[MHC_HEALTH_ROWS][MHC_HEALTH_ITEMS];
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n = a.n;
@@ -437,15 +519,7 @@ template <typename T> static __global__ void __launch_bounds__(1024) health(cons
                     worst[MHC_GAIN_FORWARD + side] = fmax(worst[MHC_GAIN_FORWARD + side], gain[side]);
                 }
             }
-            const T *y = at<T>(a.y, row);
-            double square[MHC_MAX_STREAMS];
-            for (int i = 0; i < n; i++) {
-                square[i] = health_dot(y + i * a.d, y + i * a.d, a.d);
-                for (int j = 0; j < i; j++) {
-                    double length = sqrt(square[i] * square[j]);
-                    cosines += length > 0 ? health_dot(y + i * a.d, y + j * a.d, a.d) / length : 0;
-                }
-            }
+            cosines = sum_cosines<T, N, VEC>(at<T>(a.y, row), a.d, n);
         }
         for (int k = 0; k < MHC_SIMILARITY; k++) {
 #pragma unroll
@@ -483,6 +557,6 @@ extern "C" int mhc_health_cuda(struct lane *l, const struct mhc_health_args *h)
     a.d = h->y.dim[1] / a.n;
     a.profile_d = h->rule.profile == MHC_D;
     a.acc = h->acc_out;
-    BY_REAL(h->y.dtype, T, LAUNCH(l, health<T>, 1, 1024, 0, a));
+    MHC_DISPATCH(h->y.dtype, a.n, aligned16(&h->y) && whole_vectors(a.d, h->y.dtype), T, N, VEC, LAUNCH(l, (health<T, N, VEC>), 1, 1024, 0, a));
     return ST_OK;
 }

@@ -50,12 +50,13 @@ static void open_row(const struct mhc_boundary_fwd_args *a, const struct tensor 
 
 static void project_rows(const struct mhc_boundary_fwd_args *a, const struct tensor *stream, int64_t first, int64_t count)
 {
+    const struct project_ahead ahead = {{&a->x, &a->y}, &a->f, VL};
     for (int64_t t = 0; t < count; t += GROUP) {
         float *p[GROUP];
         int64_t some = min_i64(GROUP, count - t);
         for (int64_t i = 0; i < some; i++)
             p[i] = row_of(&a->stat, first + t + i);
-        CPU_NAME(mhc_project_group)(stream, &a->w, first + t, some, p);
+        CPU_NAME(mhc_project_group)(stream, &a->w, first + t, some, p, &ahead);
     }
 }
 
@@ -83,14 +84,9 @@ int CPU_NAME(mhc_boundary_fwd_cpu)(struct lane *l, const struct mhc_boundary_fwd
     TRY(mhc_boundary_fwd_check(a, l->err));
     int64_t rows = a->x.dim[0];
     struct mhc_combine_fwd_args combine = {.x = a->x, .f = a->f, .bias = a->bias, .y = a->y, .rule = a->rule, .drop = a->drop};
-    const struct bring bring = {{&a->x, &a->f, &a->y}};
-    int64_t at_once = bring_count(&bring);
 #pragma omp parallel for schedule(static) if (rows * a->x.dim[1] > 4096)
-    for (int64_t b = 0; b < rows; b += MHC_BLOCK)
-        for (int64_t first = b; first < min_i64(rows, b + MHC_BLOCK); first += VL) {
-            bring_at(&bring, first, at_once);
-            forward_lanes(a, &combine, first, min_i64(VL, rows - first));
-        }
+    for (int64_t first = 0; first < rows; first += VL)
+        forward_lanes(a, &combine, first, min_i64(VL, rows - first));
     return ST_OK;
 }
 
@@ -109,8 +105,7 @@ struct group {
     float rstd[VL], k[VL];                      /* da = rstd (dh scale - a k) */
     float through_rho[VL];                      /* drho / (K rho) */
     struct tile tiles[VL / GROUP];
-    vec dcoef[LOGITS_MAX];                      /* by lanes */
-    float dp[VL * LOGITS_MAX];                  /* [VL][N] */
+    float dp[VL * LOGITS_MAX];                  /* [VL][N]: gradients of coefficients, then of p */
     vec sums[VL * (MATRIX_MAX + MHC_MAX_STREAMS)]; /* combine_run.sums of each token */
     vec g[MHC_MAX_STREAMS * RUN];               /* complete gradient of the new streams, [VL][n][RUN] */
     float factor[MHC_MAX_STREAMS * RUN], mix[MATRIX_MAX];
@@ -201,13 +196,31 @@ static void first_pass(const struct mhc_boundary_bwd_args *a, const struct prepa
     float k = d > 0 ? sum * rstd * rstd / (float)d : 0;
     g->rstd[lane] = rstd;
     g->k[lane] = k;
-    for (int64_t i = 0; i < logits; i++)
-        ((float *)&g->dcoef[i])[lane] = (dcoef ? dcoef[i] : 0) + (i < n ? rstd * (dots[i] - k * dots[n + i]) : 0);
+    float *out = g->dp + lane * logits;
+    if (dcoef != NULL)
+        memcpy(out, dcoef, (size_t)logits * sizeof *out);
+    else
+        memset(out, 0, (size_t)logits * sizeof *out);
+    for (int64_t i = 0; i < n; i++)
+        out[i] += rstd * (dots[i] - k * dots[n + i]);
 }
 
 
+/* What is to be fetched next of the rows of the VL tokens after a group; a tile takes its share of each. */
+struct ahead {
+    const float *wide[3], *thin[2];
+};
+
+static struct ahead ahead_of(const struct mhc_boundary_bwd_args *a, int64_t first)
+{
+    int64_t r = min_i64(first + VL, a->y.dim[0] - 1);
+    bool closes = present(&a->f);
+    return (struct ahead){.wide = {row_of(&a->y, r), row_of(present(&a->dy) ? &a->dy : &a->y, r), row_of(closes ? &a->x : &a->y, r)},
+                          .thin = {row_of(&a->dh, r), row_of(closes ? &a->f : &a->dh, r)}};
+}
+
 /* out_i = dy_i + pre_i da + through_rho y_i + (dp w)_i for VL channels from c; w and scale begin there. */
-INLINE void complete_tile(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w)
+INLINE void complete_tile(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w, const struct ahead *next)
 {
     vec acc[GROUP][MHC_MAX_STREAMS];
     for (int t = 0; t < GROUP; t++) {
@@ -223,26 +236,34 @@ INLINE void complete_tile(int64_t n, const struct tile *s, int64_t c, const floa
                 acc[t][i] += vec_at(s->dy[t] + i * s->step + c);
         }
     }
-    for (int64_t k = 0; k < n * n + 2 * n; k++, w += n * VL)
+    for (int64_t k = 0; k < n * n + 2 * n; k++, w += n * VL) {
+        if (k < n * GROUP)
+            for (int i = 0; i < 3; i++)
+                fetch(next->wide[i] + k * VL);
+        else if (k < (n + 1) * GROUP)
+            for (int i = 0; i < 2; i++)
+                fetch(next->thin[i] + (k - n * GROUP) * VL);
         for (int64_t i = 0; i < n; i++) {
             vec v = vec_at(w + i * VL);
             for (int t = 0; t < GROUP; t++)
                 acc[t][i] += v * s->dp[t][k];
         }
+    }
     for (int t = 0; t < GROUP; t++)
         for (int64_t i = 0; i < n; i++)
             vec_put(s->out[t] + i * RUN + c % RUN, acc[t][i]);
 }
 
-static void complete(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w)
+static void complete(int64_t n, const struct tile *s, int64_t c, const float *scale, const float *w, const struct ahead *next)
 {
-#define CALL(n) complete_tile(n, s, c, scale, w)
+#define CALL(n) complete_tile(n, s, c, scale, w, next)
     FOR_STREAMS(n, CALL);
 #undef CALL
 }
 
 /* Fewer than VL channels: through copies padded with zeros. */
-static void complete_rest(int64_t n, const struct tile *s, int64_t c, int64_t count, const float *scale, const float *w)
+static void complete_rest(int64_t n, const struct tile *s, int64_t c, int64_t count, const float *scale, const float *w,
+                          const struct ahead *next)
 {
     float dh[GROUP][VL] = {{0}}, dy[GROUP][MHC_MAX_STREAMS * VL] = {{0}}, y[GROUP][MHC_MAX_STREAMS * VL] = {{0}};
     struct tile copy = *s;
@@ -259,7 +280,7 @@ static void complete_rest(int64_t n, const struct tile *s, int64_t c, int64_t co
         copy.out[t] += c % RUN;
     }
     copy.step = VL;
-    complete(n, &copy, 0, scale, w);
+    complete(n, &copy, 0, scale, w, next);
 }
 
 /* Tokens that the last tile lacks are the last one again. */
@@ -283,15 +304,19 @@ static void fill_tiles(const struct mhc_boundary_bwd_args *a, int64_t first, int
 }
 
 /* The complete gradient of a run of channels of all tokens of a group. */
-static void complete_run(int64_t n, const struct prepared *with, int64_t tokens, int64_t begin, int64_t end, struct group *g)
+static void complete_run(int64_t n, const struct prepared *with, int64_t tokens, int64_t begin, int64_t end, struct group *g, struct ahead *next)
 {
     for (int64_t c = begin; c < end; c += VL)
         for (int64_t t = 0; t < tokens; t += GROUP) {
             const float *scale = with->scale + c, *w = with->w + c * n * mhc_logits(n);
             if (c + VL <= end)
-                complete(n, &g->tiles[t / GROUP], c, scale, w);
+                complete(n, &g->tiles[t / GROUP], c, scale, w, next);
             else
-                complete_rest(n, &g->tiles[t / GROUP], c, end - c, scale, w);
+                complete_rest(n, &g->tiles[t / GROUP], c, end - c, scale, w, next);
+            for (int i = 0; i < 3; i++)
+                next->wide[i] += n * GROUP * VL;
+            for (int i = 0; i < 2; i++)
+                next->thin[i] += GROUP * VL;
         }
 }
 
@@ -309,7 +334,7 @@ static void finish_run(const struct mhc_boundary_bwd_args *a, int64_t r, int64_t
     struct combine_run back = {.n = n, .count = count, .g_step = RUN, .d = d, .g = run, .x = row_of(&a->x, r) + c,
                                .f = row_of(&a->f, r) + c, .bias = bias ? bias + c : NULL, .factor = a->drop.p > 0 ? g->factor : NULL,
                                .mix = g->mix, .post = row_of(&a->coef_in, r) + n, .dx = row_of(&a->dx, r) + c,
-                               .df = row_of(&a->df, r) + c, .sums = g->sums + lane * (n * n + n)};
+                               .df = row_of(&a->df, r) + c, .sums = g->sums + lane * (n * n + n), .fresh = c == 0};
     for (int64_t i = 0; a->drop.p > 0 && i < n; i++)
         CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, count, g->factor + i * RUN);
     CPU_NAME(mhc_combine_bwd_run)(&back);
@@ -322,15 +347,16 @@ static void backward_lanes(const struct mhc_boundary_bwd_args *a, const struct p
 {
     struct group g; /* on the stack: half a MB at most streams, a few tens of KB of it used at 4 */
     int64_t n = a->rule.streams, d = a->dh.dim[1];
-    memset(g.dcoef, 0, (size_t)mhc_logits(n) * sizeof g.dcoef[0]);
-    memset(g.sums, 0, (size_t)(VL * (n * n + n)) * sizeof g.sums[0]);
+    if (d == 0)
+        memset(g.sums, 0, (size_t)(VL * (n * n + n)) * sizeof g.sums[0]);
     for (int64_t t = 0; t < count; t++)
         first_pass(a, with, first + t, t, &g, dgain);
-    CPU_NAME(mhc_coef_bwd_lanes)(a, first, count, g.dcoef, g.dp, g.through_rho);
+    CPU_NAME(mhc_coef_bwd_lanes)(a, first, count, g.dp, g.through_rho);
     fill_tiles(a, first, count, &g);
+    struct ahead next = ahead_of(a, first);
     for (int64_t begin = 0; begin < d; begin += RUN) {
         int64_t end = min_i64(d, begin + RUN);
-        complete_run(n, with, count, begin, end, &g);
+        complete_run(n, with, count, begin, end, &g, &next);
         for (int64_t t = 0; t < count; t++)
             finish_run(a, first + t, t, begin, end - begin, &g, dbias);
     }
@@ -347,8 +373,6 @@ int CPU_NAME(mhc_boundary_bwd_cpu)(struct lane *l, const struct mhc_boundary_bwd
     TRY(check_work("mhc_boundary_bwd", &a->work, CPU_NAME(mhc_boundary_bwd_work_cpu)(a), l->err));
     int64_t rows = a->dx.dim[0], d = a->dh.dim[1], blocks = ceil_div(rows, MHC_BLOCK);
     struct prepared with = prepare(a);
-    const struct bring bring = {{&a->y, &a->dh, &a->dy, &a->x, &a->f}};
-    int64_t at_once = bring_count(&bring);
     float *gains = present(&a->dgain) ? with.partial : NULL, *biases = NULL;
     if (present(&a->dbias) && d > 0)
         biases = with.partial + (gains ? blocks * d : 0);
@@ -360,10 +384,8 @@ int CPU_NAME(mhc_boundary_bwd_cpu)(struct lane *l, const struct mhc_boundary_bwd
         if (dbias != NULL)
             memset(dbias, 0, (size_t)d * sizeof *dbias);
         int64_t end = min_i64(rows, (b + 1) * MHC_BLOCK);
-        for (int64_t first = b * MHC_BLOCK; first < end; first += VL) {
-            bring_at(&bring, first, at_once);
+        for (int64_t first = b * MHC_BLOCK; first < end; first += VL)
             backward_lanes(a, &with, first, min_i64(VL, end - first), dgain, dbias);
-        }
     }
     if (present(&a->dgain))
         CPU_NAME(mhc_add_partials)(a->dgain.data, a->acc_dgain, gains, d, blocks, d);
@@ -372,9 +394,11 @@ int CPU_NAME(mhc_boundary_bwd_cpu)(struct lane *l, const struct mhc_boundary_bwd
     return ST_OK;
 }
 
+static double health_dot(const void *p, const void *q, int64_t d) { return (double)dot_of(p, q, d); }
+
 int CPU_NAME(mhc_health_cpu)(struct lane *l, const struct mhc_health_args *a)
 {
     TRY(mhc_health_check(a, l->err));
-    mhc_health(a);
+    mhc_health(a, health_dot);
     return ST_OK;
 }

@@ -135,6 +135,10 @@ static const struct op_sample samples[] = {
     /* more rows than a block of the backward kernels takes; aligned rows of one, and of more than one vector a thread */
     {"rows=2100 d=8 no_bias=1 no_dbias=1"},
     {"rows=37 d=2056 p=0.1 seq=7"},
+    {"rows=9 d=64"},
+    {"rows=70 d=128 no_bias=1 no_dbias=1 p=0.1 seq=7"},
+    {"rows=531 d=192 profile=1 no_bias=1 no_dbias=1"},
+    {"rows=259 d=64 no_bias=1 no_dbias=1 strided=1"},
     {"rows=5 d=64 streams=16 iterations=2"},
     {"rows=21 d=40 " OPEN_ONLY},
     /* backward only */
@@ -142,22 +146,24 @@ static const struct op_sample samples[] = {
     {"rows=35 d=33 no_dcoef=1"},
     {"rows=35 d=33 no_dy=1 no_gain=1 no_dgain=1 acc_dw=1 strided=1"},
     {"rows=0 d=8 acc_dgain=1 acc_dbias=1"},
+    {"rows=35 d=64 no_dy=1 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 no_dcoef=1"},
 };
-enum { BACKWARD_ONLY = 4 };
+enum { BACKWARD_ONLY = 5 };
 static const struct op_sample dw_samples[] = {
     {"rows=5 d=9"}, {"rows=0 d=8"}, {"rows=0 d=8 acc_dw=1"}, {"rows=401 d=33 streams=3 acc_dw=1"}, {"rows=193 d=20 streams=8 strided=1"}};
 static const struct op_sample health_samples[] = {
-    {"rows=5 d=9"}, {"rows=0 d=8 acc_out=1"}, {"rows=200 d=8 streams=3 profile=1 no_comp_in=1"}, {"rows=64 d=5 streams=8 acc_out=1"}};
+    {"rows=5 d=9"}, {"rows=0 d=8 acc_out=1"}, {"rows=200 d=8 streams=3 profile=1 no_comp_in=1"}, {"rows=64 d=5 streams=8 acc_out=1"},
+    {"rows=130 d=264"}};
 static const struct op_sample bench[] = {
     {"rows=1536 d=192 no_bias=1 no_dbias=1"}, {"rows=4096 d=320 no_bias=1 no_dbias=1"}, {"rows=2048 d=2048 no_bias=1 no_dbias=1"},
     {"rows=16384 d=2048 no_bias=1 no_dbias=1 gpu=1"}};
 static const struct op_sample small_bench[] = {{"rows=1536 d=192"}, {"rows=4096 d=320"}, {"rows=16384 d=2048 gpu=1"}};
 
-/* In bf16 the stream is rounded before it is projected (2e-3 of p, up to 5e-3 of stat in the narrowest sample). */
-MHC_DESC_ROUNDED(mhc_boundary_fwd, "mHC between two sublayers: combine, mapping, aggregate, norm", "mhc_boundary_bwd", 2e-5, 6e-3, samples,
+/* In bf16 the stream is rounded before it is projected: 2e-3 of p, and more of coefficients with large logits (sqrt(K)). */
+MHC_DESC_ROUNDED(mhc_boundary_fwd, "mHC between two sublayers: combine, mapping, aggregate, norm", "mhc_boundary_bwd", 2e-5, 1e-2, samples,
                  countof(samples) - BACKWARD_ONLY, bench);
-/* In bf16 the projection's share of the stream's gradient is rounded before it is added. */
-MHC_DESC_ROUNDED(mhc_boundary_bwd, "gradients of mhc_boundary_fwd, those of its parameters included", NULL, 5e-5, 2e-3, samples,
+/* In bf16 the projection's share of the stream's gradient may be rounded before it is added; sums of it partly cancel. */
+MHC_DESC_ROUNDED(mhc_boundary_bwd, "gradients of mhc_boundary_fwd, those of its parameters included", NULL, 5e-5, 4e-3, samples,
                  countof(samples), bench);
 MHC_DESC(mhc_boundary_dw, "gradients of the mapping's parameters", NULL, 1e-5, dw_samples, countof(dw_samples), small_bench);
 MHC_DESC(mhc_health, "row and column sums, gain and stream similarity of a mix", NULL, 1e-5, health_samples, countof(health_samples), small_bench);

@@ -213,9 +213,18 @@ int mhc_boundary_dw_ref(struct lane *l, const struct mhc_boundary_dw_args *a)
     return ST_OK;
 }
 
+static double health_dot(const void *p, const void *q, int64_t d)
+{
+    const double *x = p, *y = q;
+    double sum = 0;
+    for (int64_t c = 0; c < d; c++)
+        sum += x[c] * y[c];
+    return sum;
+}
+
 int mhc_health_ref(struct lane *l, const struct mhc_health_args *a)
 {
     TRY(mhc_health_check(a, l->err));
-    mhc_health(a);
+    mhc_health(a, health_dot);
     return ST_OK;
 }

@@ -18,6 +18,10 @@ template <int N> __device__ __forceinline__ void sinkhorn_start(float *m, int n)
     }
 }
 
+/* Divisors are sums between eps and n + eps, so the fast reciprocal (2 ulp) has no special cases to lose; the exact one
+ * branches for each of them and made the iterations several times slower. */
+__device__ __forceinline__ float inverse_of(float by) { return __fdividef(1.0f, by); }
+
 /* Element j of line i: of row i, or of column i. */
 template <bool ROWS> __device__ __forceinline__ int in_line(int n, int i, int j) { return ROWS ? i * n + j : j * n + i; }
 
@@ -32,7 +36,7 @@ template <int N, bool ROWS> __device__ __forceinline__ void divide_lines(float *
         for (int j = 0; j < n; j++)
             sum += m[in_line<ROWS>(n, i, j)];
         float by = soft ? sum : d ? sum + (float)MHC_EPS : fmaxf(sum, (float)MHC_EPS);
-        float inverse = 1.0f / by;
+        float inverse = inverse_of(by);
         if (div != NULL)
             div[i] = by;
 #pragma unroll
@@ -56,7 +60,7 @@ template <int N, bool ROWS> __device__ __forceinline__ void undo_lines(float *m,
     float added = soft ? (float)MHC_EPS : 0.0f;
 #pragma unroll
     for (int i = 0; i < n; i++) {
-        float kappa = 0, by = div[i], inverse = 1.0f / by;
+        float kappa = 0, by = div[i], inverse = inverse_of(by);
 #pragma unroll
         for (int j = 0; j < n; j++)
             kappa += g[in_line<ROWS>(n, i, j)] * (m[in_line<ROWS>(n, i, j)] - added);
@@ -325,43 +329,63 @@ int mhc_coefficients_bwd(struct lane *l, const struct coef_bwd_args *a)
 
 /* ---- gradients of alphas and beta ---------------------------------------------------------------------------------- */
 
-/* Thread k sums logit k over the rows of its block, in order. */
-static __global__ void param_sums(struct param_sum_args a)
+/* A lane per logit; the warps of a block take its rows in turn. */
+static __global__ void __launch_bounds__(256) param_sums(const __grid_constant__ struct param_sum_args a)
 {
-    int logits = a.n * a.n + 2 * a.n, k = (int)(threadIdx.x + blockIdx.x * blockDim.x);
-    if (k >= logits)
-        return;
-    int64_t first = (int64_t)blockIdx.y * a.rows_per_block, end = first + a.rows_per_block < a.rows ? first + a.rows_per_block : a.rows;
+    __shared__ float parts[2][8][32];
+    int logits = a.n * a.n + 2 * a.n, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, k = (int)blockIdx.x * 32 + lane;
+    int64_t first = (int64_t)blockIdx.y * a.rows_per_block, end = min(first + a.rows_per_block, a.rows);
     float beta = 0, alpha = 0;
-    for (int64_t r = first; r < end; r++) {
+#pragma unroll 4
+    for (int64_t r = first + warp; k < logits && r < end; r += 8) {
         float dz = a.dz[r * a.dz_stride + k];
         beta += dz;
         alpha += dz * a.p[r * a.p_stride + k] / (a.rho[r * a.rho_stride] + (float)MHC_EPS);
     }
-    a.partial[((int64_t)blockIdx.y * 2) * logits + k] = beta;
-    a.partial[((int64_t)blockIdx.y * 2 + 1) * logits + k] = alpha;
+    parts[0][warp][lane] = beta;
+    parts[1][warp][lane] = alpha;
+    __syncthreads();
+    if (warp > 1 || k >= logits)
+        return;
+    float sum = 0;
+    for (int w = 0; w < 8; w++)
+        sum += parts[warp][w][lane];
+    a.partial[((int64_t)blockIdx.y * 2 + warp) * logits + k] = sum;
 }
 
-static __global__ void param_totals(struct param_sum_args a, int blocks)
+/* 32 ranges of the partial sums, each in order, then the ranges in order. */
+static __global__ void __launch_bounds__(1024) param_totals(const __grid_constant__ struct param_sum_args a, int blocks)
 {
-    __shared__ double totals[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)];
-    int logits = a.n * a.n + 2 * a.n, k = (int)threadIdx.x;
-    if (k < logits) {
+    __shared__ double ranges[2][32][32], totals[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)];
+    int logits = a.n * a.n + 2 * a.n, lane = (int)threadIdx.x % 32, range = (int)threadIdx.x / 32;
+    for (int first = 0; first < logits; first += 32) {
+        int k = first + lane;
         double beta = 0, alpha = 0;
-        for (int b = 0; b < blocks; b++) {
+        for (int b = blocks * range / 32; k < logits && b < blocks * (range + 1) / 32; b++) {
             beta += (double)a.partial[((int64_t)b * 2) * logits + k];
             alpha += (double)a.partial[((int64_t)b * 2 + 1) * logits + k];
         }
-        a.dbeta[k] = (a.add ? a.dbeta[k] : 0.0f) + (float)beta;
-        totals[k] = alpha;
+        ranges[0][range][lane] = beta;
+        ranges[1][range][lane] = alpha;
+        __syncthreads();
+        if (range < 2 && k < logits) {
+            double sum = 0;
+            for (int r = 0; r < 32; r++)
+                sum += ranges[range][r][lane];
+            if (range == 0)
+                a.dbeta[k] = (a.add ? a.dbeta[k] : 0.0f) + (float)sum;
+            else
+                totals[k] = sum;
+        }
+        __syncthreads();
     }
-    __syncthreads();
-    if (k < 3) {
-        int from = k == 0 ? 0 : k == 1 ? a.n : 2 * a.n, to = k == 0 ? a.n : k == 1 ? 2 * a.n : logits;
+    int group = (int)threadIdx.x;
+    if (group < 3) {
+        int from = group == 0 ? 0 : group == 1 ? a.n : 2 * a.n, to = group == 0 ? a.n : group == 1 ? 2 * a.n : logits;
         double sum = 0;
         for (int i = from; i < to; i++)
             sum += totals[i];
-        float *out = k == 0 ? a.da_pre : k == 1 ? a.da_post : a.da_res;
+        float *out = group == 0 ? a.da_pre : group == 1 ? a.da_post : a.da_res;
         *out = (a.add ? *out : 0.0f) + (float)sum;
     }
 }
@@ -372,37 +396,37 @@ int mhc_param_sums(struct lane *l, struct param_sum_args *a)
 {
     int blocks = param_blocks(a->rows), logits = a->n * a->n + 2 * a->n;
     a->rows_per_block = ceil_div(max_i64(a->rows, 1), blocks);
-    LAUNCH(l, param_sums, dim3((unsigned)ceil_div(logits, 32), (unsigned)blocks), 32, 0, *a);
-    LAUNCH(l, param_totals, 1, (unsigned)round_up(logits, 32), 0, *a, blocks);
+    LAUNCH(l, param_sums, dim3((unsigned)ceil_div(logits, 32), (unsigned)blocks), 256, 0, *a);
+    LAUNCH(l, param_totals, 1, 1024, 0, *a, blocks);
     return ST_OK;
 }
 
-/* The primitive has no scratch: its sums go row by row in one block. */
-static __global__ void gate_param_sums(struct param_sum_args a)
+/* The primitive has no scratch for partial sums: a block per sum, over all rows. Blocks 0 to N - 1 are dbeta, the last three
+ * the alphas, which are sums over logits too. */
+static __global__ void __launch_bounds__(256) gate_param_sums(const __grid_constant__ struct param_sum_args a)
 {
-    __shared__ double totals[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)];
-    int logits = a.n * a.n + 2 * a.n, k = (int)threadIdx.x;
-    if (k < logits) {
-        double beta = 0, alpha = 0;
+    __shared__ double parts[256];
+    int logits = a.n * a.n + 2 * a.n, sum = (int)blockIdx.x, group = sum - logits;
+    bool beta = sum < logits;
+    int from = beta ? sum : group == 0 ? 0 : group == 1 ? a.n : 2 * a.n, to = beta ? sum + 1 : group == 0 ? a.n : group == 1 ? 2 * a.n : logits;
+    double mine = 0;
+    for (int k = from; k < to; k++) {
         float by = k < a.n ? *a.a_pre : k < 2 * a.n ? *a.a_post : *a.a_res;
-        for (int64_t r = 0; r < a.rows; r++) {
+        for (int64_t r = threadIdx.x; r < a.rows; r += 256) {
             float q = 1.0f / (a.rho[r * a.rho_stride] + (float)MHC_EPS), p = a.p[r * a.p_stride + k];
             float dz = gate_dz(a, r, k, q * p * by + a.beta[k]);
-            beta += (double)dz;
-            alpha += (double)(dz * p * q);
+            mine += (double)(beta ? dz : dz * p * q);
         }
-        a.dbeta[k] = (a.add ? a.dbeta[k] : 0.0f) + (float)beta;
-        totals[k] = alpha;
     }
+    parts[threadIdx.x] = mine;
     __syncthreads();
-    if (k < 3) {
-        int from = k == 0 ? 0 : k == 1 ? a.n : 2 * a.n, to = k == 0 ? a.n : k == 1 ? 2 * a.n : logits;
-        double sum = 0;
-        for (int i = from; i < to; i++)
-            sum += totals[i];
-        float *out = k == 0 ? a.da_pre : k == 1 ? a.da_post : a.da_res;
-        *out = (a.add ? *out : 0.0f) + (float)sum;
-    }
+    if (threadIdx.x != 0)
+        return;
+    double total = 0;
+    for (int i = 0; i < 256; i++)
+        total += parts[i];
+    float *out = beta ? a.dbeta + sum : group == 0 ? a.da_pre : group == 1 ? a.da_post : a.da_res;
+    *out = (a.add ? *out : 0.0f) + (float)total;
 }
 
 extern "C" int mhc_gates_bwd_cuda(struct lane *l, const struct mhc_gates_bwd_args *g)
@@ -456,6 +480,6 @@ extern "C" int mhc_gates_bwd_cuda(struct lane *l, const struct mhc_gates_bwd_arg
     s.da_res = (float *)g->da_res.data;
     s.dbeta = (float *)g->dbeta.data;
     s.add = g->acc_params;
-    LAUNCH(l, gate_param_sums, 1, (unsigned)round_up(mhc_logits(g->rule.streams), 32), 0, s);
+    LAUNCH(l, gate_param_sums, (unsigned)mhc_logits(g->rule.streams) + 3, 256, 0, s);
     return ST_OK;
 }

@@ -6,13 +6,16 @@
 
 /* ---- projection ---------------------------------------------------------------------------------------- */
 
-/* out[t][i] = x[t] . w[i], GROUP rows of x by 4 of w. */
-static void dot_tile(const float *const *x, const float *const *w, int64_t k, float out[GROUP][4])
+/* out[t][i] = x[t] . w[i], GROUP rows of x by 4 of w. soon: rows of k floats to be fetched meanwhile. */
+static void dot_tile(const float *const *x, const float *const *w, int64_t k, const float *const *soon, float out[GROUP][4])
 {
     vec acc[GROUP][4] = {{{0}}};
+    const float *soon0 = soon[0], *soon1 = soon[1];
     int64_t c = 0;
     for (; c + VL <= k; c += VL) {
         vec v[4];
+        fetch(soon0 + c);
+        fetch(soon1 + c);
         for (int i = 0; i < 4; i++)
             v[i] = vec_at(w[i] + c);
         for (int t = 0; t < GROUP; t++) {
@@ -22,25 +25,42 @@ static void dot_tile(const float *const *x, const float *const *w, int64_t k, fl
         }
     }
     for (int t = 0; t < GROUP; t++) {
-        *(quad_anywhere *)out[t] = vec_sum4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]);
+        quad_put(out[t], vec_sum4(acc[t][0], acc[t][1], acc[t][2], acc[t][3]));
         for (int i = 0; i < 4; i++)
             for (int64_t at = c; at < k; at++)
                 out[t][i] += x[t][at] * w[i][at];
     }
 }
 
+/* What tile number `tile` of a group fetches: a row of each wide matrix, then the rows of the thin one; where there is
+ * nothing left, what is there already. */
+static void choose_soon(const struct project_ahead *a, int64_t first, int64_t tile, const float *soon[2])
+{
+    if (a == NULL || tile > GROUP)
+        return;
+    int64_t r = first + a->rows + (tile < GROUP ? tile : 0);
+    for (int i = 0; i < 2; i++) {
+        const struct tensor *t = tile < GROUP ? a->wide[i] : i == 0 ? a->thin : NULL;
+        if (t != NULL && t->data != NULL && r < t->dim[0])
+            soon[i] = row_of(t, r);
+    }
+}
+
 /* Rows that a tile lacks are others again: what a token gets does not depend on who shares its tile. */
-void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count, float *const *p)
+void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count, float *const *p,
+                                 const struct project_ahead *ahead)
 {
     int64_t k = x->dim[1], m = w->dim[0];
     const float *in[GROUP], *with[4];
     for (int64_t t = 0; t < GROUP; t++)
         in[t] = row_of(x, first + min_i64(t, count - 1));
     for (int64_t i = 0; i < m; i += 4) {
+        const float *soon[2] = {in[0], in[0]};
         float out[GROUP][4];
         for (int64_t j = 0; j < 4; j++)
             with[j] = row_of(w, min_i64(i + j, m - 1));
-        dot_tile(in, with, k, out);
+        choose_soon(ahead, first, i / 4, soon);
+        dot_tile(in, with, k, soon, out);
         for (int64_t t = 0; t < count; t++)
             memcpy(p[t] + i, out[t], (size_t)min_i64(4, m - i) * sizeof **out);
     }
@@ -58,7 +78,7 @@ int CPU_NAME(mhc_project_fwd_cpu)(struct lane *l, const struct mhc_project_fwd_a
             p[t] = row_of(&a->p, first + t);
             row_of(&a->rho, first + t)[0] = k > 0 ? sqrtf(sum_squares(row_of(&a->x, first + t), k) / (float)k) : 0;
         }
-        CPU_NAME(mhc_project_group)(&a->x, &a->w, first, count, p);
+        CPU_NAME(mhc_project_group)(&a->x, &a->w, first, count, p, NULL);
     }
     return ST_OK;
 }
@@ -66,22 +86,38 @@ int CPU_NAME(mhc_project_fwd_cpu)(struct lane *l, const struct mhc_project_fwd_a
 /* ---- gates, by lanes -------------------------------------------------------------------------------------- */
 
 /* Columns [col, col + n) of rows [first, first + count) as lanes; lanes without a row repeat the last one. */
-INLINE void load_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, vec *out)
+static void load_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, vec *out)
 {
-    for (int64_t i = 0; i < VL; i++) {
-        const float *row = row_of(t, first + min_i64(i, count - 1)) + col;
-        for (int64_t k = 0; k < n; k++)
-            ((float *)&out[k])[i] = row[k];
+    const float *row[VL];
+    quad q[VL];
+    for (int64_t i = 0; i < VL; i++)
+        row[i] = row_of(t, first + min_i64(i, count - 1)) + col;
+    for (int64_t k = 0; k < n - n % 4; k += 4) {
+        for (int i = 0; i < VL; i++)
+            q[i] = quad_at(row[i] + k);
+        for (int i = 0; i < 4; i++)
+            out[k + i] = vec_of_quads(q + i);
+        vec_transpose4(out + k);
     }
+    for (int64_t k = n - n % 4; k < n; k++)
+        for (int i = 0; i < VL; i++)
+            ((float *)&out[k])[i] = row[i][k];
 }
 
-INLINE void store_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, const vec *in)
+static void store_lanes(int64_t n, const struct tensor *t, int64_t col, int64_t first, int64_t count, const vec *in)
 {
-    for (int64_t i = 0; i < count; i++) {
-        float *row = row_of(t, first + i) + col;
-        for (int64_t k = 0; k < n; k++)
-            row[k] = ((const float *)&in[k])[i];
+    for (int64_t k = 0; k < n - n % 4; k += 4) {
+        vec v[4] = {in[k], in[k + 1], in[k + 2], in[k + 3]};
+        quad q[VL];
+        vec_transpose4(v);
+        for (int i = 0; i < 4; i++)
+            vec_to_quads(v[i], q + i);
+        for (int64_t i = 0; i < count; i++)
+            quad_put(row_of(t, first + i) + col + k, q[i]);
     }
+    for (int64_t k = n - n % 4; k < n; k++)
+        for (int64_t i = 0; i < count; i++)
+            row_of(t, first + i)[col + k] = ((const float *)&in[k])[i];
 }
 
 static void round_lanes(const struct mhc_rule *r, vec *v, int64_t n)
@@ -303,35 +339,35 @@ INLINE void gates_bwd_lanes(int64_t n, vec *z, vec *dcoef)
     }
 }
 
-INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef, float *dp,
-                           float *through_rho)
+INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp, float *through_rho)
 {
     int64_t logits = n * n + 2 * n;
     struct mapping m = mapping_of(&a->a_pre, &a->a_post, &a->a_res, &a->beta);
-    vec p[LOGITS_MAX + 1], z[LOGITS_MAX], sum = {0};
+    struct tensor rows = tensor_2d(dp, DT_F32, VL, logits);
+    vec p[LOGITS_MAX + 1], z[LOGITS_MAX], dz[LOGITS_MAX], sum = {0};
+    load_lanes(logits, &rows, 0, 0, count, dz);
     load_lanes(logits + 1, &a->stat, 0, first, count, p);
-    memcpy(z, p, (size_t)logits * sizeof *z);
+    for (int64_t k = 0; k < logits; k++)
+        z[k] = p[k];
     vec rho = p[logits], q = 1.0f / (rho + EPS);
     logits_lanes(n, m.scale, m.beta, rho, z);
-    gates_bwd_lanes(n, z, dcoef);
+    gates_bwd_lanes(n, z, dz);
     if (present(&a->dcoef))
-        sinkhorn_bwd_lanes(n, &a->rule, z + 2 * n, dcoef + 2 * n);
-    store_lanes(logits, &a->dz, 0, first, count, dcoef);
+        sinkhorn_bwd_lanes(n, &a->rule, z + 2 * n, dz + 2 * n);
+    store_lanes(logits, &a->dz, 0, first, count, dz);
     for (int64_t k = 0; k < logits; k++) {
-        dcoef[k] *= m.scale[k < n ? 0 : k < 2 * n ? 1 : 2];
-        sum += dcoef[k] * p[k];
-        dcoef[k] *= q;
+        dz[k] *= m.scale[k < n ? 0 : k < 2 * n ? 1 : 2];
+        sum += dz[k] * p[k];
+        dz[k] *= q;
     }
-    struct tensor rows = tensor_2d(dp, DT_F32, VL, logits);
-    store_lanes(logits, &rows, 0, 0, VL, dcoef);
+    store_lanes(logits, &rows, 0, 0, VL, dz);
     sum = -sum * q * q / ((float)a->dx.dim[1] * rho);
     vec_put(through_rho, vec_choose(rho > 0, sum, (vec){0}));
 }
 
-void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef, float *dp,
-                                  float *through_rho)
+void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp, float *through_rho)
 {
-#define CALL(n) coef_bwd_lanes(n, a, first, count, dcoef, dp, through_rho)
+#define CALL(n) coef_bwd_lanes(n, a, first, count, dp, through_rho)
     FOR_STREAMS(a->rule.streams, CALL);
 #undef CALL
 }

@@ -38,7 +38,7 @@ static void contract_group(const struct mhc_contract_fwd_args *a, int64_t first,
     for (int64_t t = 0; present(&a->w) && t < count; t++)
         m[t] = row_of(&a->m, first + t);
     if (present(&a->w))
-        CPU_NAME(mhc_project_group)(&a->x, &a->w, first, count, m);
+        CPU_NAME(mhc_project_group)(&a->x, &a->w, first, count, m, NULL);
     for (int64_t t = 0; t < count; t++) {
         const float *x = row_of(&a->x, first + t);
         float weight[MHC_MAX_STREAMS];

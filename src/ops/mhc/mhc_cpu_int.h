@@ -41,6 +41,8 @@ enum {
     LOGITS_MAX = MHC_MAX_STREAMS * MHC_MAX_STREAMS + 2 * MHC_MAX_STREAMS,
     MATRIX_MAX = MHC_MAX_STREAMS * MHC_MAX_STREAMS,
     GROUP = 4, /* tokens that share a pass over the weight */
+    LINE = 16, /* floats in a line of cache */
+    BRING_ROOM = 1 << 17, /* floats, half a megabyte: what may wait in the second-level cache */
     RUN = 128, /* channels whose dropout factors or gradients are kept at once */
 };
 
@@ -55,6 +57,8 @@ enum {
         }                              \
     } while (0)
 
+static inline quad quad_at(const float *p) { return *(const quad_anywhere *)p; }
+static inline void quad_put(float *p, quad v) { *(quad_anywhere *)p = v; }
 static inline vec vec_at(const float *p) { return *(const vec_anywhere *)p; }
 static inline void vec_put(float *p, vec v) { *(vec_anywhere *)p = v; }
 static inline vec vec_all(float v) { return (vec){0} + v; }
@@ -64,47 +68,76 @@ static inline vec vec_choose(vec_mask which, vec yes, vec no)
 }
 static inline vec vec_max(vec a, vec b) { return vec_choose(a > b, a, b); }
 
-/* Sums over lanes. Four at once cost little more than one, so sums are taken by fours where there are many. PICK
- * repeats a choice of floats of two vectors, lane 0 to 3 of the first being 0 to 3, in each quarter, half or whole. */
+/* Shuffles. Lanes form quarters of four floats each; every quarter of the result is made of the same quarter of a and
+ * b: PICK takes a[i], b[i], a[j], b[j] of it, PAIR a[i], a[j], b[i], b[j]. */
 #if VEC_LENGTH == 16
-#define PICK(a, b, i, j, k, l)                                                                                          \
-    __builtin_shufflevector(a, b, i, j + 16, k, l + 16, i + 4, j + 20, k + 4, l + 20, i + 8, j + 24, k + 8, l + 24, i + 12, j + 28, \
-                            k + 12, l + 28)
+#define EACH(i, j, k, l) i, j, k, l, i + 4, j + 4, k + 4, l + 4, i + 8, j + 8, k + 8, l + 8, i + 12, j + 12, k + 12, l + 12
+typedef float vec_half __attribute__((vector_size(32), may_alias));
 static inline quad vec_fold(vec v)
 {
-    typedef float half __attribute__((vector_size(32), aligned(4), may_alias));
-    half h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    vec_half h = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
     return __builtin_shufflevector(h, h, 0, 1, 2, 3) + __builtin_shufflevector(h, h, 4, 5, 6, 7);
 }
+/* q[0], q[4], q[8], q[12] side by side; and back. */
+static inline vec vec_of_quads(const quad *q)
+{
+    vec_half low = __builtin_shufflevector(q[0], q[4], 0, 1, 2, 3, 4, 5, 6, 7), high = __builtin_shufflevector(q[8], q[12], 0, 1, 2, 3, 4, 5, 6, 7);
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+static inline void vec_to_quads(vec v, quad *q)
+{
+    q[0] = __builtin_shufflevector(v, v, 0, 1, 2, 3);
+    q[4] = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+    q[8] = __builtin_shufflevector(v, v, 8, 9, 10, 11);
+    q[12] = __builtin_shufflevector(v, v, 12, 13, 14, 15);
+}
 #elif VEC_LENGTH == 8
-#define PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j + 8, k, l + 8, i + 4, j + 12, k + 4, l + 12)
+#define EACH(i, j, k, l) i, j, k, l, i + 4, j + 4, k + 4, l + 4
 static inline quad vec_fold(vec v)
 {
     return __builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7);
 }
+static inline vec vec_of_quads(const quad *q) { return __builtin_shufflevector(q[0], q[4], 0, 1, 2, 3, 4, 5, 6, 7); }
+static inline void vec_to_quads(vec v, quad *q)
+{
+    q[0] = __builtin_shufflevector(v, v, 0, 1, 2, 3);
+    q[4] = __builtin_shufflevector(v, v, 4, 5, 6, 7);
+}
 #else
-#define PICK(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j + 4, k, l + 4)
+#define EACH(i, j, k, l) i, j, k, l
 static inline quad vec_fold(vec v) { return v; }
+static inline vec vec_of_quads(const quad *q) { return q[0]; }
+static inline void vec_to_quads(vec v, quad *q) { q[0] = v; }
 #endif
+#define PICK(a, b, i, j) __builtin_shufflevector(a, b, EACH(i, i + VEC_LENGTH, j, j + VEC_LENGTH))
+#define PAIR(a, b, i, j) __builtin_shufflevector(a, b, EACH(i, j, i + VEC_LENGTH, j + VEC_LENGTH))
+
 static inline float vec_sum(vec v)
 {
     quad q = vec_fold(v);
     return (q[0] + q[2]) + (q[1] + q[3]);
 }
-/* The sums of a, b, c and d. */
+/* The sums of a, b, c and d: little more work than one, so sums are taken by fours where there are many. */
 static inline quad vec_sum4(vec a, vec b, vec c, vec d)
 {
-    vec ab = PICK(a, b, 0, 0, 1, 1) + PICK(a, b, 2, 2, 3, 3), cd = PICK(c, d, 0, 0, 1, 1) + PICK(c, d, 2, 2, 3, 3);
-    vec low = PICK(ab, cd, 0, 0, 1, 1), high = PICK(ab, cd, 2, 2, 3, 3); /* a c b d of even lanes, of odd lanes */
-    quad q = vec_fold(low + high);
-    return __builtin_shufflevector(q, q, 0, 2, 1, 3);
+    vec ab = PICK(a, b, 0, 1) + PICK(a, b, 2, 3), cd = PICK(c, d, 0, 1) + PICK(c, d, 2, 3);
+    return vec_fold(PAIR(ab, cd, 0, 1) + PAIR(ab, cd, 2, 3));
+}
+/* In every quarter, v[i][j] becomes v[j][i]. */
+static inline void vec_transpose4(vec *v)
+{
+    vec low = PICK(v[0], v[1], 0, 1), high = PICK(v[0], v[1], 2, 3), low2 = PICK(v[2], v[3], 0, 1), high2 = PICK(v[2], v[3], 2, 3);
+    v[0] = PAIR(low, low2, 0, 1);
+    v[1] = PAIR(low, low2, 2, 3);
+    v[2] = PAIR(high, high2, 0, 1);
+    v[3] = PAIR(high, high2, 2, 3);
 }
 /* out[i] = sum of v[i] */
 INLINE void vec_sums(const vec *v, int64_t n, float *out)
 {
     int64_t i = 0;
     for (; i + 4 <= n; i += 4)
-        *(quad_anywhere *)(out + i) = vec_sum4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+        quad_put(out + i, vec_sum4(v[i], v[i + 1], v[i + 2], v[i + 3]));
     for (; i < n; i++)
         out[i] = vec_sum(v[i]);
 }
@@ -133,15 +166,18 @@ static inline vec vec_inverse(vec v)
 /* Row r of a matrix; all tensors of these ops with more than one row have two dims. */
 static inline float *row_of(const struct tensor *t, int64_t r) { return (float *)t->data + r * t->stride[0]; }
 
-/* Rows of up to five matrices (NULL: none, data NULL: absent) into the second-level cache, in address order, those that
- * will be written too. Kernels walk streams side by side and small tiles at a time, which hardware does not see through;
- * prefetch instructions wait for each other as soon as two dozen are under way. */
+/* Memory that will be needed. Kernels walk streams side by side and small tiles at a time, which hardware does not see
+ * through. Those with much arithmetic ask for a line now and then, in address order and one group of tokens ahead: more
+ * than about two dozen lines under way would make each other, and the loads between them, wait. */
+static inline void fetch(const float *p) { __builtin_prefetch(p, 0, 1); }
+
+/* The others read ahead: rows of up to five matrices (NULL: none, data NULL: absent) into the second-level cache, in
+ * address order, those that will be written too. */
 struct bring {
     const struct tensor *t[5];
 };
 static inline void bring_rows(const struct bring *b, int64_t first, int64_t count)
 {
-    enum { LINE = 16 };
     for (int64_t r = first; r < first + count; r++)
         for (int i = 0; i < 5 && b->t[i] != NULL; i++) {
             if (b->t[i]->data == NULL || r >= b->t[i]->dim[0])
@@ -151,14 +187,13 @@ static inline void bring_rows(const struct bring *b, int64_t first, int64_t coun
                 (void)row[c];
         }
 }
-/* Of how many rows at once, a multiple of VL: half a megabyte at most; 0, too long rows, for none. */
+/* Of how many rows at once, a multiple of VL; 0, none, where rows are too long. */
 static inline int64_t bring_count(const struct bring *b)
 {
-    enum { ROOM = 1 << 17 };
     int64_t floats = 1;
     for (int i = 0; i < 5 && b->t[i] != NULL; i++)
         floats += b->t[i]->data ? b->t[i]->dim[1] : 0;
-    return min_i64(MHC_BLOCK, ROOM / floats / VL * VL);
+    return min_i64(MHC_BLOCK, BRING_ROOM / floats / VL * VL);
 }
 /* Before row r is worked on, rows being taken by blocks of MHC_BLOCK. */
 static inline void bring_at(const struct bring *b, int64_t r, int64_t count)
@@ -211,6 +246,7 @@ struct combine_run {
     const float *g, *x, *f, *bias, *factor, *mix, *post;
     float *dx, *df;
     vec *sums;
+    bool fresh; /* sums start at zero */
 };
 void CPU_NAME(mhc_combine_bwd_run)(const struct combine_run *c);
 /* dres and dpost of a row from its sums. */
@@ -221,14 +257,19 @@ void CPU_NAME(mhc_add_partials)(float *out, bool acc, const float *partial, int6
 
 /* ---- coefficients: mhc_coef_cpu.c ------------------------------------------------------------------- */
 
-/* p[g] = x rows [first, first + count) times w^T, count <= GROUP. */
-void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count, float *const *p);
+/* p[g] = x rows [first, first + count) times w^T, count <= GROUP. Meanwhile fetches the same rows, `ahead` further on, of
+ * matrices as wide as x (their rows together) and narrower ones; NULL: none. */
+struct project_ahead {
+    const struct tensor *wide[2], *thin;
+    int64_t rows;
+};
+void CPU_NAME(mhc_project_group)(const struct tensor *x, const struct tensor *w, int64_t first, int64_t count, float *const *p,
+                                 const struct project_ahead *ahead);
 /* Coefficients of rows [first, first + count) from stat, count <= VL. */
 void CPU_NAME(mhc_coef_lanes)(const struct mhc_boundary_fwd_args *a, int64_t first, int64_t count);
-/* dz of rows [first, first + count) from stat and the gradients of their coefficients (lane layout: dcoef[k] holds
- * logit k of VL tokens; overwritten). dp [VL][N]: gradient of p; through_rho [VL]: drho / (K rho). */
-void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, vec *dcoef, float *dp,
-                                  float *through_rho);
+/* dz of rows [first, first + count) from stat. dp [VL, N]: gradients of their coefficients in, of p out. through_rho
+ * [VL]: drho / (K rho). */
+void CPU_NAME(mhc_coef_bwd_lanes)(const struct mhc_boundary_bwd_args *a, int64_t first, int64_t count, float *dp, float *through_rho);
 
 /* ---- weight gradient: mhc_outer_cpu.c ---------------------------------------------------------------- */
 

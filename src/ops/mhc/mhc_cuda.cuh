@@ -138,6 +138,12 @@ static inline float *carve_floats(struct carve *c, int64_t n) { return (float *)
 
 /* ---- row kernels: mhc_mix.cu, mhc_mix_bwd.cu ------------------------------------------------------------------------------------ */
 
+/* sum + post f, dropped: spelled out, and so is the sum of the mix, so that all combine kernels give the same bits. */
+template <bool DROP> __device__ __forceinline__ float add_dropped(float sum, float post, float f, float factor)
+{
+    return DROP ? fmaf(__fmul_rn(post, f), factor, sum) : fmaf(post, f, sum);
+}
+
 /* y = mix of x plus post f; rho = root mean square of the stored y, if wanted. f absent: only rho, of x. */
 struct combine_args {
     struct view x, f, y;
@@ -199,13 +205,24 @@ struct mix_bwd_args {
     float *dpre, *dpost, *dres; /* dpre: zeros, if not NULL */
     int64_t pre_stride, rstd_stride, post_stride, res_stride, dpre_stride, dpost_stride, dres_stride;
     float *dbias; /* partial sums [blocks, d] or NULL */
-    int64_t rows, rows_per_block, d;
+    int64_t first_row, rows, rows_per_block, d; /* rows: the end */
     float one;
     int n;
     bool profile_d, opens, closes;
     struct drop_rule drop;
 };
 int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype real, bool aligned);
+
+/* ---- both passes with the products against w inside: mhc_sliced.cu ------------------------------------------------ */
+
+/* For these shapes, if rows and coefficients are 16-byte aligned. */
+static inline bool mhc_sliced_shape(enum dtype real, int64_t n, int64_t d) { return real == DT_BF16 && n == 4 && d > 0 && d % 64 == 0; }
+/* combine_rows, and p and rho into stat. */
+int64_t mhc_combine_project_bytes(int64_t rows, int64_t d);
+int mhc_combine_project(struct lane *l, const struct combine_args *a, const struct tensor *w, const struct tensor *stat, void *work);
+/* mix_bwd_rows that opens and closes, without dbias; dp as coef_bwd_args.split, instead of gw. */
+int64_t mhc_mix_bwd_sliced_bytes(int64_t rows, int64_t d);
+int mhc_mix_bwd_sliced(struct lane *l, const struct mix_bwd_args *a, const struct tensor *w, const bf16 *dp, void *work);
 
 /* ---- products: mhc_project.cu ----------------------------------------------------------------------------------- */
 

@@ -31,40 +31,19 @@ static inline void mhc_health_lines(int64_t n, const double *mix, const double *
     }
 }
 
-/* Sums in double whatever the type: the streams of a young model differ in their last digits only. */
-#define MHC_HEALTH_DOT(name, type)                                                      \
-    static inline double name(const type *p, const type *q, int64_t n)                  \
-    {                                                                                   \
-        enum { LANES = 16 };                                                            \
-        double lanes[LANES] = {0}, sum = 0;                                             \
-        int64_t c = 0;                                                                  \
-        for (; c + LANES <= n; c += LANES)                                              \
-            for (int k = 0; k < LANES; k++)                                             \
-                lanes[k] += (double)p[c + k] * (double)q[c + k];                        \
-        for (; c < n; c++)                                                              \
-            lanes[0] += (double)p[c] * (double)q[c];                                    \
-        for (int k = 0; k < LANES; k++)                                                 \
-            sum += lanes[k];                                                            \
-        return sum;                                                                     \
-    }
-MHC_HEALTH_DOT(mhc_health_dot64, double)
-MHC_HEALTH_DOT(mhc_health_dot32, float)
+/* Product of the d channels of two streams, of the type of y. */
+typedef double mhc_health_dot(const void *p, const void *q, int64_t d);
 
-static inline double mhc_health_dot(const struct tensor *y, int64_t row, int64_t d, int64_t i, int64_t j)
+static inline void mhc_health_cosines(const struct mhc_health_args *a, int64_t row, mhc_health_dot *dot, struct mhc_health_sums *s)
 {
-    return y->dtype == DT_F64 ? mhc_health_dot64(f64_row(y, row) + i * d, f64_row(y, row) + j * d, d)
-                              : mhc_health_dot32(f32_row(y, row) + i * d, f32_row(y, row) + j * d, d);
-}
-
-static inline void mhc_health_cosines(const struct mhc_health_args *a, int64_t row, struct mhc_health_sums *s)
-{
-    int64_t n = a->rule.streams, d = a->y.dim[1] / n;
+    int64_t n = a->rule.streams, d = a->y.dim[1] / n, step = d * (int64_t)dtype_bytes(a->y.dtype);
+    const char *y = a->y.dtype == DT_F64 ? (const char *)f64_row(&a->y, row) : (const char *)f32_row(&a->y, row);
     double square[MHC_MAX_STREAMS];
     for (int64_t i = 0; i < n; i++) {
-        square[i] = mhc_health_dot(&a->y, row, d, i, i);
+        square[i] = dot(y + i * step, y + i * step, d);
         for (int64_t j = 0; j < i; j++) {
             double length = sqrt(square[i] * square[j]);
-            s->cosines += length > 0 ? mhc_health_dot(&a->y, row, d, i, j) / length : 0;
+            s->cosines += length > 0 ? dot(y + i * step, y + j * step, d) / length : 0;
             s->pairs++;
         }
     }
@@ -99,7 +78,7 @@ static inline void mhc_health_product(int64_t n, const double *mix, const double
 }
 
 /* Row s of the sample is row s * stride of the batch; with fewer rows the last are left as identity. */
-static inline void mhc_health(const struct mhc_health_args *a)
+static inline void mhc_health(const struct mhc_health_args *a, mhc_health_dot *dot)
 {
     int64_t n = a->rule.streams, rows = a->coef.dim[0];
     int64_t stride = rows > MHC_HEALTH_ROWS ? rows / MHC_HEALTH_ROWS : 1;
@@ -120,7 +99,7 @@ static inline void mhc_health(const struct mhc_health_args *a)
         mhc_health_store(&a->comp, s, n * n, product);
         if (row < rows) {
             mhc_health_lines(n, mix, product, &sums);
-            mhc_health_cosines(a, row, &sums);
+            mhc_health_cosines(a, row, dot, &sums);
         }
     }
     for (int i = 0; i < MHC_HEALTH_ITEMS; i++) {

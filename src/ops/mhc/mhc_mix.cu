@@ -91,11 +91,11 @@ static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_
                 drop_factors(a.drop, drop, i * a.d + c, factor);
 #pragma unroll
             for (int e = 0; e < VEC; e++) {
-                out[e] = 0;
+                out[e] = __fmul_rn(mix(m, a.profile_d, n, i, 0), in[0][e]);
 #pragma unroll
-                for (int j = 0; j < n; j++)
-                    out[e] += mix(m, a.profile_d, n, i, j) * in[j][e];
-                out[e] += gate(post, i) * add[e] * (DROP ? factor[e] : 1.0f);
+                for (int j = 1; j < n; j++)
+                    out[e] = fmaf(mix(m, a.profile_d, n, i, j), in[j][e], out[e]);
+                out[e] = add_dropped<DROP>(out[e], gate(post, i), add[e], DROP ? factor[e] : 1.0f);
             }
             /* The stored numbers are what the projection and every later reader sees. */
             if constexpr (VEC == 1) {

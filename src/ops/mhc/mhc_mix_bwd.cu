@@ -203,7 +203,7 @@ __device__ __forceinline__ void stream_gradient(const struct mix_bwd_args &a, co
             y[i] = grab<T, VEC>(at<T>(a.y, row) + i * a.d + c);
 #pragma unroll
         for (int i = 0; i < n; i++)
-            gw[i] = grab<T, VEC>(at<T>(a.gw, row) + i * a.d + c);
+            gw[i] = grab<T, VEC>(at<T>(a.gw, row - a.first_row) + i * a.d + c);
         load_floats(at<T>(a.dh, row) + c, u);
         if (a.gain != NULL)
             load_floats(a.gain + c, gain);
@@ -240,7 +240,7 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1) mix_bwd_row
     /* [0, n n): <g_i, x_j>; [n n, n n + n): <dropped g_i, f> */
     __shared__ float sums[GROUP][WARPS][SUMS];
     int n = streams<N>::count(a.n), warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
-    int64_t first = blockIdx.x * a.rows_per_block, end = min(first + a.rows_per_block, a.rows);
+    int64_t first = a.first_row + blockIdx.x * a.rows_per_block, end = min(first + a.rows_per_block, a.rows);
     for (int64_t start = first; start < end; start += GROUP) {
         int count = (int)min(end - start, (int64_t)GROUP);
         for (int r = 0; r < count; r++) {
@@ -335,7 +335,7 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1) mix_bwd_row
 
 template <typename T, int N, int VEC> static int launch_mix_bwd(struct lane *l, const struct mix_bwd_args *a)
 {
-    unsigned grid = (unsigned)ceil_div(a->rows, a->rows_per_block), threads = mhc_threads(a->d, VEC);
+    unsigned grid = (unsigned)ceil_div(a->rows - a->first_row, a->rows_per_block), threads = mhc_threads(a->d, VEC);
     bool drop = a->drop.info != NULL;
     if (!a->closes)
         LAUNCH(l, (mix_bwd_rows<T, N, VEC, true, false, false>), grid, threads, 0, *a);

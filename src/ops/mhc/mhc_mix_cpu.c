@@ -129,7 +129,7 @@ INLINE void bwd_lanes(int64_t n, const struct combine_run *c, int64_t count)
     vec sums[MATRIX_MAX + MHC_MAX_STREAMS], *out = c->sums;
     UNROLL_COPY
     for (int64_t i = 0; i < n * n + n; i++)
-        sums[i] = out[i];
+        sums[i] = c->fresh ? (vec){0} : out[i];
     for (int64_t at = 0; at < count; at += VL) {
         vec g[MHC_MAX_STREAMS], x[MHC_MAX_STREAMS], sum = {0}, f = vec_at(f_in + at);
         if (bias != NULL)
@@ -187,6 +187,7 @@ static void bwd_tail(const struct combine_run *c, int64_t at, int64_t count)
     copy.x = x;
     copy.f = f;
     copy.bias = NULL;
+    copy.fresh = false;
     copy.factor = c->factor ? factor : NULL;
     copy.dx = dx;
     copy.df = df;
@@ -199,7 +200,7 @@ static void bwd_tail(const struct combine_run *c, int64_t at, int64_t count)
 void CPU_NAME(mhc_combine_bwd_run)(const struct combine_run *c)
 {
     int64_t whole = c->count / VL * VL;
-    bwd_whole(c, whole);
+    bwd_whole(c, whole); /* even of nothing: it may have to clear the sums */
     if (whole < c->count)
         bwd_tail(c, whole, c->count - whole);
 }
@@ -241,12 +242,14 @@ static void combine_bwd_row(const struct mhc_combine_bwd_args *a, int64_t r, flo
     vec sums[MATRIX_MAX + MHC_MAX_STREAMS];
     const float *bias = a->bias.data;
     load_mix(&a->rule, row_of(&a->res, r), mix);
-    memset(sums, 0, (size_t)(n * n + n) * sizeof *sums);
+    if (d == 0)
+        memset(sums, 0, (size_t)(n * n + n) * sizeof *sums);
     for (int64_t c = 0; c < d; c += RUN) {
         struct combine_run run = {.n = n, .count = min_i64(RUN, d - c), .g_step = d, .d = d, .g = row_of(&a->dy, r) + c,
                                   .x = row_of(&a->x, r) + c, .f = row_of(&a->f, r) + c, .bias = bias ? bias + c : NULL,
                                   .factor = a->drop.p > 0 ? factor : NULL, .mix = mix, .post = row_of(&a->post, r),
-                                  .dx = row_of(&a->dx, r) + c, .df = row_of(&a->df, r) + c, .sums = sums};
+                                  .dx = row_of(&a->dx, r) + c, .df = row_of(&a->df, r) + c, .sums = sums,
+                                  .fresh = c == 0};
         for (int64_t i = 0; a->drop.p > 0 && i < n; i++)
             CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, run.count, factor + i * RUN);
         CPU_NAME(mhc_combine_bwd_run)(&run);

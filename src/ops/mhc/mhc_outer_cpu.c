@@ -2,7 +2,7 @@
  * ops that need them: project's backward and the boundary's parameter gradients; see mhc.h.
  *
  * Rows go in at most MHC_MAX_PARTIALS blocks with a partial dw each, added in order: the same bits for any
- * number of threads. Within a block, SLICE rows at a time stay in cache while all of dw is updated. */
+ * number of threads. Within a block, a slice of rows at a time stays in cache while all of dw is updated. */
 #include "ops/mhc/mhc_cpu_int.h"
 
 #if VEC_LENGTH == 16
@@ -10,14 +10,15 @@ enum { TALL = 12, WIDE = 2 }; /* a tile of dw in registers: rows, vectors */
 #else
 enum { TALL = 6, WIDE = 2 };
 #endif
-enum { SLICE = 32, BLOCK_ROWS = 192 };
+enum { BLOCK_ROWS = 192, SLICE_MIN = 32 };
 
 static int64_t partials(int64_t rows) { return min_i64(MHC_MAX_PARTIALS, max_i64(1, ceil_div(rows, BLOCK_ROWS))); }
 
 int64_t CPU_NAME(mhc_outer_floats)(int64_t rows, int64_t m, int64_t k) { return partials(rows) * m * k; }
 
-/* tall x (WIDE * VL) entries of dw += over `rows` rows. */
-INLINE void outer_tile(int tall, int64_t rows, const float *dp, int64_t dp_step, const float *y, int64_t y_step, float *dw, int64_t k)
+/* tall x (WIDE * VL) entries of dw += over `rows` rows; fetches as many lines from soon. */
+INLINE void outer_tile(int tall, int64_t rows, const float *dp, int64_t dp_step, const float *y, int64_t y_step, const float *soon, float *dw,
+                       int64_t k)
 {
     vec acc[TALL][WIDE];
     for (int i = 0; i < tall; i++)
@@ -25,6 +26,7 @@ INLINE void outer_tile(int tall, int64_t rows, const float *dp, int64_t dp_step,
             acc[i][v] = vec_at(dw + i * k + v * VL);
     for (int64_t r = 0; r < rows; r++) {
         vec in[WIDE];
+        fetch(soon + r * LINE);
         for (int v = 0; v < WIDE; v++)
             in[v] = vec_at(y + r * y_step + v * VL);
         for (int i = 0; i < tall; i++)
@@ -39,15 +41,21 @@ INLINE void outer_tile(int tall, int64_t rows, const float *dp, int64_t dp_step,
 static void outer_slice(const struct outer *o, int64_t first, int64_t rows, float *dw)
 {
     int64_t k = o->y->dim[1], step = o->y->stride[0], c = 0;
-    const float *dp = o->dp + first * o->dp_step, *y = row_of(o->y, first);
+    const float *dp = o->dp + first * o->dp_step, *y = row_of(o->y, first), *soon = y + rows * step, *end = soon + rows * step;
+    if (first + 2 * rows > o->y->dim[0])
+        soon = end = y; /* nothing as long follows */
     for (; c + WIDE * VL <= k; c += WIDE * VL) {
         int64_t i = 0;
-        for (; i + TALL <= o->m; i += TALL)
-            outer_tile(TALL, rows, dp + i, o->dp_step, y + c, step, dw + i * k + c, k);
-        for (; i + 4 <= o->m; i += 4)
-            outer_tile(4, rows, dp + i, o->dp_step, y + c, step, dw + i * k + c, k);
+        for (; i + TALL <= o->m; i += TALL) {
+            outer_tile(TALL, rows, dp + i, o->dp_step, y + c, step, soon, dw + i * k + c, k);
+            soon = soon + rows * LINE < end ? soon + rows * LINE : y;
+        }
+        for (; i + 4 <= o->m; i += 4) {
+            outer_tile(4, rows, dp + i, o->dp_step, y + c, step, soon, dw + i * k + c, k);
+            soon = soon + rows * LINE < end ? soon + rows * LINE : y;
+        }
         for (; i < o->m; i++)
-            outer_tile(1, rows, dp + i, o->dp_step, y + c, step, dw + i * k + c, k);
+            outer_tile(1, rows, dp + i, o->dp_step, y + c, step, y, dw + i * k + c, k);
     }
     for (int64_t i = 0; i < o->m; i++)
         for (int64_t r = 0; r < rows; r++) {
@@ -75,11 +83,10 @@ static void outer_add(const struct outer *o, int64_t i, int64_t blocks)
 
 void CPU_NAME(mhc_outer)(const struct outer *o)
 {
-    int64_t rows = o->y->dim[0], count = o->m * o->y->dim[1], blocks = partials(rows), per = ceil_div(rows, blocks);
-    const struct bring bring = {{o->y}};
-    bool brings = bring_count(&bring) >= SLICE;
+    int64_t rows = o->y->dim[0], k = o->y->dim[1], count = o->m * k, blocks = partials(rows), per = ceil_div(rows, blocks);
     if (count == 0)
         return;
+    int64_t slice = max_i64(SLICE_MIN, BRING_ROOM / k);
 #pragma omp parallel if (rows * count > 16384)
     {
 #pragma omp for schedule(static)
@@ -87,10 +94,8 @@ void CPU_NAME(mhc_outer)(const struct outer *o)
             float *dw = o->partial + b * count;
             memset(dw, 0, (size_t)count * sizeof *dw);
             int64_t end = min_i64(rows, (b + 1) * per);
-            for (int64_t r = b * per; r < end; r += SLICE) {
-                bring_rows(&bring, r, brings ? min_i64(SLICE, end - r) : 0);
-                outer_slice(o, r, min_i64(SLICE, end - r), dw);
-            }
+            for (int64_t r = b * per; r < end; r += slice)
+                outer_slice(o, r, min_i64(slice, end - r), dw);
         }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < o->m; i++)

@@ -400,17 +400,7 @@ static const struct op_sample bench[] = {
     {"b=1 s=4096 h=32 p=64 g=8 n=128 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 "
      "no_dfinal=1"},
     {"b=4 s=4096 h=64 p=64 g=8 n=128 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 "
-     "no_dfinal=1"},
-    {"b=128 s=128 h=64 p=64 g=8 n=128 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 "
-     "no_dfinal=1"},
-    /* measuring */
-    {"b=1 s=128 h=1 g=1 n=128 p=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
-    {"b=1 s=4096 h=1 g=1 n=128 p=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
-    {"b=1 s=128 h=4 g=1 n=128 p=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
-    {"b=132 s=128 h=4 g=1 n=128 p=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
-    {"b=264 s=128 h=4 g=1 n=128 p=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
-    {"b=4 s=4096 h=64 g=8 n=16 p=64 chunk=128 no_init=1 no_doc_start=1 no_start=1 no_final=1 no_dfinal=1"},
-    /* end measuring */
+     "no_dfinal=1 gpu=1"},
 };
 
 const struct op_desc ssd_fwd_desc = {

@@ -3,7 +3,7 @@
  * fixed order. */
 #include "ops/cuda/kernel.cuh"
 
-enum { THREADS = 512, MAX_CHUNK = 4096 };
+enum { THREADS = 1024, MAX_CHUNK = 4096 };
 
 /* Rows of logits held at once: the products of the gradient want many. */
 static int64_t chunk_rows(const struct xent_args *a)
@@ -73,7 +73,7 @@ struct row_args {
 };
 
 /* KEEP: the row stays in shared memory between reading and writing; otherwise it is read twice. */
-template <typename T, bool KEEP> __global__ void __launch_bounds__(THREADS) softmax_rows(struct row_args a)
+template <typename T, bool KEEP> __global__ void __launch_bounds__(THREADS, 2) softmax_rows(struct row_args a)
 {
     constexpr int N = pack<T>::N;
     extern __shared__ __align__(16) unsigned char kept_bytes[];
@@ -83,7 +83,7 @@ template <typename T, bool KEEP> __global__ void __launch_bounds__(THREADS) soft
     int label = a.label[blockIdx.x];
     int64_t whole = a.vocab / N * N;
     struct online mine = {-INFINITY, 0};
-#pragma unroll 4
+#pragma unroll 2
     for (int64_t i = (int64_t)threadIdx.x * N; i < whole; i += THREADS * N) {
         pack<T> v = load16(row + i);
         if (KEEP)
@@ -116,7 +116,7 @@ template <typename T, bool KEEP> __global__ void __launch_bounds__(THREADS) soft
     __syncthreads(); /* row[label] is read before anyone overwrites it */
     float scale = counts ? (float)*a.scale : 0.0f, factor = scale * (1.0f + 2.0f * a.z_loss * lse);
     const T *from = KEEP ? kept : row;
-#pragma unroll 4
+#pragma unroll 1
     for (int64_t i = (int64_t)threadIdx.x * N; i < whole; i += THREADS * N) {
         pack<T> v = load16(from + i), out;
 #pragma unroll
