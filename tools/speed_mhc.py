@@ -5,8 +5,9 @@
   speed_mhc.py --trace                        also where the time of the joints goes
 
 Each turn is a process of its own (`braid bench train`, random tokens) and reports the median step. The median
-over turns counts. Turns of an otherwise busy machine are not worth comparing: the range of each side says
-whether it was. --cpu measures the processor time of one thread instead, which other processes disturb less.
+over turns counts. A pair of turns during which other processes had more than 3 % of the processors is left out and
+taken again (Linux: /proc/stat), for --minutes at most. --cpu measures the processor time of one thread instead,
+which other processes disturb less.
 """
 import argparse
 import collections
@@ -17,6 +18,29 @@ import resource
 import statistics
 import subprocess
 import tempfile
+import time
+
+
+class Others:
+    """The share of all processors that processes other than our own took since the start."""
+
+    def __init__(self):
+        self.begin = self.now()
+
+    @staticmethod
+    def now():
+        own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        try:
+            with open("/proc/stat", encoding="ascii") as f:
+                ticks = [int(x) for x in f.readline().split()[1:9]]
+        except OSError:
+            return time.monotonic(), own, own
+        idle = ticks[3] + ticks[4]
+        return time.monotonic(), (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK"), own
+
+    def share(self):
+        seconds, busy, own = (b - a for a, b in zip(self.begin, self.now()))
+        return max(0.0, busy - own) / seconds / os.cpu_count()
 
 
 def bench(a, streams, steps, *more):
@@ -65,18 +89,31 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--minutes", type=float, default=20, help="how long to wait for undisturbed turns")
     parser.add_argument("--cpu", action="store_true", help="processor time of one thread")
     parser.add_argument("--trace", action="store_true", help="time of the joints by node")
     a = parser.parse_args()
-    turns = {0: [], a.streams: []}
-    for _ in range(a.rounds):
-        for streams in turns:
-            turns[streams].append(processor_ms(a, streams) if a.cpu else bench(a, streams, a.steps))
+    turns, left_out, end = {0: [], a.streams: []}, 0, time.monotonic() + 60 * a.minutes
+    while len(turns[0]) < a.rounds and time.monotonic() < end:
+        others = Others()
+        time.sleep(0.5)
+        if others.share() > 0.03 and not a.cpu:
+            continue
+        others = Others()
+        pair = [processor_ms(a, streams) if a.cpu else bench(a, streams, a.steps) for streams in turns]
+        if others.share() > 0.03 and not a.cpu:
+            left_out += 1
+            continue
+        for times, ms in zip(turns.values(), pair):
+            times.append(ms)
+    if not turns[0]:
+        raise SystemExit(f"no undisturbed turn in {a.minutes} minutes ({left_out} left out): other processes are busy; try --cpu")
     what = "processor ms a step, one thread" if a.cpu else f"ms a step, {a.threads} threads"
     for streams, times in turns.items():
         name = f"{streams} streams" if streams else "plain residual"
-        print(f"{name:15} {statistics.median(times):8.2f} {what} (median of {a.rounds} turns, {min(times):.2f} - {max(times):.2f})")
+        print(f"{name:15} {statistics.median(times):8.2f} {what} (median of {len(times)} turns, {min(times):.2f} - {max(times):.2f})")
     plain, mhc = (statistics.median(turns[s]) for s in turns)
+    print(f"{left_out} disturbed pairs left out" if left_out else "no pair disturbed")
     print(f"added {100 * (mhc / plain - 1):.1f} % (best turns {100 * (min(turns[a.streams]) / min(turns[0]) - 1):.1f} %)")
     if a.trace:
         for streams in turns:
