@@ -62,6 +62,11 @@
 #define CONFIG_NONFINITE(X) X(CFG_NONFINITE_STOP, "stop") X(CFG_NONFINITE_SKIP, "skip")
 #define CONFIG_DEVICE(X)                                                                           \
     X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
+#define CONFIG_COMM(X)                                                                             \
+    X(CFG_COMM_AUTO, "auto") X(CFG_COMM_SELF, "self") X(CFG_COMM_THREADS, "threads")               \
+    X(CFG_COMM_MPI, "mpi") X(CFG_COMM_NCCL, "nccl") X(CFG_COMM_LOOP, "loop")
+#define CONFIG_OVERLAP(X)                                                                          \
+    X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
 #define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32")
 #define CONFIG_RESUME(X)                                                                           \
     X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
@@ -85,6 +90,8 @@ enum config_schedule { CONFIG_SCHEDULE(CONFIG_ENUM_ID) };
 enum config_wsd_style { CONFIG_WSD_STYLE(CONFIG_ENUM_ID) };
 enum config_nonfinite { CONFIG_NONFINITE(CONFIG_ENUM_ID) };
 enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
+enum config_comm { CONFIG_COMM(CONFIG_ENUM_ID) };
+enum config_overlap { CONFIG_OVERLAP(CONFIG_ENUM_ID) };
 enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
 enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
 enum config_load_allow { CONFIG_LOAD_ALLOW(CONFIG_ENUM_ID) };
@@ -198,6 +205,15 @@ struct config_plan {
     int64_t trace_steps;
 };
 
+struct config_parallel {
+    int comm; /* enum config_comm */
+    int64_t ranks, pp, vpp, ep; /* ranks, vpp: (auto) */
+    int overlap; /* enum config_overlap */
+    int64_t pp_group;
+    bool zero;
+    double bucket_mb, ep_capacity, timeout, loop_gbps, loop_us;
+    int64_t loop_ranks;
+};
 struct config_gpu {
     int precision; /* enum config_precision */
     bool portable, fast;
@@ -234,6 +250,7 @@ struct config {
     struct config_run run;
     struct config_plan plan;
     struct config_gpu gpu;
+    struct config_parallel parallel;
     struct config_generate generate;
     /* private */
     struct arena strings;

@@ -18,6 +18,8 @@ static const char *const init_scale_values[] = {CONFIG_INIT_SCALE(VALUE_TEXT) NU
 static const char *const schedule_values[] = {CONFIG_SCHEDULE(VALUE_TEXT) NULL};
 static const char *const wsd_style_values[] = {CONFIG_WSD_STYLE(VALUE_TEXT) NULL};
 static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL};
+static const char *const comm_values[] = {CONFIG_COMM(VALUE_TEXT) NULL};
+static const char *const overlap_values[] = {CONFIG_OVERLAP(VALUE_TEXT) NULL};
 static const char *const precision_values[] = {CONFIG_PRECISION(VALUE_TEXT) NULL};
 static const char *const device_values[] = {CONFIG_DEVICE(VALUE_TEXT) NULL};
 static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
@@ -452,6 +454,42 @@ const struct option config_options[] = {
     ROW(gpu.index, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1023), HELP(
         "Which GPU of this machine.")),
 
+    /* ---- [parallel] ----------------------------------------------------------------------- */
+    ROW(parallel.comm, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(comm_values), HELP(
+        "How ranks reach each other. auto: what the launcher says (mpirun, srun, torchrun), with GPUs nccl, without a "
+        "launcher self, or threads where parallel.ranks is given. loop: one rank whose messages to itself take what a "
+        "link of parallel.loop_gbps would.")),
+    ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("what the launcher says, else 1"), HELP(
+        "Ranks of the run. Given without a launcher, they are threads of one process.")),
+    ROW(parallel.pp, "1", OPT_RUN, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
+        "Pipeline stages. | in model.pattern cuts the stack; without it, layers are dealt out evenly.")),
+    ROW(parallel.vpp, "0", OPT_RUN, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"), HELP(
+        "Virtual stages of each pipeline stage (interleaved schedule).")),
+    ROW(parallel.pp_group, "0", OPT_RUN, RANGE(0, 4096), ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
+        "Microbatches that one virtual stage takes in a row; 0 = parallel.pp.")),
+    ROW(parallel.ep, "1", OPT_RUN, RANGE(1, 4096), ALIAS("expert-model-parallel-size"), HELP(
+        "Ranks that share the experts of a layer: each holds experts / ep of them and tokens travel. The other ranks of a "
+        "stage, ranks / pp in all, share the batch.")),
+    ROW(parallel.overlap, "none", OPT_RUN, ONE_OF(overlap_values), FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
+        "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
+        "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the way back of "
+        "the same microbatch's tokens. Results stay bit for bit the same.")),
+    ROW(parallel.zero, "on", OPT_RUN, FLAG("use-distributed-optimizer", "on"), HELP(
+        "Each rank keeps the optimizer state of its share of every parameter and updates that share only (ZeRO-1).")),
+    ROW(parallel.bucket_mb, "40", OPT_RUN, RANGE(0.001, 1e6), HELP(
+        "Gradients reduced in one message, in MB.")),
+    ROW(parallel.ep_capacity, "0", OPT_RUN, RANGE(0, 4096), HELP(
+        "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step needs more, "
+        "buffers grow and the step is taken again; nothing is dropped.")),
+    ROW(parallel.timeout, "600", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
+        "Seconds a rank waits for the others before it names those that did not come and stops; 0 = for ever.")),
+    ROW(parallel.loop_gbps, "400", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(
+        "parallel.comm=loop: GB/s of the link that is played.")),
+    ROW(parallel.loop_us, "10", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
+        "parallel.comm=loop: microseconds until a message starts to arrive.")),
+    ROW(parallel.loop_ranks, "8", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), HELP(
+        "parallel.comm=loop: the rank plays one of so many, of whose rows all but one share leave it.")),
+
     /* ---- [generate] ----------------------------------------------------------------------- */
     ROW(generate.prompt, "", OPT_RUN, HELP(
         "Text to continue.")),
@@ -479,6 +517,7 @@ const struct section config_sections[] = {
     {"run", "Where it runs and what it writes."},
     {"plan", "Memory against time, and debugging of the schedule."},
     {"gpu", "How a GPU is used, with run.device=cuda."},
+    {"parallel", "Many ranks: how a run is dealt out to them."},
     {"generate", "Text generation."},
 };
 const int config_n_sections = countof(config_sections);

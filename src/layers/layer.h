@@ -12,6 +12,7 @@
 #ifndef BRAID_LAYERS_H
 #define BRAID_LAYERS_H
 
+#include "comm/comm.h"
 #include "config/config.h"
 #include "plan/plan.h"
 #include "tensor/params.h"
@@ -86,6 +87,7 @@ struct build {
     const struct config *cfg;
     struct dev *dev;
     const struct ops *ops;
+    const struct mesh *mesh; /* never NULL; of one rank unless training with several */
     enum build_mode mode;
     struct graph *g;
     struct memory *mem;

@@ -6,7 +6,7 @@
 
 int model_init(struct model *m, const struct config *cfg, struct dev *dev, struct err *e)
 {
-    *m = (struct model){.cfg = cfg, .dev = dev, .ops = ops_for(dev)};
+    *m = (struct model){.cfg = cfg, .dev = dev, .ops = ops_for(dev), .mesh = mesh_alone()};
     param_table_init(&m->params);
     TRY(pattern_parse(&m->pattern, cfg->model.pattern, e));
     TRY(pattern_check_cores(&m->pattern, e));

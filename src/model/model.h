@@ -14,6 +14,7 @@ struct model {
     const struct config *cfg;
     struct dev *dev;
     const struct ops *ops;
+    struct mesh mesh; /* this rank's place; alone unless the trainer says otherwise, before the first plan */
     struct pattern pattern;
     struct param_table params;
     struct table_list tables;

@@ -183,7 +183,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     *mp = (struct model_plan){.mode = o->mode, .batch = o->batch, .seq = o->seq, .cache_len = o->cache_len};
     graph_init(&mp->g);
     mp->built = true;
-    struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mode = o->mode, .g = &mp->g, .mem = &m->mem,
+    struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = o->mode, .g = &mp->g, .mem = &m->mem,
                       .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
                       .cache_len = o->cache_len, .n_layers = m->pattern.n_layers, .want_logits = o->want_logits,
                       .logits = NO_SLOT, .e = e};

@@ -98,7 +98,7 @@ int graph_node(struct graph *g, const char *name, enum lane_id lane, const void 
         mem_grow((void **)&g->nodes, &g->cap_nodes, (size_t)g->n_nodes + 1, sizeof *g->nodes, &g->err) != ST_OK)
         return -1;
     const char *tag = g->scope[0] ? arena_printf(&g->text, "%s.%s", g->scope, name) : arena_strdup(&g->text, name);
-    g->nodes[g->n_nodes] = (struct node){.name = tag ? full_name(g, tag) : NULL, .layer = g->layer, .lane = lane, .self = self};
+    g->nodes[g->n_nodes] = (struct node){.name = tag ? full_name(g, tag) : NULL, .chunk = g->chunk, .layer = g->layer, .lane = lane, .self = self};
     return g->n_nodes++;
 }
 

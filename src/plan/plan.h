@@ -115,6 +115,7 @@ struct node {
     int layer;        /* physical, 0-based; -1: none */
     enum lane_id lane;
     const void *self;
+    int chunk; /* which part of the model on this rank (virtual pipeline stage), 0-based */
     bool host; /* takes values from the host (run_info): it runs before a captured plan, never inside */
     struct phase phase[PH_COUNT];
 };
@@ -136,6 +137,7 @@ struct graph {
     struct node *nodes;
     int n_nodes;
     size_t cap_slots, cap_nodes;
+    int chunk;         /* of the nodes that follow */
     int layer;         /* current scope */
     const char *scope;
     struct err err; /* first failure; declarations after it are no-ops */
@@ -173,7 +175,7 @@ int graph_recompute(struct graph *g, const char *policy, struct err *e);
 struct step_ref {
     int node;
     enum phase_id phase;
-    int mb; /* which of the microbatches in flight, 0-based */
+    int mb; /* microbatch of the run, 0-based */
 };
 struct order {
     struct step_ref *list;

@@ -1,0 +1,140 @@
+/* Ranks and what they say to each other.
+ *
+ * A *world* is all ranks of a run, reached by one transport: self (one rank), threads (ranks of one process), mpi,
+ * nccl (GPUs; a host transport beside it for start and agreement), loop (one rank whose messages to itself cost what a
+ * link would). A *comm* is a group of them. Collectives take tensors: counts and types follow from them, and differing
+ * ones are an error. Every rank of a group calls the same collectives in the same order; the board (below) says who did
+ * not.
+ *
+ * Sums are taken in rank order on every transport, so that bits depend on the mesh alone: a reduction is an exchange of
+ * pieces followed by our own sum. A transport therefore only moves bytes: exchange, send, receive.
+ *
+ * Calls run on a lane: on a host device they return when done; on a GPU they are ordered with the lane's other work. */
+#ifndef BRAID_COMM_H
+#define BRAID_COMM_H
+
+#include "dev/dev.h"
+
+enum comm_kind { COMM_SELF, COMM_THREADS, COMM_MPI, COMM_NCCL, COMM_LOOP, COMM_KINDS };
+const char *comm_kind_name(enum comm_kind k);
+
+struct world;
+struct comm {
+    struct world *world;
+    const char *name; /* "dp", for messages */
+    int rank, size;   /* of this rank in the group */
+    const int *ranks; /* world rank of each member, rising */
+    int id;           /* the same on every member; numbers collectives on the board */
+    void *native;     /* the transport's own */
+};
+
+/* ---- collectives ------------------------------------------------------------------------------------------------ */
+
+/* what: for people, "3.moe.dispatch": it goes to the board before the call can block. All tensors dense. */
+
+/* t becomes the sum (F64, F32, BF16 summed in fp32, I32, I64) over ranks, in rank order. work: size * bytes of t. */
+int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work);
+/* The largest instead (F64, F32, I32, I64). */
+int comm_all_max(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work);
+/* x [n] is cut into pieces of `piece` elements, rank r owning [r * piece, (r + 1) * piece) up to n; the own piece of x becomes
+ * the sum of all ranks' pieces, the rest keeps its values. work: size * piece elements of x's type. */
+int comm_reduce_scatter(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece, struct tensor *work);
+/* The same pieces: every rank's own piece of x goes to all. */
+int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece);
+int comm_broadcast(struct comm *c, struct lane *l, const char *what, struct tensor *t, int root);
+/* send, recv [size, cap, ...]: slab r goes to rank r, slab r of recv comes from it. Of a slab only the first rows[r] of its cap
+ * rows count: send_rows, recv_rows I32 [size], in device memory, or absent (data NULL: all). A transport may move more;
+ * what lies behind them in recv is undefined. */
+int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
+                    const struct tensor *send_rows, const struct tensor *recv_rows);
+/* Several reductions or gathers between begin and end are one message per peer where the transport can do that. */
+int comm_group_begin(struct comm *c, struct lane *l, const char *what);
+int comm_group_end(struct comm *c, struct lane *l);
+
+/* Between two ranks: a send never waits for its receiver (the bytes are kept until it comes); messages between
+ * two ranks with one tag arrive in order. A rank may send to itself. */
+int comm_send(struct comm *c, struct lane *l, const char *what, const struct tensor *t, int to, int tag);
+int comm_recv(struct comm *c, struct lane *l, const char *what, struct tensor *t, int from, int tag);
+
+/* Host memory, whatever the device: start-up, agreement, logs, checkpoints. */
+int comm_host_gather(struct comm *c, const char *what, const void *mine, int64_t bytes, void *all, struct err *e); /* all: size * bytes, on every rank */
+int comm_host_send(struct comm *c, const char *what, const void *data, int64_t bytes, int to, struct err *e);
+int comm_host_recv(struct comm *c, const char *what, void *data, int64_t bytes, int from, struct err *e);
+/* The worst status of all ranks; e of a rank that was fine gets the message of the first that was not, with its rank. */
+int comm_agree(struct comm *c, const char *what, int status, struct err *e);
+int comm_barrier(struct comm *c, const char *what, struct err *e);
+
+/* Collectives so far, by kind of call, for tests and the report. */
+struct comm_stats {
+    int64_t calls, messages, bytes;
+};
+struct comm_stats comm_stats(const struct comm *c);
+
+/* ---- the board: who is where ------------------------------------------------------------------------------------- */
+
+/* Every rank writes its place before it blocks: step, what, collective number, since when. With threads in memory, else in a file
+ * of the run folder (so that a stopped rank can be read by the others). A call that waits longer than the timeout ends
+ * with an error that names the ranks that did not come: rank, step, what, since when. */
+void world_at_step(struct world *w, int64_t step);
+
+/* ---- worlds ---------------------------------------------------------------------------------------------------------- */
+
+struct world_opts {
+    enum comm_kind kind;
+    int ranks;           /* threads: how many; otherwise 0 */
+    double timeout;      /* seconds; 0: wait for ever */
+    const char *board;   /* file of the board; NULL or "": memory (threads) or none */
+    double loop_rate;    /* loop: bytes per second, and seconds per message */
+    double loop_latency;
+    int loop_ranks;      /* loop: as how many ranks one rank's exchanges count for their cost */
+    struct dev *dev;     /* nccl, loop: the GPU; may be set later by world_device */
+};
+/* What the launcher says (mpirun, srun, torchrun): rank, size, local rank; kind COMM_SELF if nothing does. Contradictions are
+ * errors. */
+struct launch {
+    enum comm_kind kind;
+    int rank, size, local_rank, local_size;
+};
+int launch_detect(struct launch *l, struct err *e);
+
+int world_open(struct world **out, const struct world_opts *o, struct err *e); /* self, mpi, nccl, loop */
+int world_device(struct world *w, struct dev *dev, struct err *e);             /* after the device is open */
+void world_close(struct world *w);
+struct comm *world_comm(struct world *w); /* all ranks */
+/* Collective over the world: every rank names the group it is in (ranks rising, itself among them); disjoint groups at once. */
+int comm_open(struct world *w, const char *name, const int *ranks, int n, struct comm **out, struct err *e);
+void comm_close(struct comm *c);
+
+/* Run fn on every rank of a thread world, one thread each; the first rank's error comes back, all ranks have ended. When one
+ * fails, the others' waits end with an error that names it. */
+int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *ctx, struct err *e), void *ctx, struct err *e);
+
+/* Every rank gives the same text (config, binary) or the difference is reported with the rank. */
+int world_same(struct world *w, const char *what, const char *text, struct err *e);
+
+/* ---- mesh --------------------------------------------------------------------------------------------------------------- */
+
+/* Ranks as a grid, data parallel fastest: rank = dp_rank + dp * pp_rank; over the same ranks dp_rank = ep_rank + ep * edp_rank.
+ * Experts [ep_rank * E / ep, ...) live on ep_rank. Virtual stage v of stage p is chunk v * pp + p of the model. */
+struct mesh {
+    int world, rank;
+    int pp, vpp, dp, ep, edp;
+    int pp_rank, dp_rank, ep_rank, edp_rank;
+    struct comm *all, *dp_comm, *ep_comm, *edp_comm, *pp_comm;
+    struct comm *ends_comm; /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
+    bool ep_nodes;          /* experts exchange rows through ep_comm even if it has one member (loop) */
+};
+struct mesh_sizes {
+    int pp, vpp, ep; /* 1 or more */
+};
+/* Pure: where a rank stands; refuses what does not divide, naming the option. */
+int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);
+/* Places this rank and opens the groups. */
+int mesh_open(struct mesh *m, const struct mesh_sizes *s, struct world *w, struct err *e);
+void mesh_close(struct mesh *m);
+/* One rank, no communication. */
+struct mesh mesh_alone(void);
+static inline bool mesh_is_first(const struct mesh *m, int chunk) { return m->pp_rank == 0 && chunk == 0; }
+static inline bool mesh_is_last(const struct mesh *m, int chunk) { return m->pp_rank == m->pp - 1 && chunk == m->vpp - 1; }
+
+#endif
