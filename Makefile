@@ -54,6 +54,17 @@ NVFLAGS = -std=c++17 -O3 -lineinfo -DBRAID_CUDA -Isrc -MMD -MP --threads 1 -Werr
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
 endif
 
+# MPI is taken in where mpicc is; MPI=no leaves it out. A binary that is to be carried (CARRY=yes) leaves it out too. Nothing of it
+# is called unless ranks are started by a launcher.
+MPICC := $(shell command -v mpicc 2>/dev/null)
+MPI_SHOW := $(if $(MPICC),$(shell $(MPICC) -show 2>/dev/null))
+MPI ?= $(if $(filter yes,$(CARRY)),no,$(if $(MPICC),yes,no))
+ifeq ($(MPI),yes)
+CFLAGS_world := -DBRAID_MPI
+CFLAGS_mpi := $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
+LIBS += $(filter -L% -l% -Wl%,$(MPI_SHOW))
+endif
+
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
 FOLDERS := base tensor config data dev comm ckpt ops plan layers model optim train cmd
 uses_base   :=
@@ -80,9 +91,10 @@ isa_base   :=
 ISA_CFLAGS = -O3 -ffp-contract=fast -fno-trapping-math -fopenmp-simd -DISA=$(1) $(isa_$(1)) $(if $(findstring clang,$(CC)),-Wno-pass-failed)
 # clang warns where a loop marked for unrolling has a variable bound: the generic copy of a kernel.
 
-cuda_only := src/dev/cuda.c src/dev/cublas.c src/dev/cudnn.c src/dev/cudnn_graph.c src/dev/vendor.c src/ops/ops_cuda.c
-sources = $(filter-out $(if $(filter no,$(CUDA)),$(cuda_only)),$(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c)))
-cuda_objects = $(if $(filter yes,$(CUDA)),$(patsubst src/%.cu,$(B)/%.cu.o,$(sort $(wildcard src/$(1)/*/*.cu))))
+cuda_only := src/dev/cuda.c src/dev/cublas.c src/dev/cudnn.c src/dev/cudnn_graph.c src/ops/ops_cuda.c
+mpi_only := src/comm/mpi.c
+sources = $(filter-out $(if $(filter no,$(CUDA)),$(cuda_only)) $(if $(filter no,$(MPI)),$(mpi_only)),$(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c)))
+cuda_objects = $(if $(filter yes,$(CUDA)),$(patsubst src/%.cu,$(B)/%.cu.o,$(sort $(wildcard src/$(1)/*.cu src/$(1)/*/*.cu))))
 isa_sources = $(filter %_cpu.c,$(call sources,$(1)))
 objects = $(patsubst src/%.c,$(B)/%.o,$(filter-out $(if $(filter ops,$(1)),%_cpu.c),$(call sources,$(1)))) \
           $(call cuda_objects,$(1)) \
@@ -110,6 +122,7 @@ needs:
 found:
 	@echo "compiler $(CC); instruction sets $(ISAS)"
 	@echo "CUDA: $(CUDA)$(if $(filter yes,$(CUDA)), ($(NVCC); architectures $(CUDA_ARCHS)))"
+	@echo "MPI: $(MPI)$(if $(MPICC), ($(MPICC)), (no mpicc))"
 	@$(foreach p,$(NEEDED),echo "$(p): $(call have,$(p))";)
 
 define folder_rules
@@ -127,7 +140,7 @@ $(foreach i,$(ISAS),$(eval $(call isa_rules,$(i))))
 
 $(B)/%.o: src/%.c | needs
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(CFLAGS_$(notdir $*)) -c $< -o $@
 
 $(B)/%.cu.o: src/%.cu | needs
 	@mkdir -p $(@D)

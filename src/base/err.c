@@ -93,6 +93,7 @@ const char *status_name(enum status s)
         [ST_UNSUPPORTED] = "unsupported",
         [ST_NONFINITE] = "non-finite value",
         [ST_INTERRUPTED] = "interrupted",
+        [ST_PEER] = "another rank stopped",
         [ST_INTERNAL] = "internal error",
     };
     return (unsigned)s < (unsigned)countof(names) && names[s] ? names[s] : "unknown status";

@@ -17,6 +17,7 @@ enum status {
     ST_UNSUPPORTED, /* a legal request this build or device cannot serve */
     ST_NONFINITE,   /* a NaN or infinity where none may be */
     ST_INTERRUPTED, /* stopped by a signal, state saved */
+    ST_PEER,        /* another rank failed, ended or did not come in time */
     ST_INTERNAL,    /* our own bug */
     ST_SIGNED = -1, /* never used: makes the enum signed in every compiler, as functions return int */
 };

@@ -15,7 +15,7 @@
 
 #include "dev/dev.h"
 
-enum comm_kind { COMM_SELF, COMM_THREADS, COMM_MPI, COMM_NCCL, COMM_LOOP, COMM_KINDS };
+enum comm_kind { COMM_SELF, COMM_THREADS, COMM_MPI, COMM_NCCL, COMM_LOOP, COMM_TCP, COMM_KINDS };
 const char *comm_kind_name(enum comm_kind k);
 
 struct world;
@@ -32,7 +32,8 @@ struct comm {
 
 /* what: for people, "3.moe.dispatch": it goes to the board before the call can block. All tensors dense. */
 
-/* t becomes the sum (F64, F32, BF16 summed in fp32, I32, I64) over ranks, in rank order. work: size * bytes of t. */
+/* t becomes the sum (F64, F32, BF16 summed in fp32, I32, I64) over ranks, in rank order. work: size * bytes of t; it
+ * may be absent in a group of one. */
 int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work);
 /* The largest instead (F64, F32, I32, I64). */
 int comm_all_max(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work);
@@ -58,6 +59,7 @@ int comm_recv(struct comm *c, struct lane *l, const char *what, struct tensor *t
 
 /* Host memory, whatever the device: start-up, agreement, logs, checkpoints. */
 int comm_host_gather(struct comm *c, const char *what, const void *mine, int64_t bytes, void *all, struct err *e); /* all: size * bytes, on every rank */
+int comm_host_broadcast(struct comm *c, const char *what, void *data, int64_t bytes, int root, struct err *e);
 int comm_host_send(struct comm *c, const char *what, const void *data, int64_t bytes, int to, struct err *e);
 int comm_host_recv(struct comm *c, const char *what, void *data, int64_t bytes, int from, struct err *e);
 /* The worst status of all ranks; e of a rank that was fine gets the message of the first that was not, with its rank. */
@@ -88,22 +90,41 @@ struct world_opts {
     double loop_latency;
     int loop_ranks;      /* loop: as how many ranks one rank's exchanges count for their cost */
     struct dev *dev;     /* nccl, loop: the GPU; may be set later by world_device */
+    int status;          /* of a process rank that failed before: it meets the others only to tell them, so that rank 0 says it */
+    const struct err *why;
 };
-/* What the launcher says (mpirun, srun, torchrun): rank, size, local rank; kind COMM_SELF if nothing does. Contradictions are
- * errors. */
+/* What the launcher says (mpirun, srun, torchrun): rank, size, local rank; kind COMM_SELF if nothing does. A
+ * contradiction is an error here only where no rank can be reached; else world_open finds it. */
 struct launch {
-    enum comm_kind kind;
+    enum comm_kind kind; /* of host messages: COMM_MPI, COMM_TCP; COMM_SELF for one rank */
     int rank, size, local_rank, local_size;
+    const char *by; /* "mpirun" */
 };
 int launch_detect(struct launch *l, struct err *e);
 
-int world_open(struct world **out, const struct world_opts *o, struct err *e); /* self, mpi, nccl, loop */
+/* self, mpi, tcp, nccl, loop. Of process ranks an error that rank 0 has said leaves e clear. */
+int world_open(struct world **out, const struct world_opts *o, struct err *e);
 int world_device(struct world *w, struct dev *dev, struct err *e);             /* after the device is open */
 void world_close(struct world *w);
+/* Wait for the device like dev sync, but under the timeout and with the blame. */
+int world_sync(struct world *w, const char *what, struct err *e);
+/* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks, which meet on the host; with nccl only if the
+ * plan sends nothing from stage to stage. */
+bool world_captures(const struct world *w, bool sends);
+int world_rank(const struct world *w);
+int world_size(const struct world *w);
+enum comm_kind world_kind(const struct world *w);
+/* The end of a process rank, before world_close. An error is said here and e cleared: once, by rank 0, where all ranks have it
+ * (comm_agree, world_same, a signal), else by the rank that has it; and the others get time to say theirs before the launcher ends them. */
+int world_finish(struct world *w, int status, struct err *e);
 struct comm *world_comm(struct world *w); /* all ranks */
-/* Collective over the world: every rank names the group it is in (ranks rising, itself among them); disjoint groups at once. */
+/* Collective over the world: every rank names the group it is in (ranks rising, itself among them); disjoint groups at once. A rank in
+ * none gives n 0 and gets NULL. */
 int comm_open(struct world *w, const char *name, const int *ranks, int n, struct comm **out, struct err *e);
 void comm_close(struct comm *c);
+/* Says that neighbours of this group (round the end too) will use comm_send and comm_recv on a lane. mesh_open does it for pp_comm;
+ * nccl opens its connections here, or when the device comes. */
+int comm_ring(struct comm *c, struct err *e);
 
 /* Run fn on every rank of a thread world, one thread each; the first rank's error comes back, all ranks have ended. When one
  * fails, the others' waits end with an error that names it. */
@@ -122,6 +143,7 @@ struct mesh {
     int pp_rank, dp_rank, ep_rank, edp_rank;
     struct comm *all, *dp_comm, *ep_comm, *edp_comm, *pp_comm;
     struct comm *ends_comm; /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
+    int64_t ep_rows;        /* rows a slab between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
     bool ep_nodes;          /* experts exchange rows through ep_comm even if it has one member (loop) */
 };
 struct mesh_sizes {

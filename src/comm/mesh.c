@@ -1,6 +1,8 @@
 /* Ranks as a grid: pure arithmetic, then the groups. */
 #include "comm/comm.h"
 
+#include <stdlib.h>
+
 struct mesh mesh_alone(void)
 {
     return (struct mesh){.world = 1, .pp = 1, .vpp = 1, .dp = 1, .ep = 1, .edp = 1};
@@ -23,4 +25,50 @@ int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, 
     *m = (struct mesh){.world = world, .rank = rank, .pp = s->pp, .vpp = s->vpp, .dp = dp, .ep = s->ep, .edp = dp / s->ep,
                        .pp_rank = rank / dp, .dp_rank = dp_rank, .ep_rank = dp_rank % s->ep, .edp_rank = dp_rank / s->ep};
     return ST_OK;
+}
+
+/* Every `step`-th rank from `first`. */
+static int open_line(struct world *w, const char *name, int first, int step, int n, struct comm **out, struct err *e)
+{
+    int *ranks;
+    TRY(mem_array((void **)&ranks, (size_t)n, sizeof *ranks, e));
+    for (int i = 0; i < n; i++)
+        ranks[i] = first + i * step;
+    int st = comm_open(w, name, ranks, n, out, e);
+    free(ranks);
+    return st;
+}
+
+int mesh_open(struct mesh *m, const struct mesh_sizes *s, struct world *w, struct err *e)
+{
+    *m = mesh_alone();
+    TRY(comm_agree(world_comm(w), "mesh", mesh_place(m, s, world_size(w), world_rank(w), e), e));
+    int stage = m->pp_rank * m->dp; /* the first rank of this stage */
+    m->all = world_comm(w);
+    m->ep_nodes = world_kind(w) == COMM_LOOP;
+    int st = open_line(w, "dp", stage, 1, m->dp, &m->dp_comm, e);
+    if (st == ST_OK)
+        st = open_line(w, "ep", stage + m->edp_rank * m->ep, 1, m->ep, &m->ep_comm, e);
+    if (st == ST_OK)
+        st = open_line(w, "edp", stage + m->ep_rank, m->ep, m->edp, &m->edp_comm, e);
+    if (st == ST_OK)
+        st = open_line(w, "pp", m->dp_rank, m->dp, m->pp, &m->pp_comm, e);
+    if (st == ST_OK)
+        st = comm_ring(m->pp_comm, e);
+    bool end = m->pp > 1 && (m->pp_rank == 0 || m->pp_rank == m->pp - 1);
+    if (st == ST_OK)
+        st = open_line(w, "ends", m->dp_rank, m->dp * (m->pp - 1), end ? 2 : 0, &m->ends_comm, e);
+    if (st != ST_OK)
+        mesh_close(m);
+    return st;
+}
+
+void mesh_close(struct mesh *m)
+{
+    comm_close(m->ends_comm);
+    comm_close(m->pp_comm);
+    comm_close(m->edp_comm);
+    comm_close(m->ep_comm);
+    comm_close(m->dp_comm);
+    m->all = m->dp_comm = m->ep_comm = m->edp_comm = m->pp_comm = m->ends_comm = NULL;
 }

@@ -1,4 +1,4 @@
-/* Opening a vendor's shared library and finding its functions; private to dev/. */
+/* Opening a vendor's shared library and finding its functions; for dev/ and comm/. */
 #ifndef BRAID_DEV_VENDOR_H
 #define BRAID_DEV_VENDOR_H
 

@@ -1,0 +1,188 @@
+// What comm/ asks of a GPU: copies on a lane, sums of pieces in rank order, and a copy that takes as long as a link would.
+#include <stdbool.h>
+#include <stdint.h>
+
+extern "C" {
+#include "comm/gpu_int.h"
+#include "dev/cuda.h"
+}
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+static cudaStream_t stream_of(const struct lane *l)
+{
+    return (cudaStream_t)cuda_stream(l);
+}
+
+extern "C" int gpu_comm_alloc(void **out, int64_t bytes, struct err *e)
+{
+    return cuda_status(e, (int)cudaMalloc(out, (size_t)bytes), "cudaMalloc of a message");
+}
+extern "C" void gpu_comm_free(void *p)
+{
+    cudaFree(p);
+}
+extern "C" int gpu_comm_copy(struct lane *l, void *dst, const void *src, int64_t bytes)
+{
+    return cuda_status(l->err, (int)cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, stream_of(l)), "copy of a message");
+}
+extern "C" int gpu_comm_sync(struct lane *l)
+{
+    return cuda_status(l->err, (int)cudaStreamSynchronize(stream_of(l)), "cudaStreamSynchronize of a lane that communicates");
+}
+extern "C" int gpu_comm_idle(struct dev *d, bool *idle, struct err *e)
+{
+    struct cuda_dev *c = (struct cuda_dev *)d->impl;
+    *idle = true;
+    for (int i = 0; i < CUDA_LANES; i++) {
+        cudaError_t code = cudaStreamQuery((cudaStream_t)c->stream[i]);
+        if (code == cudaErrorNotReady)
+            *idle = false;
+        else if (code != cudaSuccess)
+            return cuda_status(e, (int)code, "cudaStreamQuery");
+    }
+    return ST_OK;
+}
+
+// ---- streams of their own --------------------------------------------------------------------------------------------------
+
+extern "C" void *gpu_comm_stream(struct lane *l)
+{
+    return cuda_stream(l);
+}
+extern "C" int gpu_comm_stream_open(void **out, struct err *e)
+{
+    cudaStream_t s = NULL;
+    int st = cuda_status(e, (int)cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking), "cudaStreamCreate");
+    *out = s;
+    return st;
+}
+extern "C" void gpu_comm_stream_close(void *stream)
+{
+    if (stream != NULL)
+        cudaStreamDestroy((cudaStream_t)stream);
+}
+extern "C" int gpu_comm_stream_after(void *stream, struct lane *l)
+{
+    cudaEvent_t ev;
+    TRY(cuda_status(l->err, (int)cudaEventCreateWithFlags(&ev, cudaEventDisableTiming), "cudaEventCreate"));
+    cudaError_t code = cudaEventRecord(ev, stream_of(l));
+    if (code == cudaSuccess)
+        code = cudaStreamWaitEvent((cudaStream_t)stream, ev, 0);
+    cudaEventDestroy(ev); // goes when it has passed
+    return cuda_status(l->err, (int)code, "a send waits for its lane");
+}
+extern "C" int gpu_comm_letter_mark(void **event, void *stream, struct err *e)
+{
+    if (*event == NULL) {
+        cudaEvent_t ev;
+        TRY(cuda_status(e, (int)cudaEventCreateWithFlags(&ev, cudaEventDisableTiming), "cudaEventCreate"));
+        *event = ev;
+    }
+    return cuda_status(e, (int)cudaEventRecord((cudaEvent_t)*event, (cudaStream_t)stream), "cudaEventRecord of a send");
+}
+extern "C" bool gpu_comm_letter_free(void *event)
+{
+    return cudaEventQuery((cudaEvent_t)event) == cudaSuccess;
+}
+extern "C" void gpu_comm_event_close(void *event)
+{
+    cudaEventDestroy((cudaEvent_t)event);
+}
+
+// ---- sums -------------------------------------------------------------------------------------------------------------------
+
+template <typename T> struct acc_of { typedef T type; };
+template <> struct acc_of<__nv_bfloat16> { typedef float type; };
+
+template <typename T> __device__ static T larger(T a, T b)
+{
+    return b > a || b != b ? b : a;
+}
+
+template <typename T> __global__ static void sum_kernel(T *out, const T *in, int64_t n, int pieces, bool largest)
+{
+    typedef typename acc_of<T>::type A;
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        A a = (A)in[i];
+        for (int r = 1; r < pieces; r++) {
+            A v = (A)in[(int64_t)r * n + i];
+            a = largest ? larger(a, v) : (A)(a + v);
+        }
+        out[i] = (T)a;
+    }
+}
+
+template <typename T> static void launch_sum(struct lane *l, const struct tensor *out, const void *in, int pieces, bool largest)
+{
+    int64_t n = tensor_elems(out), blocks = min_i64(ceil_div(n, 256), 1024);
+    sum_kernel<T><<<(unsigned)blocks, 256, 0, stream_of(l)>>>((T *)out->data, (const T *)in, n, pieces, largest);
+}
+
+extern "C" int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *in, int pieces, bool largest)
+{
+    switch (out->dtype) {
+    case DT_F64: launch_sum<double>(l, out, in, pieces, largest); break;
+    case DT_F32: launch_sum<float>(l, out, in, pieces, largest); break;
+    case DT_BF16: launch_sum<__nv_bfloat16>(l, out, in, pieces, largest); break;
+    case DT_I64: launch_sum<int64_t>(l, out, in, pieces, largest); break;
+    case DT_I32: launch_sum<int32_t>(l, out, in, pieces, largest); break;
+    default: return err_set(l->err, ST_INTERNAL, "no sum of %s on a GPU", dtype_name(out->dtype));
+    }
+    return cuda_launched(l, "sum of pieces");
+}
+
+// ---- a link of limited rate ------------------------------------------------------------------------------------------------
+
+__device__ static unsigned long long now_ns()
+{
+    unsigned long long t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+enum { LINK_BLOCKS = 16, LINK_THREADS = 512, LINK_UNROLL = 8 };
+
+// Each block copies its share in chunks and waits after each until the rate allows the next. Few blocks: compute beside them
+// keeps nearly the whole GPU, as it would beside a network card. 16 bytes at a time, the rest byte by byte.
+__global__ static void slow_copy_kernel(char *dst, const char *src, int64_t bytes, double ns_latency, double ns_per_byte)
+{
+    const int64_t chunk = (int64_t)LINK_THREADS * LINK_UNROLL * 16;
+    int64_t n16 = bytes / 16 * 16;
+    bool aligned = (((uintptr_t)dst | (uintptr_t)src) & 15) == 0;
+    unsigned long long start = now_ns();
+    for (int64_t at = (int64_t)blockIdx.x * chunk; at < bytes; at += (int64_t)gridDim.x * chunk) {
+        int64_t end = at + chunk < bytes ? at + chunk : bytes;
+        if (dst != src) {
+            int64_t wide = !aligned ? at : end < n16 ? end : n16;
+            uint4 v[LINK_UNROLL];
+#pragma unroll
+            for (int u = 0; u < LINK_UNROLL; u++) {
+                int64_t i = at + ((int64_t)u * LINK_THREADS + threadIdx.x) * 16;
+                if (i < wide)
+                    v[u] = *(const uint4 *)(src + i);
+            }
+#pragma unroll
+            for (int u = 0; u < LINK_UNROLL; u++) {
+                int64_t i = at + ((int64_t)u * LINK_THREADS + threadIdx.x) * 16;
+                if (i < wide)
+                    *(uint4 *)(dst + i) = v[u];
+            }
+            for (int64_t i = (wide > at ? wide : at) + threadIdx.x; i < end; i += LINK_THREADS)
+                dst[i] = src[i];
+        }
+        double due = ns_latency + ns_per_byte * (double)end;
+        while ((double)(now_ns() - start) < due)
+            __nanosleep(200);
+    }
+    while ((double)(now_ns() - start) < ns_latency + ns_per_byte * (double)bytes)
+        __nanosleep(200);
+}
+
+extern "C" int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds)
+{
+    double per_byte = bytes > 0 ? seconds * 1e9 / (double)bytes : 0;
+    slow_copy_kernel<<<LINK_BLOCKS, LINK_THREADS, 0, stream_of(l)>>>((char *)dst, (const char *)src, bytes, latency * 1e9, per_byte);
+    return cuda_launched(l, "slow copy");
+}

@@ -1,0 +1,54 @@
+/* What comm/ asks of a GPU beyond dev.h; gpu.cu where there is CUDA, else nobody calls it: no GPU can be opened. */
+#ifndef BRAID_COMM_GPU_INT_H
+#define BRAID_COMM_GPU_INT_H
+
+#include "dev/dev.h"
+
+#ifdef BRAID_CUDA
+int gpu_comm_alloc(void **out, int64_t bytes, struct err *e);
+void gpu_comm_free(void *p);
+int gpu_comm_copy(struct lane *l, void *dst, const void *src, int64_t bytes);
+int gpu_comm_sync(struct lane *l);
+/* Has everything given to this device been done? */
+int gpu_comm_idle(struct dev *d, bool *idle, struct err *e);
+/* out [n] = pieces, n elements apart, summed in order (or the largest). */
+int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces, bool largest);
+/* Copies with a few blocks of threads, at a steady rate, and takes latency + seconds at least. */
+int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds);
+/* Streams beside the lanes, for sends that nobody here waits for. */
+void *gpu_comm_stream(struct lane *l);
+int gpu_comm_stream_open(void **out, struct err *e);
+void gpu_comm_stream_close(void *stream);
+int gpu_comm_stream_after(void *stream, struct lane *l); /* what comes next on it waits for the lane */
+/* Marks the point where a stream has read a buffer; the event is made at first use. */
+int gpu_comm_letter_mark(void **event, void *stream, struct err *e);
+bool gpu_comm_letter_free(void *event);
+void gpu_comm_event_close(void *event);
+#else
+static inline int gpu_comm_none(struct err *e) { return err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA"); }
+static inline int gpu_comm_alloc(void **out, int64_t bytes, struct err *e) { return (void)out, (void)bytes, gpu_comm_none(e); }
+static inline void gpu_comm_free(void *p) { (void)p; }
+static inline int gpu_comm_copy(struct lane *l, void *dst, const void *src, int64_t bytes)
+{
+    return (void)dst, (void)src, (void)bytes, gpu_comm_none(l->err);
+}
+static inline int gpu_comm_sync(struct lane *l) { return gpu_comm_none(l->err); }
+static inline int gpu_comm_idle(struct dev *d, bool *idle, struct err *e) { return (void)d, (void)idle, gpu_comm_none(e); }
+static inline int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces, bool largest)
+{
+    return (void)out, (void)pieces, (void)n_pieces, (void)largest, gpu_comm_none(l->err);
+}
+static inline int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds)
+{
+    return (void)dst, (void)src, (void)bytes, (void)latency, (void)seconds, gpu_comm_none(l->err);
+}
+static inline void *gpu_comm_stream(struct lane *l) { return (void)l, NULL; }
+static inline int gpu_comm_stream_open(void **out, struct err *e) { return (void)out, gpu_comm_none(e); }
+static inline void gpu_comm_stream_close(void *stream) { (void)stream; }
+static inline int gpu_comm_stream_after(void *stream, struct lane *l) { return (void)stream, gpu_comm_none(l->err); }
+static inline int gpu_comm_letter_mark(void **event, void *stream, struct err *e) { return (void)event, (void)stream, gpu_comm_none(e); }
+static inline bool gpu_comm_letter_free(void *event) { return event == NULL; }
+static inline void gpu_comm_event_close(void *event) { (void)event; }
+#endif
+
+#endif

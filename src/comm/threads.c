@@ -1,0 +1,387 @@
+/* Ranks of one process, one thread each. An exchange is a meeting: each rank lays out what it gives, waits until all have,
+ * takes what is for it, and waits until all have taken. On a GPU the ranks share the device: lanes are drained before the
+ * meeting, and the bytes are copied on the device. Nobody spins: there may be fewer cores than ranks. */
+#include "comm/comm_int.h"
+#include "comm/gpu_int.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct seat {
+    int64_t came, left; /* exchanges begun, finished */
+    const struct exchange *x;
+};
+/* Where the members of one group meet. */
+struct room {
+    struct room *next;
+    int id, first;
+    struct seat *seat;
+};
+struct hall {
+    pthread_mutex_t lock, board_lock;
+    pthread_cond_t changed;
+    int size;
+    struct room *rooms;
+    struct mail mail;
+    struct board_entry *entries;
+    bool failed; /* some rank: everybody looks at once */
+    int first_failed;
+};
+
+static struct hall *hall_of(const struct comm *c) { return c->world->hall; }
+
+static int missing_seats(const struct comm *c, const struct room *room, int64_t number, int *missing)
+{
+    int n = 0;
+    for (int r = 0; r < c->size; r++)
+        if (room->seat[r].came < number)
+            missing[n++] = c->ranks[r];
+    return n;
+}
+
+static int seats_not_left(const struct comm *c, const struct room *room, int64_t number)
+{
+    int n = 0;
+    for (int r = 0; r < c->size; r++)
+        n += room->seat[r].left < number;
+    return n;
+}
+
+/* Until something changes, or it is time to look again. The lock is held. */
+static void nap(struct hall *h)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += 100 * 1000 * 1000;
+    if (until.tv_nsec >= 1000000000) {
+        until.tv_nsec -= 1000000000;
+        until.tv_sec++;
+    }
+    pthread_cond_timedwait(&h->changed, &h->lock, &until);
+}
+
+/* With the lock held, which is let go for looks at the board. */
+static int look(struct comm *c, struct wait *t, const int *missing, int n, struct err *e)
+{
+    struct hall *h = hall_of(c);
+    if (!h->failed && !wait_due(t))
+        return ST_OK;
+    pthread_mutex_unlock(&h->lock);
+    int st = wait_look(c, t, missing, n, e);
+    pthread_mutex_lock(&h->lock);
+    return st;
+}
+
+/* Who gives up before all have come takes back that it came, so that nobody goes on to read what it laid out. */
+static int wait_until_all_came(struct comm *c, struct room *room, int64_t number, struct err *e)
+{
+    struct hall *h = hall_of(c);
+    struct wait t = wait_begin();
+    int *missing, n, st = mem_array((void **)&missing, (size_t)c->size, sizeof *missing, e);
+    pthread_mutex_lock(&h->lock);
+    while (st == ST_OK && (n = missing_seats(c, room, number, missing)) > 0) {
+        st = look(c, &t, missing, n, e);
+        n = missing_seats(c, room, number, missing);
+        if (n == 0)
+            st = ST_OK; /* the last one came while the board was read */
+        else if (st == ST_OK)
+            nap(h);
+    }
+    if (st != ST_OK)
+        room->seat[c->rank].came--;
+    pthread_mutex_unlock(&h->lock);
+    free(missing);
+    return st;
+}
+
+/* Everybody who came leaves, whatever it found, so this needs no limit. */
+static void wait_until_all_left(struct comm *c, struct room *room, int64_t number)
+{
+    struct hall *h = hall_of(c);
+    pthread_mutex_lock(&h->lock);
+    while (seats_not_left(c, room, number) > 0)
+        nap(h);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static int64_t sit(struct hall *h, struct seat *s, const struct exchange *x)
+{
+    pthread_mutex_lock(&h->lock);
+    s->x = x;
+    int64_t number = ++s->came;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    return number;
+}
+
+static void leave(struct hall *h, struct seat *s)
+{
+    pthread_mutex_lock(&h->lock);
+    s->left++;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* What a peer has for this rank, in order, against what this rank takes from it. */
+static int take_from(struct comm *c, struct lane *l, const struct exchange *mine, int peer, const struct exchange *theirs, struct err *e)
+{
+    int at = 0, world_peer = c->ranks[peer];
+    if (mine->op != theirs->op)
+        return err_set(e, ST_INTERNAL, "ranks %d and %d met in group %s for different things: '%s' and '%s'", c->world->rank, world_peer, c->name,
+                       mine->what, theirs->what);
+    for (int i = 0; i < mine->n; i++) {
+        const struct part *p = &mine->part[i];
+        if (p->peer != peer || p->recv == NULL)
+            continue;
+        while (at < theirs->n && (theirs->part[at].peer != c->rank || theirs->part[at].send == NULL))
+            at++;
+        if (at == theirs->n || theirs->part[at].send_bytes != p->recv_bytes)
+            return err_set(e, ST_INTERNAL, "'%s' in group %s: rank %d takes %lld bytes from rank %d, which sends %lld in '%s'", mine->what, c->name,
+                           c->world->rank, (long long)p->recv_bytes, world_peer, at == theirs->n ? 0LL : (long long)theirs->part[at].send_bytes,
+                           theirs->what);
+        TRY(move_bytes(l, p->recv, theirs->part[at].send, p->recv_bytes, e));
+        at++;
+    }
+    while (at < theirs->n && (theirs->part[at].peer != c->rank || theirs->part[at].send == NULL))
+        at++;
+    if (at < theirs->n)
+        return err_set(e, ST_INTERNAL, "'%s' in group %s: rank %d sends rank %d %lld bytes that are not taken", theirs->what, c->name, world_peer,
+                       c->world->rank, (long long)theirs->part[at].send_bytes);
+    return ST_OK;
+}
+
+static int threads_exchange(struct comm *c, struct lane *l, const struct exchange *x, struct err *e)
+{
+    struct hall *h = hall_of(c);
+    struct room *room = c->native;
+    struct seat *seat = &room->seat[c->rank];
+    if (on_gpu(l))
+        TRY(gpu_comm_sync(l));
+    int64_t number = sit(h, seat, x);
+    TRY(wait_until_all_came(c, room, number, e));
+    int st = ST_OK;
+    for (int r = 0; r < c->size && st == ST_OK; r++)
+        st = take_from(c, l, x, r, room->seat[r].x, e);
+    if (on_gpu(l) && st == ST_OK)
+        st = gpu_comm_sync(l);
+    leave(h, seat);
+    wait_until_all_left(c, room, number);
+    return st;
+}
+
+static struct letter addressed(const struct comm *c, const struct lane *l, int from, int to, int tag)
+{
+    return (struct letter){.comm = c->id, .from = from, .to = to, .tag = tag, .host = l == NULL};
+}
+
+static int threads_send(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e)
+{
+    struct hall *h = hall_of(c);
+    struct letter *letter, a = addressed(c, l, c->world->rank, c->ranks[to->peer], to->tag);
+    pthread_mutex_lock(&h->lock);
+    int st = mail_blank(&h->mail, on_gpu(l), to->bytes, &letter, e);
+    pthread_mutex_unlock(&h->lock);
+    TRY(st);
+    letter->comm = a.comm;
+    letter->from = a.from;
+    letter->to = a.to;
+    letter->tag = a.tag;
+    letter->host = a.host;
+    st = move_bytes(l, letter->data, data, to->bytes, e);
+    if (st == ST_OK && on_gpu(l))
+        st = gpu_comm_sync(l);
+    pthread_mutex_lock(&h->lock);
+    mail_post(&h->mail, letter);
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+    return st;
+}
+
+static int threads_recv(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e)
+{
+    struct hall *h = hall_of(c);
+    int peer = c->ranks[from->peer], st = ST_OK;
+    struct letter *letter = NULL, like = addressed(c, l, peer, c->world->rank, from->tag);
+    struct wait t = wait_begin();
+    pthread_mutex_lock(&h->lock);
+    while (st == ST_OK && (letter = mail_take(&h->mail, &like)) == NULL) {
+        nap(h);
+        st = look(c, &t, &peer, 1, e);
+    }
+    pthread_mutex_unlock(&h->lock);
+    TRY(st);
+    if (letter->bytes != from->bytes)
+        st = err_set(e, ST_INTERNAL, "rank %d receives %lld bytes from rank %d (tag %d), which sent %lld", c->world->rank, (long long)from->bytes, peer,
+                     from->tag, (long long)letter->bytes);
+    else
+        st = move_bytes(l, data, letter->data, from->bytes, e);
+    if (st == ST_OK && on_gpu(l))
+        st = gpu_comm_sync(l);
+    pthread_mutex_lock(&h->lock);
+    mail_spare(&h->mail, letter);
+    pthread_mutex_unlock(&h->lock);
+    return st;
+}
+
+/* ---- rooms: the first member to come makes one, the hall removes it -------------------------------------------------- */
+
+static int room_new(const struct comm *c, struct room **out, struct err *e)
+{
+    struct room *room;
+    TRY(mem_array((void **)&room, 1, sizeof *room, e));
+    int st = mem_array((void **)&room->seat, (size_t)c->size, sizeof *room->seat, e);
+    if (st != ST_OK) {
+        free(room);
+        return st;
+    }
+    room->id = c->id;
+    room->first = c->ranks[0];
+    *out = room;
+    return ST_OK;
+}
+
+static int threads_comm_open(struct comm *c, struct err *e)
+{
+    struct hall *h = hall_of(c);
+    int st = ST_OK;
+    pthread_mutex_lock(&h->lock);
+    struct room *room = h->rooms;
+    while (room != NULL && (room->id != c->id || room->first != c->ranks[0]))
+        room = room->next;
+    if (room == NULL) {
+        st = room_new(c, &room, e);
+        if (st == ST_OK) {
+            room->next = h->rooms;
+            h->rooms = room;
+        }
+    }
+    if (st == ST_OK)
+        c->native = room;
+    pthread_mutex_unlock(&h->lock);
+    return st;
+}
+
+/* A room stays until the hall goes: a slower member may not have come yet. */
+static void threads_comm_close(struct comm *c) { c->native = NULL; }
+
+const struct transport transport_threads = {
+    .name = "threads", .exchange = threads_exchange, .send = threads_send, .recv = threads_recv, .comm_open = threads_comm_open,
+    .comm_close = threads_comm_close};
+
+/* ---- the ranks -------------------------------------------------------------------------------------------------------------------- */
+
+struct rank_thread {
+    pthread_t thread;
+    const struct world_opts *opts;
+    struct hall *hall;
+    int rank, status;
+    struct err err;
+    int (*fn)(struct world *w, void *ctx, struct err *e);
+    void *ctx;
+};
+
+static void note_end(struct hall *h, struct world *w, const struct rank_thread *t)
+{
+    if (w != NULL && !rank_stopped(w->board.mine.state))
+        board_state(w, t->status == ST_OK ? RANK_ENDED : RANK_FAILED, t->status == ST_OK ? "" : t->err.msg);
+    pthread_mutex_lock(&h->lock);
+    if (t->status != ST_OK && !h->failed)
+        h->first_failed = t->rank;
+    h->failed |= t->status != ST_OK;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static int open_rank(struct rank_thread *t, struct world **out, struct err *e)
+{
+    TRY(world_new(out, t->opts, t->rank, t->hall->size, e));
+    struct world *w = *out;
+    w->kind = COMM_THREADS;
+    w->hall = t->hall;
+    w->on_lane = w->on_host = &transport_threads;
+    w->board.entries = t->hall->entries;
+    w->board.lock = &t->hall->board_lock;
+    w->local_rank = t->rank;
+    board_state(w, RANK_AT_WORK, "");
+    return threads_comm_open(w->all, e);
+}
+
+static void *rank_main(void *arg)
+{
+    struct rank_thread *t = arg;
+    struct world *w = NULL;
+    t->status = open_rank(t, &w, &t->err);
+    if (t->status == ST_OK)
+        t->status = t->fn(w, t->ctx, &t->err);
+    note_end(t->hall, w, t);
+    world_close(w);
+    return NULL;
+}
+
+static int hall_open(struct hall *h, int size, struct err *e)
+{
+    pthread_condattr_t attr;
+    *h = (struct hall){.size = size};
+    TRY(mem_array((void **)&h->entries, (size_t)size, sizeof *h->entries, e));
+    mail_init(&h->mail);
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_init(&h->board_lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&h->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    return ST_OK;
+}
+
+static void hall_close(struct hall *h)
+{
+    while (h->rooms != NULL) {
+        struct room *next = h->rooms->next;
+        free(h->rooms->seat);
+        free(h->rooms);
+        h->rooms = next;
+    }
+    mail_release(&h->mail);
+    free(h->entries);
+    pthread_cond_destroy(&h->changed);
+    pthread_mutex_destroy(&h->lock);
+    pthread_mutex_destroy(&h->board_lock);
+}
+
+/* A rank whose thread cannot be started counts as failed, so that the others end. */
+static int start_rank(struct rank_thread *t, struct err *e)
+{
+    int code = pthread_create(&t->thread, NULL, rank_main, t);
+    if (code == 0)
+        return ST_OK;
+    t->status = err_set(&t->err, ST_NOMEM, "cannot start a thread for rank %d: %s", t->rank, strerror(code));
+    *e = t->err;
+    note_end(t->hall, NULL, t);
+    return t->status;
+}
+
+int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *ctx, struct err *e), void *ctx, struct err *e)
+{
+    struct hall h;
+    struct rank_thread *t = NULL;
+    int started = 0;
+    if (o->ranks < 1)
+        return err_set(e, ST_USAGE, "%d thread ranks", o->ranks);
+    TRY(hall_open(&h, o->ranks, e));
+    int st = mem_array((void **)&t, (size_t)o->ranks, sizeof *t, e);
+    for (; st == ST_OK && started < o->ranks; started += st == ST_OK) {
+        t[started] = (struct rank_thread){.opts = o, .hall = &h, .rank = started, .fn = fn, .ctx = ctx};
+        st = start_rank(&t[started], e);
+    }
+    for (int i = 0; i < started; i++)
+        pthread_join(t[i].thread, NULL);
+    if (st == ST_OK && h.failed) {
+        *e = t[h.first_failed].err;
+        st = t[h.first_failed].status;
+    }
+    free(t);
+    hall_close(&h);
+    return st;
+}
