@@ -75,19 +75,21 @@ static int poison_dead(struct exec *x, const struct plan *p, const struct step *
     return ST_OK;
 }
 
-static int run_step(struct exec *x, const struct plan *p, int index, const struct run_info *run, struct err *e)
+/* runs: one per microbatch. */
+static int run_step(struct exec *x, const struct plan *p, int index, const struct run_info *runs, struct err *e)
 {
     const struct step *s = &p->steps[index];
+    const struct run_info *run = &runs[s->ref.mb];
     const struct node *node = &p->g->nodes[s->ref.node];
     const struct phase *ph = &node->phase[s->ref.phase];
     bool add[NODE_MAX_USES];
     for (int u = 0; u < ph->n_uses; u++) {
         bool persistent = s->instance[u] >= 0 && p->g->slots[p->inst[s->instance[u]].slot].arena >= 0;
-        add[u] = ph->use[u].mode == USE_ADD && !(s->first[u] && (run->first_mb || !persistent));
+        add[u] = ph->use[u].mode == USE_ADD && !(s->first[u] && (runs[0].first_mb || !persistent));
     }
     struct lane *lane = &x->lane[s->lane];
     lane->err = e;
-    const struct step_ctx c = {.ops = x->ops, .lane = lane, .self = node->self, .t = s->t, .add = add, .run = run};
+    const struct step_ctx c = {.ops = x->ops, .lane = lane, .self = node->self, .t = s->t, .add = add, .run = run, .mb = s->ref.mb};
     double begin = x->trace ? time_now() : 0;
     if (x->dev->vt->range_begin != NULL)
         x->dev->vt->range_begin(x->dev, node->name);
@@ -102,7 +104,9 @@ static int run_step(struct exec *x, const struct plan *p, int index, const struc
         st = check_finite(x, p, s, e);
     if (st == ST_OK && x->poison)
         st = poison_dead(x, p, s, e);
-    if (st != ST_OK)
+    if (st != ST_OK && p->n_mb > 1)
+        err_in(e, "node %s (%s), microbatch %d, step %lld, plan '%s'", node->name, phase_name(s->ref.phase), s->ref.mb, (long long)run->step, p->name);
+    else if (st != ST_OK)
         err_in(e, "node %s (%s), step %lld, plan '%s'", node->name, phase_name(s->ref.phase), (long long)run->step, p->name);
     return st;
 }
@@ -113,6 +117,16 @@ static bool may_start(const struct plan *p, int step, const int *done)
         if (!done[p->steps[step].wait[w]])
             return false;
     return true;
+}
+
+/* One of the n lanes that are ready. In most runs one lane is late: it is chosen when no other can go on, and seldom else. A wait
+ * that leaves much room, as in overlapped schedules, would hardly ever be put to the test otherwise. */
+static int pick_lane(struct exec *x, int *ready, int n, int late)
+{
+    for (int i = 0; i < n && n > 1; i++)
+        if (ready[i] == late && rng_below(x->random_lanes, x->draws++, 32) != 0)
+            ready[i--] = ready[--n];
+    return ready[rng_below(x->random_lanes, x->draws++, (uint64_t)n)];
 }
 
 /* Lanes as queues: pick a random lane whose head has all its waits satisfied. */
@@ -131,6 +145,7 @@ static int run_random(struct exec *x, const struct plan *p, const struct run_inf
             head[l] = i;
         tail[l] = i;
     }
+    int late = (int)rng_below(x->random_lanes, x->draws++, LANE_COUNT + 1); /* LANE_COUNT: none */
     for (int left = p->n_steps; left > 0; left--) {
         int ready[LANE_COUNT], n = 0;
         for (int l = 0; l < LANE_COUNT; l++)
@@ -138,7 +153,7 @@ static int run_random(struct exec *x, const struct plan *p, const struct run_inf
                 ready[n++] = l;
         if (n == 0)
             return err_set(e, ST_INTERNAL, "plan '%s' is stuck: every lane waits, %d steps left", p->name, left);
-        int l = ready[rng_below(x->random_lanes, x->draws++, (uint64_t)n)];
+        int l = pick_lane(x, ready, n, late);
         TRY(run_step(x, p, head[l], run, e));
         done[head[l]] = 1;
         head[l] = next[head[l]];

@@ -76,6 +76,24 @@ static int instance_to_write(struct builder *b, const struct step_ref *r, slot_i
     return ST_OK;
 }
 
+/* A persistent slot exists once: what a microbatch wrote there and reads again must not be overwritten by another one in
+ * between, as happens when microbatches that used to follow each other are interleaved. */
+static int keep_owner(struct builder *b, const struct step_ref *r, const struct use *u)
+{
+    if (u->slot < 0 || b->g->slots[u->slot].arena < 0)
+        return ST_OK;
+    int *wrote = &b->rebuilt[u->slot * b->n_mb + r->mb], *owner = &b->owner[u->slot];
+    if (u->mode == USE_READ && *wrote == 1 && *owner != r->mb)
+        return err_set(b->e, ST_INTERNAL, "node %s (%s) of microbatch %d reads slot %s, which microbatch %d has changed since: "
+                       "with microbatches in flight it must not be persistent", b->g->nodes[r->node].name,
+                       phase_name(r->phase), r->mb, b->g->slots[u->slot].name, *owner);
+    if (u->mode != USE_READ) {
+        *wrote = 1;
+        *owner = r->mb;
+    }
+    return ST_OK;
+}
+
 static void note_use(struct builder *b, int step, int use)
 {
     struct step *s = &b->p->steps[step];
@@ -91,10 +109,25 @@ static void note_use(struct builder *b, int step, int use)
         i->arena = ARENA_FRAME; /* the backward half reads it: saved */
 }
 
+/* Twice the same backward would add a gradient twice, and only sometimes be noticed by a second write. */
+static int once(struct builder *b, const struct step_ref *r)
+{
+    bool *done = &b->done[((size_t)r->node * PH_COUNT + (size_t)r->phase) * (size_t)b->n_mb + (size_t)r->mb];
+    if (*done)
+        return err_set(b->e, ST_INTERNAL, "node %s (%s) of microbatch %d is in the order twice", b->g->nodes[r->node].name, phase_name(r->phase), r->mb);
+    *done = true;
+    return ST_OK;
+}
+
 static int add_step(struct builder *b, struct step_ref ref)
 {
     const struct phase *ph = &b->g->nodes[ref.node].phase[ref.phase];
+    TRY(once(b, &ref));
     int instance[NODE_MAX_USES];
+    for (int pass = 0; pass < 2; pass++)
+        for (int u = 0; u < ph->n_uses; u++)
+            if ((ph->use[u].mode == USE_READ) == (pass == 0))
+                TRY(keep_owner(b, &ref, &ph->use[u]));
     /* Reads first: they may insert replays before this step. */
     for (int pass = 0; pass < 2; pass++) {
         for (int u = 0; u < ph->n_uses; u++) {
@@ -124,7 +157,11 @@ static int add_step(struct builder *b, struct step_ref ref)
 
 int plan_expand(struct builder *b, const struct order *o)
 {
-    for (int i = 0; i < o->n; i++)
-        TRY(add_step(b, o->list[i]));
+    /* Host nodes depend on nothing and run before all else, of every microbatch: so they come first in the list,
+     * and placement knows. */
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < o->n; i++)
+            if (b->g->nodes[o->list[i].node].host == (pass == 0))
+                TRY(add_step(b, o->list[i]));
     return ST_OK;
 }

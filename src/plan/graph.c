@@ -131,6 +131,12 @@ void graph_host(struct graph *g, int node)
         g->nodes[node].host = true;
 }
 
+void graph_role(struct graph *g, int node, enum node_role role)
+{
+    if (g->err.code == ST_OK && node >= 0)
+        g->nodes[node].role = role;
+}
+
 void graph_inplace(struct graph *g, int node, enum phase_id ph, int from_use, int to_use)
 {
     if (g->err.code != ST_OK || node < 0)

@@ -70,6 +70,24 @@ int memory_commit(struct memory *m, struct dev *dev, struct err *e)
     return ST_OK;
 }
 
+int memory_renew(struct memory *m, struct err *e)
+{
+    static const enum arena_id renewed[] = {ARENA_FRAME, ARENA_WORK};
+    for (int i = 0; i < countof(renewed); i++) {
+        enum arena_id a = renewed[i];
+        void *base = NULL;
+        if (m->base[a] != NULL)
+            m->dev->vt->free(m->dev, m->base[a]);
+        m->base[a] = NULL;
+        m->allocated[a] = 0;
+        if (m->planned[a] > 0 && m->dev->vt->alloc(m->dev, m->planned[a], &base, e) != ST_OK)
+            return refuse(m, e);
+        m->base[a] = base;
+        m->allocated[a] = m->planned[a];
+    }
+    return ST_OK;
+}
+
 void memory_release(struct memory *m)
 {
     for (int a = 0; a < ARENA_COUNT; a++) {

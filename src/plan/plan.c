@@ -22,7 +22,10 @@ int plan_build(struct plan *p, const char *name, const struct graph *g, const st
     int st;
     TRY_OUT(mem_array((void **)&b.original, lives, sizeof *b.original, e));
     TRY_OUT(mem_array((void **)&b.rebuilt, lives, sizeof *b.rebuilt, e));
+    TRY_OUT(mem_array((void **)&b.owner, (size_t)g->n_slots + 1, sizeof *b.owner, e));
+    TRY_OUT(mem_array((void **)&b.done, (size_t)g->n_nodes * PH_COUNT * (size_t)b.n_mb + 1, sizeof *b.done, e));
     memset(b.original, 0xFF, lives * sizeof *b.original);
+    memset(b.owner, 0xFF, ((size_t)g->n_slots + 1) * sizeof *b.owner);
     memset(b.rebuilt, 0xFF, lives * sizeof *b.rebuilt);
     TRY_OUT(plan_expand(&b, o));
     TRY_OUT(plan_waits(&b));
@@ -30,6 +33,8 @@ int plan_build(struct plan *p, const char *name, const struct graph *g, const st
 out:
     free(b.original);
     free(b.rebuilt);
+    free(b.owner);
+    free(b.done);
     free(b.clock);
     if (st != ST_OK) {
         err_in(e, "planning '%s'", name);
@@ -55,13 +60,12 @@ int plan_bind(struct plan *p, const struct memory *m, struct err *e)
                 continue;
             }
             const struct instance *x = &p->inst[s->instance[u]];
-            int64_t frame = x->arena == ARENA_FRAME ? x->mb * p->frame_bytes : 0;
-            if (m->base[x->arena] == NULL || x->offset < 0 || x->offset + frame + x->bytes > m->allocated[x->arena])
+            if (m->base[x->arena] == NULL || x->offset < 0 || x->offset + x->bytes > m->allocated[x->arena])
                 return err_set(e, ST_INTERNAL, "plan '%s': slot %s lies outside arena %s (%lld + %lld of %lld)", p->name,
-                               p->g->slots[x->slot].name, arena_name(x->arena), (long long)(x->offset + frame),
+                               p->g->slots[x->slot].name, arena_name(x->arena), (long long)x->offset,
                                (long long)x->bytes, (long long)m->allocated[x->arena]);
             s->t[u] = p->g->slots[x->slot].shape;
-            s->t[u].data = m->base[x->arena] + frame + x->offset;
+            s->t[u].data = m->base[x->arena] + x->offset;
         }
     }
     return ST_OK;

@@ -11,7 +11,7 @@
  * - An activation slot is written once per microbatch (USE_WRITE), or summed in declared order
  *   (USE_ADD: the first contribution writes, later ones add).
  * - What the backward half reads of what the forward half wrote is *saved*: it lives in the frame of
- *   its microbatch. All else is transient and shares one workspace. Nobody declares this; it follows.
+ *   its chunk and microbatch. All else is transient and shares one workspace. Nobody declares this; it follows.
  * - A slot with a replay may be dropped after the forward half and made again when first needed.
  * - Two slots may share memory only if every use of one happens-before the first of the other:
  *   order on a lane or a wait proves that, never position in the list.
@@ -29,7 +29,7 @@ enum arena_id {
     ARENA_GRAD,   /* main gradients */
     ARENA_OPTIM,  /* optimizer state */
     ARENA_STATE,  /* tables, decode caches, scalars: persistent, neither weight nor gradient */
-    ARENA_FRAME,  /* saved slots of the microbatches in flight */
+    ARENA_FRAME,  /* saved slots: a frame per chunk and microbatch in flight */
     ARENA_WORK,   /* transient slots */
     ARENA_COUNT,
 };
@@ -47,6 +47,8 @@ int64_t memory_reserve(struct memory *m, enum arena_id a, int64_t bytes);
 void memory_reserve_max(struct memory *m, enum arena_id a, int64_t bytes);
 /* Allocate everything, once. Refuses with the sizes when the device has less. */
 int memory_commit(struct memory *m, struct dev *dev, struct err *e);
+/* Frames and workspace again, at their new planned size; what they held is lost. All else must be as it was. */
+int memory_renew(struct memory *m, struct err *e);
 void memory_release(struct memory *m);
 
 /* ---- declarations ------------------------------------------------------------------------------- */
@@ -95,6 +97,7 @@ struct step_ctx {
     const struct tensor *t; /* by position in the phase's list of uses */
     const bool *add;        /* by position: add to it (true) or overwrite it */
     const struct run_info *run;
+    int mb;                 /* microbatch of the run this step belongs to: tags of messages */
 };
 typedef int (*step_fn)(const struct step_ctx *c);
 
@@ -110,12 +113,21 @@ struct phase {
     } inplace[NODE_MAX_INPLACE];
     double flops, bytes;
 };
+/* What schedules must know about a node of LANE_COMM. */
+enum node_role {
+    ROLE_NONE,
+    ROLE_DISPATCH, /* rows to the ranks of their experts: an all-to-all; one or several nodes in a row */
+    ROLE_COMBINE,  /* and back */
+    ROLE_CUT_IN,   /* stream from the stage before (forward), its gradient to it (backward) */
+    ROLE_CUT_OUT,  /* stream to the stage after, its gradient from it */
+};
 struct node {
     const char *name; /* "3.attn.qkv" */
     int layer;        /* physical, 0-based; -1: none */
     enum lane_id lane;
     const void *self;
     int chunk; /* which part of the model on this rank (virtual pipeline stage), 0-based */
+    enum node_role role;
     bool host; /* takes values from the host (run_info): it runs before a captured plan, never inside */
     struct phase phase[PH_COUNT];
 };
@@ -162,6 +174,7 @@ void graph_cost(struct graph *g, int node, enum phase_id ph, double flops, doubl
 void graph_inplace(struct graph *g, int node, enum phase_id ph, int from_use, int to_use);
 /* The node reads run_info. Such nodes depend on no other and come first. */
 void graph_host(struct graph *g, int node);
+void graph_role(struct graph *g, int node, enum node_role role);
 /* slot can be made again by this node's PH_REPLAY phase. */
 void graph_replay(struct graph *g, slot_id slot, int node);
 int graph_check(const struct graph *g, struct err *e);
@@ -170,7 +183,7 @@ int graph_check(const struct graph *g, struct err *e);
  * names are answered with the valid ones. "full" drops all but what must be kept between layers. */
 int graph_recompute(struct graph *g, const char *policy, struct err *e);
 
-/* ---- order and plan ------------------------------------------------------------------------------ */
+/* ---- order ----------------------------------------------------------------------------------------------- */
 
 struct step_ref {
     int node;
@@ -187,6 +200,45 @@ void order_release(struct order *o);
 /* The plain schedule: all forward phases, then backward phases in reverse, dw after its backward (or
  * after its layer's when delayed). */
 int schedule_plain(const struct graph *g, bool delay_dw, struct order *o, struct err *e);
+
+/* ---- schedules of a whole step ---------------------------------------------------------------------- */
+
+enum overlap_kind {
+    OVERLAP_NONE,
+    OVERLAP_EP, /* forward of one microbatch against backward of another; all-to-alls of each hide behind the other */
+    OVERLAP_DW, /* within a microbatch: weight gradients of experts under the backward of their dispatch */
+};
+struct schedule_opts {
+    int pp, vpp, pp_rank; /* stages, chunks of each, this one; 0 counts as 1 */
+    int n_mb;             /* microbatches of the step */
+    int group;            /* microbatches that a chunk takes in a row when there are several chunks; 0: pp */
+    enum overlap_kind overlap;
+    bool delay_dw;     /* weight gradients after their layer, or in the gaps that overlap leaves */
+    bool forward_only; /* evaluation */
+};
+/* Half of what one microbatch does in one chunk. */
+struct schedule_unit {
+    bool backward;
+    bool paired; /* a forward unit that runs together with the backward unit behind it */
+    int chunk, mb;
+};
+struct schedule_units {
+    struct schedule_unit *u;
+    int n;
+    size_t cap;
+};
+/* Pure: what this stage does, in order: 1F1B, interleaved if vpp > 1. Refuses numbers that do not fit, naming the option. */
+int schedule_units(const struct schedule_opts *o, struct schedule_units *out, struct err *e);
+void schedule_units_release(struct schedule_units *s);
+/* Forward units before the first backward one. */
+int schedule_warmup(const struct schedule_opts *o);
+/* The same as an order over the nodes of a graph (node.chunk); host nodes of all microbatches come first. With one microbatch and
+ * one chunk this is schedule_plain. */
+int schedule_step(const struct graph *g, const struct schedule_opts *o, struct order *out, struct err *e);
+/* Bits depend on the order of additions: do both orders add to every persistent slot in the same one? Names the first that differs. */
+int order_same_sums(const struct graph *g, const struct order *a, const struct order *b, struct err *e);
+
+/* ---- plan ----------------------------------------------------------------------------------------------- */
 
 enum { STEP_MAX_WAITS = LANE_COUNT };
 struct step {
@@ -216,8 +268,9 @@ struct plan {
     int n_steps;
     struct instance *inst;
     int n_inst;
-    int n_mb; /* microbatches in flight, each with a frame of its own */
-    int64_t frame_bytes, work_bytes; /* of one frame; of the workspace */
+    int n_mb; /* microbatches of one run */
+    int n_frames; /* one per chunk and microbatch that saves anything */
+    int64_t frame_bytes, work_bytes; /* of all frames, which share room where one is done before another begins; of the workspace */
     int64_t work_unshared_bytes; /* if nothing were reused */
     int n_waits, n_replays;
     bool uses_lane[LANE_COUNT];
@@ -227,6 +280,58 @@ void plan_release(struct plan *p);
 /* Resolve every address; call after memory_commit. */
 int plan_bind(struct plan *p, const struct memory *m, struct err *e);
 double plan_flops(const struct plan *p); /* of one run */
+
+/* ---- what a schedule takes, without running it ---------------------------------------------------------------- */
+
+/* Tasks of several ranks on their lanes. A lane works in order; a task starts when its waits are done. */
+enum sim_kind {
+    SIM_WORK,
+    SIM_SEND,  /* does not wait for its receiver */
+    SIM_RECV,  /* ends when the send with its key has, and its own time is over */
+    SIM_GROUP, /* all tasks with its key start together */
+};
+struct sim_task {
+    int lane;
+    enum sim_kind kind;
+    int64_t key;
+    double seconds;
+    int n_waits, wait[STEP_MAX_WAITS]; /* earlier tasks of the same rank */
+    int frame, phase;                  /* whose saved slots it uses (chunk * n_mb + mb), -1: none; enum phase_id */
+    const char *name;
+    double ready, start, end; /* found: when its rank alone would let it start, when it started, when it was done */
+};
+struct sim_rank {
+    struct sim_task *task;
+    int n;
+    size_t cap;
+    int n_frames;
+    /* found */
+    double busy[LANE_COUNT];
+    double exposed[PH_COUNT]; /* seconds in which the comm lane moved data and nothing was computed, by phase */
+    double idle;              /* seconds in which nothing was computed or moved: bubbles, latency */
+    int peak_frames;          /* frames alive at the same time */
+};
+struct sim {
+    struct sim_rank *rank;
+    int n_ranks;
+    bool in_list_order; /* one thing at a time, in the order of the list, as host devices run */
+    double makespan;
+};
+int sim_open(struct sim *s, int n_ranks, struct err *e);
+void sim_close(struct sim *s);
+int sim_add(struct sim *s, int rank, const struct sim_task *t, struct err *e);
+/* The units of stage o->pp_rank (which is its rank), each one task; seconds of a forward and of a backward unit. */
+int sim_add_units(struct sim *s, const struct schedule_opts *o, const struct schedule_units *units, double forward, double backward,
+                  struct err *e);
+/* The steps of a plan; `seconds` gives the time of one. Cuts (ROLE_CUT_*) become messages between the stages, dispatches and combines
+ * meet within ranks of the same group (-1: each alone). */
+struct sim_place {
+    int rank, pp, pp_rank, vpp, group;
+};
+typedef double (*sim_seconds)(const void *ctx, const struct plan *p, int step);
+int sim_add_plan(struct sim *s, const struct sim_place *at, const struct plan *p, sim_seconds seconds, const void *ctx, struct err *e);
+/* Fills in times and what is found per rank; ranks that wait for each other in a circle are an error that names them. */
+int sim_run(struct sim *s, struct err *e);
 
 /* ---- running ----------------------------------------------------------------------------------------- */
 
@@ -261,6 +366,8 @@ void exec_init(struct exec *x, struct dev *dev);
 void exec_release(struct exec *x);
 /* Scratch for this plan, so that exec_run never allocates. */
 int exec_prepare(struct exec *x, const struct plan *p, struct err *e);
+/* run: an array of one per microbatch of the plan (p->n_mb). run[0].first_mb counts for all of them: the first contribution of the
+ * plan to a persistent sum overwrites it, later ones add. */
 int exec_run(struct exec *x, const struct plan *p, const struct run_info *run, struct err *e);
 
 /* Chrome / Perfetto trace of steps: lanes as threads, waits as arguments. Room for max_events is taken

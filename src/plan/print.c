@@ -28,6 +28,8 @@ void plan_print_steps(const struct plan *p, struct buf *out)
         const struct step *s = &p->steps[i];
         buf_addf(out, "%5d %-8s %-7s %-26s %10.3f  ", i, lane_name(s->lane), phase_name(s->ref.phase),
                  p->g->nodes[s->ref.node].name, step_phase(p, s)->flops * 1e-6);
+        if (p->n_mb > 1)
+            buf_addf(out, "[mb %d] ", s->ref.mb);
         for (int w = 0; w < s->n_waits; w++)
             buf_addf(out, "[wait %d] ", s->wait[w]);
         print_uses(p, s, false, out);
@@ -37,6 +39,9 @@ void plan_print_steps(const struct plan *p, struct buf *out)
     }
 }
 
+/* Of one microbatch: the others save the same. */
+static bool is_saved(const struct instance *x) { return x->mb == 0 && x->arena == ARENA_FRAME && x->merged < 0; }
+
 /* Saved bytes of every tag, summed over layers; tags in order of first appearance. */
 static void print_tags(const struct plan *p, struct buf *out)
 {
@@ -44,11 +49,11 @@ static void print_tags(const struct plan *p, struct buf *out)
     buf_addf(out, "%-24s %10s %8s  %s\n", "saved slot", "all layers", "layers", "can be recomputed");
     for (int i = 0; i < p->n_inst; i++) {
         const struct slot *s = &p->g->slots[p->inst[i].slot];
-        bool seen = p->inst[i].arena != ARENA_FRAME || p->inst[i].merged >= 0;
+        bool seen = !is_saved(&p->inst[i]);
         int64_t bytes = 0, count = 0;
         for (int k = 0; k < p->n_inst && !seen; k++) {
             const struct instance *x = &p->inst[k];
-            if (x->arena != ARENA_FRAME || x->merged >= 0 || strcmp(p->g->slots[x->slot].tag, s->tag) != 0)
+            if (!is_saved(x) || strcmp(p->g->slots[x->slot].tag, s->tag) != 0)
                 continue;
             seen = k < i;
             bytes += x->bytes;
@@ -71,11 +76,13 @@ void plan_print_memory(const struct plan *p, struct buf *out)
              human_bytes((double)p->work_bytes, b, sizeof b), human_bytes((double)p->work_unshared_bytes, c, sizeof c));
     if (p->frame_bytes == 0)
         return;
+    if (p->n_mb > 1)
+        buf_addf(out, "%d microbatches with %d frames between them; below, what one microbatch saves\n", p->n_mb, p->n_frames);
     buf_addf(out, "%-8s %12s\n", "layer", "saved");
     for (int l = -1; l < layers; l++) {
         int64_t bytes = 0;
         for (int i = 0; i < p->n_inst; i++)
-            if (p->inst[i].arena == ARENA_FRAME && p->inst[i].merged < 0 && p->g->slots[p->inst[i].slot].layer == l)
+            if (is_saved(&p->inst[i]) && p->g->slots[p->inst[i].slot].layer == l)
                 bytes += p->inst[i].bytes;
         if (l < 0)
             buf_addf(out, "%-8s %12s\n", "-", human_bytes((double)bytes, a, sizeof a));

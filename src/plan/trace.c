@@ -42,8 +42,8 @@ static void write_event(const struct trace *t, int i, struct buf *out)
     const struct phase *ph = step_phase(ev->plan, s);
     double us = (ev->end - ev->begin) * 1e6;
     buf_addf(out, ",\n{\"name\":\"%s %s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,"
-             "\"args\":{\"step\":%d,\"waits\":[", ev->plan->g->nodes[s->ref.node].name, phase_name(s->ref.phase),
-             ev->plan->name, s->lane, (ev->begin - t->events[0].begin) * 1e6, us, ev->step);
+             "\"args\":{\"step\":%d,\"mb\":%d,\"waits\":[", ev->plan->g->nodes[s->ref.node].name, phase_name(s->ref.phase),
+             ev->plan->name, s->lane, (ev->begin - t->events[0].begin) * 1e6, us, ev->step, s->ref.mb);
     for (int w = 0; w < s->n_waits; w++)
         buf_addf(out, "%s%d", w ? "," : "", s->wait[w]);
     buf_addf(out, "],\"gflop\":%.6g,\"gflop_per_s\":%.6g}}", ph->flops * 1e-9, us > 0 ? ph->flops * 1e-3 / us : 0.0);

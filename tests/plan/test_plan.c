@@ -349,14 +349,22 @@ static void microbatches_in_flight_have_frames_of_their_own(void **state)
         rig_make(&two.r);
         assert_int_equal(two.r.p.n_mb, 2);
         assert_int_equal(two.r.p.n_replays, drop ? 2 * 2 : 0); /* y3 is not needed again */
-        assert_int_equal(two.r.p.frame_bytes, drop ? 2 * 128 : one.r.p.frame_bytes);
-        assert_int_equal(two.r.m.allocated[ARENA_FRAME], 2 * two.r.p.frame_bytes);
+        assert_int_equal(two.r.p.n_frames, 2);
+        assert_int_equal(two.r.p.frame_bytes, 2 * (drop ? 2 * 128 : one.r.p.frame_bytes));
+        assert_int_equal(two.r.m.allocated[ARENA_FRAME], two.r.p.frame_bytes);
         two.r.x.poison = true;
         for (uint64_t seed = 0; seed < 20; seed++) {
             two.r.x.random_lanes = seed;
             rig_run(&two.r, true);
             assert_int_equal(rig_result(&two.r), rig_result(&one.r));
         }
+        struct buf out;
+        buf_init(&out, 0);
+        plan_print_steps(&two.r.p, &out);
+        plan_print_memory(&two.r.p, &out);
+        assert_non_null(strstr(out.text, "[mb 1]"));
+        assert_non_null(strstr(out.text, "2 microbatches with 2 frames"));
+        buf_release(&out);
         rig_release(&one.r);
         rig_release(&two.r);
     }
@@ -593,6 +601,7 @@ static void the_trace_is_json_with_one_event_per_step(void **state)
                          s->n_waits);
         assert_true(json_number_value(json_object_get(ev, "ts")) >= 0 &&
                     json_number_value(json_object_get(ev, "dur")) >= 0);
+        assert_int_equal(json_integer_value(json_object_get(json_object_get(ev, "args"), "mb")), 0);
         if (events == 1) {
             assert_string_equal(json_string_value(json_object_get(ev, "name")), "n0 fwd");
             assert_true(json_number_value(json_object_get(json_object_get(ev, "args"), "gflop")) ==

@@ -57,6 +57,7 @@ static inline int toy_dw(const struct step_ctx *c)
 /* ---- a graph, its plan, its memory
  * ------------------------------------------------------------------------ */
 
+enum { TOY_MAX_MB = 64 };
 struct rig {
     struct graph g;
     struct order o;
@@ -129,7 +130,7 @@ static inline int rig_plan(struct rig *r)
 
 static inline void rig_commit(struct rig *r)
 {
-    memory_reserve_max(&r->m, ARENA_FRAME, r->p.frame_bytes * r->p.n_mb);
+    memory_reserve_max(&r->m, ARENA_FRAME, r->p.frame_bytes);
     memory_reserve_max(&r->m, ARENA_WORK, r->p.work_bytes);
     assert_ok(memory_commit(&r->m, &r->dev, &r->e), &r->e);
     assert_ok(plan_bind(&r->p, &r->m, &r->e), &r->e);
@@ -152,8 +153,11 @@ static inline void rig_run(struct rig *r, bool first_mb)
     for (int k = 0; k < countof(rubbish); k++)
         if (r->m.base[rubbish[k]])
             memset(r->m.base[rubbish[k]], 0xFF, (size_t)r->m.allocated[rubbish[k]]);
-    struct run_info run = {.first_mb = first_mb};
-    assert_ok(exec_run(&r->x, &r->p, &run, &r->e), &r->e);
+    struct run_info run[TOY_MAX_MB] = {{.first_mb = first_mb}};
+    assert_true(r->p.n_mb <= TOY_MAX_MB);
+    for (int mb = 1; mb < r->p.n_mb; mb++)
+        run[mb].step = mb;
+    assert_ok(exec_run(&r->x, &r->p, run, &r->e), &r->e);
 }
 
 /* What a run left in the gradient arena. */
