@@ -64,9 +64,11 @@
     X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
 #define CONFIG_COMM(X)                                                                             \
     X(CFG_COMM_AUTO, "auto") X(CFG_COMM_SELF, "self") X(CFG_COMM_THREADS, "threads")               \
-    X(CFG_COMM_MPI, "mpi") X(CFG_COMM_NCCL, "nccl") X(CFG_COMM_LOOP, "loop")
+    X(CFG_COMM_MPI, "mpi") X(CFG_COMM_NCCL, "nccl") X(CFG_COMM_LOOP, "loop") \
+    X(CFG_COMM_TCP, "tcp")
 #define CONFIG_OVERLAP(X)                                                                          \
     X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
+#define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
 #define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32")
 #define CONFIG_RESUME(X)                                                                           \
     X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
@@ -92,6 +94,7 @@ enum config_nonfinite { CONFIG_NONFINITE(CONFIG_ENUM_ID) };
 enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
 enum config_comm { CONFIG_COMM(CONFIG_ENUM_ID) };
 enum config_overlap { CONFIG_OVERLAP(CONFIG_ENUM_ID) };
+enum config_fused { CONFIG_FUSED(CONFIG_ENUM_ID) };
 enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
 enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
 enum config_load_allow { CONFIG_LOAD_ALLOW(CONFIG_ENUM_ID) };
@@ -171,6 +174,7 @@ struct config_train {
     int64_t log_every, eval_every, eval_batches;
     int64_t loss_chunk; /* 0 = chosen by the head when the plan is made */
     double z_loss;
+    const char *record_routes, *replay_routes; /* files, or empty */
 };
 
 struct config_data {
@@ -198,6 +202,7 @@ struct config_plan {
     int recompute_granularity;   /* enum config_granularity */
     const char *recompute_block; /* "off", "auto" or a number */
     bool mhc_fused;
+    int fused_experts; /* enum config_fused */
     bool delay_dw, poison;
     int64_t random_lanes;
     bool sync, find_nan, graphs;
@@ -217,7 +222,8 @@ struct config_parallel {
 struct config_gpu {
     int precision; /* enum config_precision */
     bool portable, fast;
-    int64_t index;
+    int64_t index, sms;
+    const char *gemm_table;
 };
 
 struct config_generate {

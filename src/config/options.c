@@ -20,6 +20,7 @@ static const char *const wsd_style_values[] = {CONFIG_WSD_STYLE(VALUE_TEXT) NULL
 static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL};
 static const char *const comm_values[] = {CONFIG_COMM(VALUE_TEXT) NULL};
 static const char *const overlap_values[] = {CONFIG_OVERLAP(VALUE_TEXT) NULL};
+static const char *const fused_values[] = {CONFIG_FUSED(VALUE_TEXT) NULL};
 static const char *const precision_values[] = {CONFIG_PRECISION(VALUE_TEXT) NULL};
 static const char *const device_values[] = {CONFIG_DEVICE(VALUE_TEXT) NULL};
 static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
@@ -309,10 +310,10 @@ const struct option config_options[] = {
     ROW(train.micro_batch, "16", OPT_RUN, RANGE(1, 65536), ALIAS("micro-batch-size"), HELP(
         "Sequences worked on at once. Memory grows with it; results do not depend on it beyond "
         "rounding.")),
-    ROW(train.global_batch, "0", OPT_RUN, RANGE(0, 16777216), AUTO("micro_batch"),
+    ROW(train.global_batch, "0", OPT_RUN, RANGE(0, 16777216), AUTO("micro_batch of each rank"),
         ALIAS("global-batch-size"), HELP(
         "Sequences of one optimizer step; gradients of global_batch / micro_batch microbatches are "
-        "accumulated.")),
+        "accumulated, shared out among data-parallel ranks.")),
     ROW(train.lr, "1e-3", OPT_RUN, RANGE(0, 100), ALIAS("lr"), HELP(
         "Peak learning rate.")),
     ROW(train.min_lr, "0", OPT_RUN, RANGE(0, 100), ALIAS("min-lr"), HELP(
@@ -354,6 +355,11 @@ const struct option config_options[] = {
         "Rows of logits held at once in the head; less memory when smaller.")),
     ROW(train.z_loss, "0", OPT_RUN, RANGE(0, 1e3), HELP(
         "Weight of the squared log-sum-exp of the logits, added to the loss; 0 = off.")),
+    ROW(train.record_routes, "", OPT_RUN | OPT_LOCAL, HELP(
+        "Write the experts that every token goes to into this file.")),
+    ROW(train.replay_routes, "", OPT_RUN | OPT_LOCAL, HELP(
+        "Send tokens to the experts that another run wrote with train.record_routes; their weights come from this run's "
+        "router. For comparing devices and precisions.")),
 
     /* ---- [data] --------------------------------------------------------------------------- */
     ROW(data.train, "", OPT_RUN | OPT_WORDS, ALIAS("data-path"), HELP(
@@ -426,6 +432,9 @@ const struct option config_options[] = {
     ROW(plan.mhc_fused, "off", OPT_RUN, FLAG("use-fused-mhc", "on"), HELP(
         "Understood so that Megatron's command lines work: hyper-connections always run fused, one "
         "kernel from the combine of a layer to the norm of the next. Needs mhc_streams.")),
+    ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
+        "Products and activations of experts in one op; the backward pass makes the activations again on the way and only "
+        "their inputs are kept. auto: on a GPU. off: in separate steps, as plan.recompute says.")),
     ROW(plan.delay_dw, "off", OPT_RUN, HELP(
         "Compute weight gradients in separate, later steps, so that they can overlap other work.")),
     ROW(plan.poison, "off", OPT_RUN, HELP(
@@ -450,14 +459,21 @@ const struct option config_options[] = {
     ROW(gpu.portable, "off", OPT_RUN, HELP(
         "Use the kernels for compute capability 8.0 even where better ones exist.")),
     ROW(gpu.fast, "off", OPT_RUN, FLAG("fast", "on"), HELP(
-        "Allow what is not the same from run to run: the order of sums in the backward pass of attention.")),
+        "Allow what is not the same from run to run: the order of sums in the backward pass of attention, and algorithms of "
+        "matrix products chosen by timing them at the start.")),
+    ROW(gpu.gemm_table, "", OPT_RUN, HELP(
+        "File that keeps which algorithm each matrix product takes. Products it lacks are timed once and added; runs "
+        "that use the same complete file give the same bits. Empty: the library's first choice.")),
     ROW(gpu.index, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1023), HELP(
         "Which GPU of this machine.")),
+    ROW(gpu.sms, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1024), HELP(
+        "Multiprocessors that the products of experts may fill, to leave the others to communication; 0 = all. Results are "
+        "the same bit for bit.")),
 
     /* ---- [parallel] ----------------------------------------------------------------------- */
     ROW(parallel.comm, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(comm_values), HELP(
-        "How ranks reach each other. auto: what the launcher says (mpirun, srun, torchrun), with GPUs nccl, without a "
-        "launcher self, or threads where parallel.ranks is given. loop: one rank whose messages to itself take what a "
+        "How ranks reach each other. auto: what the launcher says (mpirun, srun: mpi; torchrun's variables: tcp), with GPUs "
+        "nccl, without a launcher self, or threads where parallel.ranks is given. loop: one rank whose messages to itself take what a "
         "link of parallel.loop_gbps would.")),
     ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("what the launcher says, else 1"), HELP(
         "Ranks of the run. Given without a launcher, they are threads of one process.")),

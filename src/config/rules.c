@@ -69,7 +69,8 @@ static void derive(struct config *c)
     else if (was_derived(c, "model.mhc_streams"))
         m->mhc_streams = 0;
     derive_f64(c, "model.embed_init_std", &m->embed_init_std, m->init_std);
-    derive_i64(c, "train.global_batch", &t->global_batch, t->micro_batch);
+    /* A microbatch for every rank that shares the batch. */
+    derive_i64(c, "train.global_batch", &t->global_batch, t->micro_batch * max_i64(c->parallel.ranks / max_i64(c->parallel.pp, 1), 1));
     derive_i64(c, "train.decay_steps", &t->decay_steps, t->steps);
     if (t->schedule == CFG_SCHEDULE_WSD)
         derive_i64(c, "train.wsd_steps", &t->wsd_steps, max_i64(t->decay_steps / 5, 1));
@@ -291,6 +292,8 @@ static bool mamba_steps_crossed(const struct config *c)
 {
     return c->model.mamba_dt_max > 0 && c->model.mamba_dt_min > c->model.mamba_dt_max;
 }
+
+static bool experts_do_not_divide(const struct config *c) { return c->model.experts % max_i64(c->parallel.ep, 1) != 0; }
 
 static bool topk_above_experts(const struct config *c)
 {
@@ -526,6 +529,9 @@ const struct rule config_rules[] = {
     {"topk-within-experts", topk_above_experts,
      "model.topk must not be above model.experts",
      {"model.topk", "model.experts"}},
+    {"experts-over-ranks", experts_do_not_divide,
+     "model.experts must be a multiple of parallel.ep, the ranks that share them",
+     {"model.experts", "parallel.ep"}},
     {"one-expert-needs-pre-softmax", softmax_of_one,
      "with model.topk = 1 a softmax over the chosen expert is always 1: set model.router_pre_softmax",
      {"model.topk", "model.router_score", "model.router_pre_softmax"}},

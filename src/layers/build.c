@@ -139,6 +139,13 @@ void build_update(struct build *b, const struct update_decl *u)
         l->u[l->n++] = *u;
 }
 
+struct sublayer sublayer_entry(slot_id x, slot_id dx, bool wide)
+{
+    struct sublayer s = {.x = x, .dx = dx, .f = NO_SLOT, .df = NO_SLOT, .h = NO_SLOT, .dh = NO_SLOT, .wide = wide};
+    s.aux[AUX_CARRY] = NO_SLOT;
+    return s;
+}
+
 /* ---- linear ---------------------------------------------------------------------------------------------- */
 
 static int linear_fwd(const struct step_ctx *c)

@@ -37,6 +37,14 @@ static int embed_dw(const struct step_ctx *c)
 
 static int64_t padded_vocab(const struct config_model *c) { return round_up(c->vocab, c->vocab_multiple); }
 
+struct param embedding_param(const struct build *b)
+{
+    const struct config_model *c = &b->cfg->model;
+    struct param p = param_matrix("embedding.word_embeddings.weight", padded_vocab(c), c->hidden, c->embed_init_std);
+    p.shared_ends = b->mesh->pp > 1 && (c->tied || b->n_depths > 0);
+    return p;
+}
+
 int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x, slot_id *dx)
 {
     const struct config_model *c = &b->cfg->model;
@@ -50,7 +58,7 @@ int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x,
     *m = (struct embed){.dropout = drops ? c->dropout : 0, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq};
     graph_scope(g, -1, scope);
     b->prefix[0] = '\0';
-    struct param p = param_matrix("embedding.word_embeddings.weight", padded_vocab(c), c->hidden, c->embed_init_std);
+    struct param p = embedding_param(b);
     struct weight w = build_weight(b, &p);
     slot_id info = drops ? b->in.info : NO_SLOT;
     *x = build_real(b, "e", b->rows, c->hidden);

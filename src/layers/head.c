@@ -30,7 +30,7 @@ static int head_logits(const struct step_ctx *c)
 static struct weight head_weight(struct build *b, int64_t vocab)
 {
     const struct config_model *c = &b->cfg->model;
-    struct param tied = param_matrix("embedding.word_embeddings.weight", vocab, c->hidden, c->embed_init_std);
+    struct param tied = embedding_param(b);
     struct param own = param_matrix("output_layer.weight", vocab, c->hidden, c->init_std);
     return build_weight(b, c->tied ? &tied : &own);
 }

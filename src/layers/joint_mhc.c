@@ -18,7 +18,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { AUX_COEF, AUX_DCOEF, AUX_PRODUCT, AUX_INDEX }; /* in sublayer.aux; the last is a number: layer within its part */
+enum { AUX_COEF, AUX_DCOEF, AUX_PRODUCT = AUX_CARRY, AUX_INDEX }; /* in sublayer.aux; the last is a number: layer within its part */
 
 struct joint {
     struct mhc_rule rule;
@@ -69,12 +69,12 @@ static int boundary_fwd(const struct step_ctx *c)
     return c->ops->mhc_boundary_fwd(c->lane, &a);
 }
 
-/* The norm again, from stream and coefficients; stat's rstd is written again with the same bits. */
+/* The norm again, from stream and coefficients; stat is read only. */
 static int norm_replay(const struct step_ctx *c)
 {
-    enum { STREAM, COEF, GAIN, H, SCRATCH, WORK };
+    enum { STREAM, COEF, STAT, GAIN, H, WORK };
     const struct joint *j = c->self;
-    struct mhc_boundary_fwd_args a = {.x = c->t[STREAM], .gain = c->t[GAIN], .stat = c->t[SCRATCH], .coef = c->t[COEF], .h = c->t[H],
+    struct mhc_boundary_fwd_args a = {.x = c->t[STREAM], .gain = c->t[GAIN], .stat = c->t[STAT], .coef = c->t[COEF], .h = c->t[H],
                                       .work = c->t[WORK], .rule = j->rule, .eps = j->eps, .zero_centered = j->zero_centered, .reuse = true};
     return c->ops->mhc_boundary_fwd(c->lane, &a);
 }
@@ -283,10 +283,10 @@ static struct mhc_boundary_bwd_args boundary_shapes(const struct build *b, const
     return a;
 }
 
-static slot_id fwd_work(struct build *b, const struct joint *j, const char *name)
+static slot_id fwd_work(struct build *b, const struct joint *j, const char *name, bool reuse)
 {
     struct mhc_boundary_bwd_args s = boundary_shapes(b, j, true);
-    struct mhc_boundary_fwd_args a = {.x = s.y, .f = s.f, .y = s.y, .h = s.dh, .rule = j->rule};
+    struct mhc_boundary_fwd_args a = {.x = s.y, .f = s.f, .y = s.y, .h = s.dh, .rule = j->rule, .reuse = reuse};
     return b->ops->mhc_boundary_fwd_work ? build_work(b, name, b->ops->mhc_boundary_fwd_work(&a)) : NO_SLOT;
 }
 
@@ -303,16 +303,23 @@ static slot_id dw_work(struct build *b, const struct joint *j)
     return b->ops->mhc_boundary_dw_work ? build_work(b, "dw_work", b->ops->mhc_boundary_dw_work(&a)) : NO_SLOT;
 }
 
+static bool has_health(const struct build *b) { return training(b) && b->ops->mhc_health != NULL; }
+
+static slot_id product_slot(struct build *b)
+{
+    int64_t n = b->cfg->model.mhc_streams;
+    return graph_slot(b->g, "product", tensor_2d(NULL, b->dev->wide, MHC_HEALTH_ROWS, n * n));
+}
+
 /* Row and column sums, the gain of the product of all mixes so far, and how alike the streams are. */
 static void declare_health(struct build *b, const struct parts *p, const struct sublayer *prev, struct sublayer *next)
 {
     struct graph *g = b->g;
     int64_t n = p->j->rule.streams;
     next->aux[AUX_PRODUCT] = NO_SLOT;
-    if (!training(b) || b->ops->mhc_health == NULL)
+    if (!has_health(b))
         return;
-    bool first = prev->f == NO_SLOT;
-    next->aux[AUX_PRODUCT] = graph_slot(g, "product", tensor_2d(NULL, b->dev->wide, MHC_HEALTH_ROWS, n * n));
+    next->aux[AUX_PRODUCT] = product_slot(b);
     static const char *const tags[MHC_HEALTH_ITEMS] = {"mhc row error", "mhc column error", "mhc gain forward", "mhc gain backward", "mhc stream similarity"};
     slot_id out[MHC_HEALTH_ITEMS];
     for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
@@ -320,7 +327,7 @@ static void declare_health(struct build *b, const struct parts *p, const struct 
     /* Not on the side lane: nothing waits for this node, so a stream it reads there could never be known to be
      * done with, and streams that are made again later would share no memory. */
     int node = graph_node(g, "health", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, node, PH_FWD, health_fwd, READS(p->coef), READS(p->stream), READS(first ? NO_SLOT : prev->aux[AUX_PRODUCT]),
+    GRAPH_PHASE(g, node, PH_FWD, health_fwd, READS(p->coef), READS(p->stream), READS(prev->aux[AUX_PRODUCT]),
                 WRITES(next->aux[AUX_PRODUCT]), ADDS(out[0]), ADDS(out[1]), ADDS(out[2]), ADDS(out[3]), ADDS(out[4]));
     graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * n * b->cfg->model.hidden) * (double)dtype_bytes(b->dev->real));
 }
@@ -330,9 +337,8 @@ static void declare_replays(struct build *b, const struct parts *p, const struct
     struct graph *g = b->g;
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
-    slot_id scratch = graph_slot(g, "stat_again", tensor_2d(NULL, b->dev->wide, b->rows, mhc_logits(p->j->rule.streams) + 2));
-    GRAPH_PHASE(g, n, PH_REPLAY, norm_replay, READS(p->stream), READS(p->coef), READS(p->gain.w), WRITES(p->norm), WRITES(scratch),
-                WRITES(fwd_work(b, p->j, "replay_work")));
+    GRAPH_PHASE(g, n, PH_REPLAY, norm_replay, READS(p->stream), READS(p->coef), READS(p->stat), READS(p->gain.w), WRITES(p->norm),
+                WRITES(fwd_work(b, p->j, "replay_work", true)));
     graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
     graph_replay(g, p->norm, n);
     if (!closes)
@@ -371,7 +377,7 @@ static void declare_boundary(struct build *b, const struct parts *p, const struc
     int n = graph_node(g, "joint", LANE_COMPUTE, p->j);
     GRAPH_PHASE(g, n, PH_FWD, boundary_fwd, READS(x), READS(prev->f), READS(coef_in), READS(p->info), READS(m->w.w), READS(m->a_pre.w),
                 READS(m->a_post.w), READS(m->a_res.w), READS(m->beta.w), READS(p->gain.w), WRITES(made), WRITES(p->stat),
-                WRITES(p->coef), WRITES(p->norm), WRITES(fwd_work(b, p->j, "fwd_work")));
+                WRITES(p->coef), WRITES(p->norm), WRITES(fwd_work(b, p->j, "fwd_work", false)));
     if (closes)
         graph_inplace(g, n, PH_FWD, 0, 10); /* where nobody looks back: eval, decode */
     graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
@@ -475,8 +481,10 @@ static int declare_last(struct build *b, struct parts *p, const struct sublayer 
     slot_id one = build_real(b, "contracted", b->rows, d), rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
     slot_id m = learned ? build_wide(b, "m", b->rows, n) : NO_SLOT, m_rstd = learned ? build_wide(b, "m_rstd", b->rows, 1) : NO_SLOT;
     slot_id done = build_grad(b, "done", b->rows, d);
-    next->dx = build_grad(b, "dcontracted", b->rows, n * d);
-    declare_close(b, p, prev, next->dx);
+    bool closes = prev->f != NO_SLOT; /* not in a chunk without layers: what came over the cut is contracted */
+    next->dx = closes ? build_grad(b, "dcontracted", b->rows, n * d) : prev->dx;
+    if (closes)
+        declare_close(b, p, prev, next->dx);
     double wide = (double)(b->rows * n * d), size = (double)dtype_bytes(b->dev->real);
     int node = graph_node(g, "contract", LANE_COMPUTE, j);
     GRAPH_PHASE(g, node, PH_FWD, contract_fwd, READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w), WRITES(one),
@@ -522,4 +530,37 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
     return declare_last(b, &p, prev, next, norm_key);
 }
 
-const struct joint_kind joint_mhc = {.name = "mhc", .declare = mhc_declare};
+/* In front of a cut all streams are closed, and all of them cross; an embedding alone is expanded here. */
+static int mhc_close(struct build *b, const struct sublayer *prev, struct sublayer *next)
+{
+    bool closes = prev->f != NO_SLOT;
+    *next = *prev;
+    if (!closes && prev->wide)
+        return ST_OK;
+    struct parts p = {.j = sizes(b)};
+    if (p.j == NULL)
+        return ST_NOMEM;
+    if (b->ops->mhc_combine_fwd == NULL)
+        return err_set(b->e, ST_USAGE, "device '%s' has no hyper-connections (model.mhc_streams)", b->ops->name);
+    graph_scope(b->g, b->layer, "joint");
+    int64_t wide = p.j->rule.streams * b->cfg->model.hidden;
+    p.info = closes && p.j->dropout > 0 ? b->in.info : NO_SLOT;
+    p.stream = build_real(b, "stream", b->rows, wide);
+    *next = sublayer_entry(p.stream, build_grad(b, "dstream", b->rows, wide), true);
+    next->aux[AUX_CARRY] = prev->aux[AUX_CARRY];
+    if (closes)
+        declare_close(b, &p, prev, next->dx);
+    else
+        declare_expand(b, &p, prev, next->dx);
+    return b->g->err.code;
+}
+
+static void mhc_arrive(struct build *b, struct sublayer *entry)
+{
+    int64_t wide = b->cfg->model.mhc_streams * b->cfg->model.hidden;
+    *entry = sublayer_entry(build_real(b, "stream", b->rows, wide), build_grad(b, "dstream", b->rows, wide), true);
+    if (has_health(b) && b->layer > 0)
+        entry->aux[AUX_PRODUCT] = product_slot(b);
+}
+
+const struct joint_kind joint_mhc = {.name = "mhc", .declare = mhc_declare, .close = mhc_close, .arrive = mhc_arrive};

@@ -48,6 +48,23 @@ static int joint_bwd(const struct step_ctx *c)
     return c->ops->addnorm_bwd(c->lane, &a);
 }
 
+/* The sum alone, in front of a cut. */
+static int close_fwd(const struct step_ctx *c)
+{
+    enum { X, F, INFO, S };
+    const struct joint *j = c->self;
+    struct addnorm_fwd_args a = {.x = c->t[X], .f = c->t[F], .s = c->t[S], .drop = rule(j, &c->t[INFO])};
+    return c->ops->addnorm_fwd(c->lane, &a);
+}
+
+static int close_bwd(const struct step_ctx *c)
+{
+    enum { DS, INFO, DX, DF };
+    const struct joint *j = c->self;
+    struct addnorm_bwd_args a = {.ds = c->t[DS], .dx = c->t[DX], .df = c->t[DF], .drop = rule(j, &c->t[INFO])};
+    return c->ops->addnorm_bwd(c->lane, &a);
+}
+
 static slot_id bwd_work(struct build *b)
 {
     struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->wide, t.dim[1]);
@@ -55,19 +72,30 @@ static slot_id bwd_work(struct build *b)
     return b->ops->addnorm_bwd_work ? build_work(b, "bwd_work", b->ops->addnorm_bwd_work(&a)) : NO_SLOT;
 }
 
+static bool drops_out(const struct build *b) { return training(b) && b->cfg->model.dropout > 0; }
+
+static struct joint *sizes(struct build *b)
+{
+    const struct config_model *c = &b->cfg->model;
+    struct joint *j = graph_own(b->g, sizeof *j);
+    if (j == NULL)
+        return NULL;
+    *j = (struct joint){.eps = c->norm_eps, .zero_centered = c->norm_zero_centered, .dropout = drops_out(b) ? c->dropout : 0, .seq = b->seq};
+    char site[64];
+    snprintf(site, sizeof site, "dropout.joint.%d", b->layer);
+    j->key = rng_key((uint64_t)b->cfg->run.seed, site);
+    return j;
+}
+
 static int residual_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last)
 {
     const struct config_model *c = &b->cfg->model;
     struct graph *g = b->g;
-    struct joint *j = graph_own(g, sizeof *j);
+    struct joint *j = sizes(b);
     if (j == NULL)
         return ST_NOMEM;
-    bool closes = prev->f != NO_SLOT, drops = training(b) && c->dropout > 0;
+    bool closes = prev->f != NO_SLOT, drops = drops_out(b);
     graph_scope(g, b->layer, "joint");
-    *j = (struct joint){.eps = c->norm_eps, .zero_centered = c->norm_zero_centered, .dropout = drops ? c->dropout : 0, .seq = b->seq};
-    char site[64];
-    snprintf(site, sizeof site, "dropout.joint.%d", b->layer);
-    j->key = rng_key((uint64_t)b->cfg->run.seed, site);
 
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
     struct weight w = build_weight(b, &gain);
@@ -98,4 +126,36 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     return g->err.code;
 }
 
-const struct joint_kind joint_residual = {.name = "residual", .declare = residual_declare};
+static int residual_close(struct build *b, const struct sublayer *prev, struct sublayer *next)
+{
+    struct graph *g = b->g;
+    int64_t d = b->cfg->model.hidden;
+    *next = *prev;
+    if (prev->f == NO_SLOT)
+        return ST_OK;
+    struct joint *j = sizes(b);
+    if (j == NULL)
+        return ST_NOMEM;
+    graph_scope(g, b->layer, "joint");
+    slot_id info = drops_out(b) ? b->in.info : NO_SLOT;
+    *next = sublayer_entry(build_real(b, "stream", b->rows, d), build_grad(b, "dstream", b->rows, d), false);
+    double elems = (double)(b->rows * d), size = (double)dtype_bytes(b->dev->real);
+    int n = graph_node(g, "close", LANE_COMPUTE, j);
+    GRAPH_PHASE(g, n, PH_FWD, close_fwd, READS(prev->x), READS(prev->f), READS(info), WRITES(next->x));
+    graph_inplace(g, n, PH_FWD, 0, 3); /* where nobody looks back */
+    graph_cost(g, n, PH_FWD, elems, 3 * elems * size);
+    if (!training(b))
+        return g->err.code;
+    GRAPH_PHASE(g, n, PH_BWD, close_bwd, READS(next->dx), READS(info), WRITES(prev->dx), WRITES(prev->df != prev->dx ? prev->df : NO_SLOT));
+    graph_inplace(g, n, PH_BWD, 0, 2);
+    graph_cost(g, n, PH_BWD, elems, 2 * elems * size);
+    return g->err.code;
+}
+
+static void residual_arrive(struct build *b, struct sublayer *entry)
+{
+    int64_t d = b->cfg->model.hidden;
+    *entry = sublayer_entry(build_real(b, "stream", b->rows, d), build_grad(b, "dstream", b->rows, d), false);
+}
+
+const struct joint_kind joint_residual = {.name = "residual", .declare = residual_declare, .close = residual_close, .arrive = residual_arrive};

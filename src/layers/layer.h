@@ -45,9 +45,22 @@ struct metric {
     int layer;
     int64_t n, offset; /* offset in ARENA_STATE */
     bool objective;    /* added to the loss that is minimised: gradcheck counts it in */
+    int64_t room;      /* > 0: not a metric: rows a slab between ranks held; the value is what the step wanted */
 };
 struct metric_list {
     struct metric *m;
+    int n;
+    size_t cap;
+};
+
+/* A router whose choices the trainer takes down, or dictates (train/routes.c): I32 [rows, k] in ARENA_STATE. */
+struct route_site {
+    int layer;
+    int64_t k, experts;
+    int64_t chosen, given; /* offsets; -1: not asked for */
+};
+struct route_list {
+    struct route_site *s;
     int n;
     size_t cap;
 };
@@ -62,6 +75,7 @@ struct update_use {
 };
 struct update_decl {
     const char *name;
+    enum lane_id lane;
     step_fn fn;
     const void *self;
     int n_uses;
@@ -94,6 +108,7 @@ struct build {
     struct param_table *params;
     struct table_list *tables;
     struct metric_list *metrics;
+    struct route_list *routes;
     struct update_list *updates;
     int64_t batch, seq, rows; /* rows = batch * seq of this plan */
     int64_t cache_len;        /* decode: positions the caches hold */
@@ -101,6 +116,7 @@ struct build {
     int layer;      /* physical layer, 0-based; MTP layers go on counting: names are unique */
     int number;     /* 1-based among the layers with this symbol: "every k-th attention layer" */
     int n_layers;   /* symbols in the pattern */
+    int n_depths;   /* of multi-token prediction, whatever the mode */
     char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */
     bool want_logits;
     slot_id logits; /* head output in decode mode, or with want_logits */
@@ -178,14 +194,35 @@ struct joint_kind {
      * opens next. norm_key: key of the gain. last: next is the head; what goes on is h, and where the joint has
      * several streams also x, which multi-token prediction adds its gradient to. */
     int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last);
+    /* The first half alone, in front of a pipeline cut: next gets x, dx, wide and the carry, and opens nothing. With
+     * nothing to close, x goes on as it is, a single stream as several where the joint has them. */
+    int (*close)(struct build *b, const struct sublayer *prev, struct sublayer *next);
+    /* The other side of that cut: slots for what crosses. b->layer: the first layer after it. */
+    void (*arrive)(struct build *b, struct sublayer *entry);
 };
+enum { AUX_CARRY = 2 }; /* of sublayer.aux: what crosses a cut beside x, forward only (metrics); NO_SLOT: nothing */
+/* The stream a stack starts with: no sublayer is open. */
+struct sublayer sublayer_entry(slot_id x, slot_id dx, bool wide);
 extern const struct joint_kind joint_residual, joint_mhc;
 /* Layers per block for which recomputing streams block by block needs least memory: those of a kept stream per
  * block, n C a token, and (n + 2) C a layer for the block being replayed (paper, eq. 20). */
 int64_t mhc_block_layers(int64_t streams, int64_t layers);
 
+/* ---- pipeline cuts ---------------------------------------------------------------------------------------- */
+
+/* Segment `before` of the model ends here, or the one after it begins here: the closed stream goes to the rank of the
+ * next segment, its gradient comes back. Nodes "cutN.out" and "cutN.in" on the communication lane. */
+struct cut_place {
+    int before;     /* number of the segment in front of the cut */
+    int n_segments; /* of the model */
+};
+int cut_out_declare(struct build *b, const struct cut_place *at, const struct sublayer *closed);
+int cut_in_declare(struct build *b, const struct cut_place *at, const struct joint_kind *joint, struct sublayer *entry);
+
 /* ---- ends ----------------------------------------------------------------------------------------------- */
 
+/* The embedding's weight, which a tied head, a prediction depth and another stage may share. */
+struct param embedding_param(const struct build *b);
 /* Token embedding (with dropout) of these tokens; creates x, dx. All embeddings share one weight. */
 int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x, slot_id *dx);
 /* Head and loss; reads h, adds to dh while still in the forward half. All heads share one weight. */

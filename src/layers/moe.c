@@ -18,10 +18,13 @@
  * share, stands between shared and router. The router's gradient is complete before it: it needs
  * dprob from the experts. Counts, metrics and the expert bias are forward-only: the router is never
  * replayed. */
-#include "layers/layer.h"
+#include "layers/moe_ep.h"
+#include "layers/moe_experts.h"
 
 struct moe {
     int64_t experts, k, width, ffn, wide, vocab; /* wide: rows of fc1 */
+    int64_t local;       /* experts on this rank */
+    int64_t batch_ranks; /* that share the batch */
     struct router_rule rule;
     struct act_rule act, shared_act;
     double jitter, bias_rate;
@@ -33,8 +36,11 @@ struct moe {
 struct moe_slots {
     slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global,
         select_work, plan_work;
-    slot_id offset, row, src, xp, dxp, prow, dprow, pre, dpre, act, dact, yp, dyp;
+    slot_id offset, xp, dxp, prow, dprow, yp, dyp; /* at the experts */
+    struct ep_home home; /* where the tokens are; the same slots unless experts live on other ranks */
+    struct ep ep;
     slot_id shared; /* what the combine starts from, or NO_SLOT */
+    slot_id given;  /* choices of another run, or NO_SLOT */
     struct weight router, bias, table, w1, w2, b1, b2;
 };
 
@@ -100,6 +106,7 @@ static int select_bwd(const struct step_ctx *c)
                                 .dlogits = c->t[DLOGITS],
                                 .rule = m->rule,
                                 .hashed = m->hashed};
+    a.rule.coef.global_aux /= (double)m->batch_ranks; /* the load is their sum */
     return c->ops->router_bwd(c->lane, &a);
 }
 
@@ -166,73 +173,6 @@ static int combine_bwd(const struct step_ctx *c)
     struct permute_args a = {
         .x = c->t[DF], .src = c->t[SRC], .row = c->t[ROW], .y = c->t[DYP], .k = m->k};
     return c->ops->permute(c->lane, &a);
-}
-
-/* ---- experts
- * ------------------------------------------------------------------------------------------------
- */
-
-static int group_fwd(const struct step_ctx *c)
-{
-    enum { X, W, BIAS, PROB, OFFSET, Y };
-    struct gmm_fwd_args a = {.x = c->t[X],
-                             .w = c->t[W],
-                             .bias = c->t[BIAS],
-                             .prob = c->t[PROB],
-                             .offset = c->t[OFFSET],
-                             .y = c->t[Y]};
-    return c->ops->gmm_fwd(c->lane, &a);
-}
-
-static int group_bwd(const struct step_ctx *c)
-{
-    enum { DY, W, OFFSET, DX };
-    struct gmm_bwd_args a = {.dy = c->t[DY], .w = c->t[W], .offset = c->t[OFFSET], .dx = c->t[DX]};
-    return c->ops->gmm_bwd(c->lane, &a);
-}
-
-static int group_dw(const struct step_ctx *c)
-{
-    enum { DY, X, PROB, OFFSET, DW, DBIAS };
-    struct gmm_bwd_args a = {.dy = c->t[DY],
-                             .x = c->t[X],
-                             .prob = c->t[PROB],
-                             .offset = c->t[OFFSET],
-                             .dw = c->t[DW],
-                             .dbias = c->t[DBIAS],
-                             .acc_dw = c->add[DW],
-                             .acc_dbias = c->add[DBIAS]};
-    return c->ops->gmm_bwd(c->lane, &a);
-}
-
-static int act_forward(const struct step_ctx *c)
-{
-    enum { PRE, PROB, ACT };
-    const struct moe *m = c->self;
-    struct act_fwd_args a = {.x = c->t[PRE], .prob = c->t[PROB], .y = c->t[ACT], .rule = m->act};
-    return c->ops->act_fwd(c->lane, &a);
-}
-
-/* The probability also scales the bias of fc2, which adds to its gradient. */
-static int act_backward(const struct step_ctx *c)
-{
-    enum { DACT, PRE, PROB, DYP, B2, OFFSET, DPRE, DPROB };
-    const struct moe *m = c->self;
-    struct act_bwd_args a = {.dy = c->t[DACT],
-                             .x = c->t[PRE],
-                             .prob = c->t[PROB],
-                             .dx = c->t[DPRE],
-                             .dprob = c->t[DPROB],
-                             .rule = m->act};
-    TRY(c->ops->act_bwd(c->lane, &a));
-    if (c->t[B2].data == NULL)
-        return ST_OK;
-    struct gmm_bwd_args g = {.dy = c->t[DYP],
-                             .bias = c->t[B2],
-                             .offset = c->t[OFFSET],
-                             .dprob = c->t[DPROB],
-                             .acc_dprob = true};
-    return c->ops->gmm_bwd(c->lane, &g);
 }
 
 /* ---- shared expert
@@ -355,6 +295,8 @@ static int sizes(struct build *b, struct moe *m)
     char site[64];
     bool decode = b->mode == BUILD_DECODE, in_stack = str_starts(b->prefix, "decoder.");
     *m = (struct moe){.experts = c->experts,
+                      .local = c->experts / b->mesh->ep,
+                      .batch_ranks = b->mesh->dp,
                       .k = c->topk,
                       .width = c->hidden,
                       .ffn = c->expert_ffn,
@@ -399,7 +341,7 @@ static struct param expert_matrix(const char *key, const struct moe *m, int64_t 
 {
     return (struct param){.key = key,
                           .rank = 3,
-                          .dim = {m->experts, out, in},
+                          .dim = {m->local, out, in},
                           .init = INIT_NORMAL,
                           .init_a = std,
                           .decay = true,
@@ -409,7 +351,7 @@ static struct param expert_matrix(const char *key, const struct moe *m, int64_t 
 static struct param expert_vector(const char *key, const struct moe *m, int64_t n)
 {
     return (struct param){
-        .key = key, .rank = 2, .dim = {m->experts, n}, .init = INIT_ZERO, .expert = true, .wide = true};
+        .key = key, .rank = 2, .dim = {m->local, n}, .init = INIT_ZERO, .expert = true, .wide = true};
 }
 
 /* Gate and up rows in alternating blocks, as the activation reads them; on disk they stay halves. */
@@ -422,7 +364,7 @@ static struct row_layout interleaved_rows(const struct moe *m)
                                .groups = m->ffn / g,
                                .rows = {g, g},
                                .grouped_in_memory = true,
-                               .matrices = m->experts};
+                               .matrices = m->local};
 }
 
 /* Token to experts. Until a checkpoint brings a trained one, token t goes to experts t, t + 1, ... */
@@ -450,6 +392,11 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
                  b2 = expert_vector("mlp.experts.linear_fc2.bias", m, m->width);
     bias.buffer = true;
     p1.rows = b1.rows = interleaved_rows(m);
+    struct param *of_experts[] = {&p1, &p2, &b1, &b2};
+    for (int i = 0; i < 4 && b->mesh->ep > 1; i++) {
+        of_experts[i]->shard.full = m->experts;
+        of_experts[i]->shard.first = b->mesh->ep_rank * m->local;
+    }
     s->router = build_weight(b, &router);
     s->table = declare_table(b, m);
     s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
@@ -505,6 +452,7 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
         return;
     struct tensor tally = tensor_1d(NULL, DT_F64, m->experts);
     s->tally = build_state(b, "tally", tally);
+    ep_declare_tally_sum(b, s->tally);
     if (b->g->err.code != ST_OK)
         return;
     build_update(b, &(struct update_decl){
@@ -515,6 +463,26 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
                         .use = {{tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
                                 {tensor_1d(NULL, b->dev->wide, m->experts), ARENA_PARAM,
                                  b->g->slots[s->bias.w].offset, USE_ADD}}});
+}
+
+/* Where the trainer wants to know the choices of each microbatch they stay in memory of their own, and where it dictates
+ * them it finds room for that. A table of tokens leaves nothing to choose. */
+static void declare_routes(struct build *b, const struct moe *m, struct moe_slots *s)
+{
+    const struct config_train *t = &b->cfg->train;
+    struct tensor shape = tensor_2d(NULL, DT_I32, b->rows, m->k);
+    bool open = training(b) && !m->hashed, record = open && t->record_routes[0] != '\0', replay = open && t->replay_routes[0] != '\0';
+    struct route_list *l = b->routes;
+    s->idx = record ? build_state(b, "idx", shape) : graph_slot(b->g, "idx", shape);
+    s->given = replay ? build_state(b, "given_idx", shape) : NO_SLOT;
+    if ((!record && !replay) || b->g->err.code != ST_OK ||
+        mem_grow((void **)&l->s, &l->cap, (size_t)l->n + 1, sizeof *l->s, &b->g->err) != ST_OK)
+        return;
+    l->s[l->n++] = (struct route_site){.layer = b->layer,
+                                       .k = m->k,
+                                       .experts = m->experts,
+                                       .chosen = record ? b->g->slots[s->idx].offset : -1,
+                                       .given = replay ? b->g->slots[s->given].offset : -1};
 }
 
 static slot_id declare_select_work(struct build *b, const struct moe *m)
@@ -546,20 +514,29 @@ static void declare_slots(struct build *b, const struct moe *m, struct moe_slots
     s->dlogits = build_grad(b, "dlogits", rows, m->experts);
     s->probs = build_wide(b, "probs", rows, m->k);
     s->dprobs = training(b) ? build_wide(b, "dprobs", rows, m->k) : NO_SLOT;
-    s->idx = graph_slot(g, "idx", tensor_2d(NULL, DT_I32, rows, m->k));
-    s->offset = graph_slot(g, "offset", tensor_1d(NULL, DT_I32, m->experts + 1));
-    s->row = graph_slot(g, "row", tensor_2d(NULL, DT_I32, rows, m->k));
-    s->src = graph_slot(g, "src", tensor_1d(NULL, DT_I32, slots));
+    declare_routes(b, m, s);
+    s->home.offset = s->offset = graph_slot(g, "offset", tensor_1d(NULL, DT_I32, m->experts + 1));
+    s->home.row = graph_slot(g, "row", tensor_2d(NULL, DT_I32, rows, m->k));
+    s->home.src = graph_slot(g, "src", tensor_1d(NULL, DT_I32, slots));
+    s->ep = ep_declare_slots(b, &s->home, m->experts, m->k, m->width);
+    if (s->ep.on) {
+        slots = s->ep.ranks * s->ep.cap;
+        s->offset = s->ep.offset;
+    }
     s->xp = build_real(b, "rows", slots, m->width);
     s->dxp = build_grad(b, "drows", slots, m->width);
     s->prow = graph_slot(g, "row_prob", tensor_1d(NULL, wide, slots));
     s->dprow = training(b) ? graph_slot(g, "drow_prob", tensor_1d(NULL, wide, slots)) : NO_SLOT;
-    s->pre = build_real(b, "pre", slots, m->wide);
-    s->dpre = build_grad(b, "dpre", slots, m->wide);
-    s->act = build_real(b, "act", slots, m->ffn);
-    s->dact = build_grad(b, "dact", slots, m->ffn);
     s->yp = build_real(b, "out_rows", slots, m->width);
     s->dyp = build_grad(b, "dout_rows", slots, m->width);
+    if (!s->ep.on) {
+        s->home.x = s->xp;
+        s->home.dx = s->dxp;
+        s->home.prob = s->prow;
+        s->home.dprob = s->dprow;
+        s->home.y = s->yp;
+        s->home.dy = s->dyp;
+    }
     s->select_work = declare_select_work(b, m);
     s->plan_work = declare_plan_work(b, m);
 }
@@ -574,7 +551,7 @@ static void declare_scatter(struct build *b, const struct moe *m, const struct m
     if (!training(b))
         return;
     int n = graph_node(b->g, "scatter", LANE_COMPUTE, m);
-    GRAPH_PHASE(b->g, n, PH_BWD, scatter_bwd, READS(s->dxp), READS(s->row), ADDS(io->dh));
+    GRAPH_PHASE(b->g, n, PH_BWD, scatter_bwd, READS(s->home.dx), READS(s->home.row), ADDS(io->dh));
 }
 
 static void declare_router(struct build *b, const struct moe *m, const struct moe_slots *s,
@@ -606,12 +583,14 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
         graph_replay(g, s->logits, n);
     }
     int n = graph_node(g, "select", LANE_COMPUTE, m);
-    slot_id token = m->hashed ? b->in.token : NO_SLOT;
+    slot_id token = m->hashed ? b->in.token : NO_SLOT, table = m->hashed ? s->table.w : s->given;
     GRAPH_PHASE(g, n, PH_FWD, select_fwd, READS(s->logits), READS(s->bias.w), READS(token),
-                READS(s->table.w), WRITES(s->probs), WRITES(s->idx), WRITES(s->load), ADDS(s->stat),
+                READS(table), WRITES(s->probs), WRITES(s->idx), WRITES(s->load), ADDS(s->stat),
                 ADDS(s->tally), ADDS(s->global), WRITES(s->select_work));
+    if (m->rule.coef.global_aux != 0)
+        ep_declare_load_sum(b, s->load);
     if (training(b))
-        GRAPH_PHASE(g, n, PH_BWD, select_bwd, READS(s->dprow), READS(s->row), READS(s->logits),
+        GRAPH_PHASE(g, n, PH_BWD, select_bwd, READS(s->home.dprob), READS(s->home.row), READS(s->logits),
                     READS(s->idx), READS(s->load), READS(b->in.mb_share), WRITES(s->dprobs),
                     WRITES(s->dlogits));
 }
@@ -622,109 +601,54 @@ static void declare_permute(struct build *b, const struct moe *m, const struct m
     struct graph *g = b->g;
     double bytes = 2.0 * (double)tensor_bytes(&g->slots[s->xp].shape);
     int n = graph_node(g, "plan", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, plan_fwd, READS(s->idx), WRITES(s->offset), WRITES(s->row),
-                WRITES(s->src), WRITES(s->plan_work));
+    slot_id row = s->ep.on ? s->ep.sorted_row : s->home.row, src = s->ep.on ? s->ep.sorted_src : s->home.src;
+    GRAPH_PHASE(g, n, PH_FWD, plan_fwd, READS(s->idx), WRITES(s->home.offset), WRITES(row), WRITES(src),
+                WRITES(s->plan_work));
+    if (s->ep.on)
+        ep_declare_maps(b, &s->ep, &s->home);
     n = graph_node(g, "permute", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, permute_fwd, READS(io->h), READS(s->src), READS(s->row),
-                READS(s->probs), WRITES(s->xp), WRITES(s->prow));
+    GRAPH_PHASE(g, n, PH_FWD, permute_fwd, READS(io->h), READS(s->home.src), READS(s->home.row),
+                READS(s->probs), WRITES(s->home.x), WRITES(s->home.prob));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_REPLAY, permute_replay, READS(io->h), READS(s->src), READS(s->row),
-                WRITES(s->xp));
+    GRAPH_PHASE(g, n, PH_REPLAY, permute_replay, READS(io->h), READS(s->home.src), READS(s->home.row),
+                WRITES(s->home.x));
     graph_cost(g, n, PH_REPLAY, 0, bytes);
-    graph_replay(g, s->xp, n);
-}
-
-/* One grouped linear of the experts. */
-struct group {
-    slot_id x, y, dy, dx, prob;
-    struct weight w, bias;
-    bool replays;
-};
-
-static void declare_group(struct build *b, const struct moe_slots *s, const char *name,
-                          const struct group *l)
-{
-    struct graph *g = b->g;
-    double rows = (double)g->slots[l->x].shape.dim[0], in = (double)g->slots[l->x].shape.dim[1],
-           out = (double)g->slots[l->y].shape.dim[1];
-    double flops = 2 * rows * in * out, size = (double)dtype_bytes(b->dev->real),
-           experts = (double)g->slots[l->w.w].shape.dim[0];
-    double bytes = size * (rows * (in + out) + experts * in * out);
-    int n = graph_node(g, name, LANE_COMPUTE, NULL);
-    GRAPH_PHASE(g, n, PH_FWD, group_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w),
-                READS(l->prob), READS(s->offset), WRITES(l->y));
-    graph_cost(g, n, PH_FWD, flops, bytes);
-    if (!training(b))
-        return;
-    if (l->replays) {
-        GRAPH_PHASE(g, n, PH_REPLAY, group_fwd, READS(l->x), READS(l->w.w), READS(l->bias.w),
-                    READS(l->prob), READS(s->offset), WRITES(l->y));
-        graph_cost(g, n, PH_REPLAY, flops, bytes);
-        graph_replay(g, l->y, n);
-    }
-    GRAPH_PHASE(g, n, PH_BWD, group_bwd, READS(l->dy), READS(l->w.w), READS(s->offset),
-                WRITES(l->dx));
-    graph_cost(g, n, PH_BWD, flops, bytes);
-    GRAPH_PHASE(g, n, PH_DW, group_dw, READS(l->dy), READS(l->x), READS(l->prob), READS(s->offset),
-                ADDS(l->w.dw), ADDS(l->bias.dw));
-    graph_cost(g, n, PH_DW, flops, bytes);
-}
-
-static void declare_act(struct build *b, const struct moe *m, const struct moe_slots *s)
-{
-    struct graph *g = b->g;
-    double elems = (double)tensor_elems(&g->slots[s->pre].shape),
-           size = (double)dtype_bytes(b->dev->real);
-    int n = graph_node(g, "act", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, act_forward, READS(s->pre), READS(s->prow), WRITES(s->act));
-    graph_cost(g, n, PH_FWD, 8 * elems, 1.5 * elems * size);
-    if (!training(b))
-        return;
-    GRAPH_PHASE(g, n, PH_REPLAY, act_forward, READS(s->pre), READS(s->prow), WRITES(s->act));
-    graph_replay(g, s->act, n);
-    slot_id dyp = s->b2.w != NO_SLOT ? s->dyp : NO_SLOT;
-    GRAPH_PHASE(g, n, PH_BWD, act_backward, READS(s->dact), READS(s->pre), READS(s->prow),
-                READS(dyp), READS(s->b2.w), READS(s->offset), WRITES(s->dpre), WRITES(s->dprow));
-    graph_inplace(g, n, PH_BWD, 1, 6); /* the pre-activations die here */
-    graph_cost(g, n, PH_BWD, 16 * elems, 2.5 * elems * size);
+    graph_replay(g, s->home.x, n);
 }
 
 static void declare_experts(struct build *b, const struct moe *m, const struct moe_slots *s,
                             const struct core_io *io)
 {
     struct graph *g = b->g;
-    slot_id prob = s->b2.w != NO_SLOT ? s->prow : NO_SLOT;
-    declare_group(b, s, "fc1",
-                  &(struct group){.x = s->xp,
-                                  .y = s->pre,
-                                  .dy = s->dpre,
-                                  .dx = s->dxp,
-                                  .prob = NO_SLOT,
-                                  .w = s->w1,
-                                  .bias = s->b1,
-                                  .replays = true});
-    declare_act(b, m, s);
-    declare_group(b, s, "fc2",
-                  &(struct group){.x = s->act,
-                                  .y = s->yp,
-                                  .dy = s->dyp,
-                                  .dx = s->dact,
-                                  .prob = prob,
-                                  .w = s->w2,
-                                  .bias = s->b2});
+    experts_declare(b, &(struct experts){.offset = s->offset,
+                                         .x = s->xp,
+                                         .dx = s->dxp,
+                                         .prob = s->prow,
+                                         .dprob = s->dprow,
+                                         .y = s->yp,
+                                         .dy = s->dyp,
+                                         .w1 = s->w1,
+                                         .w2 = s->w2,
+                                         .b1 = s->b1,
+                                         .b2 = s->b2,
+                                         .act = &m->act,
+                                         .ffn = m->ffn,
+                                         .wide = m->wide});
+    if (s->ep.on)
+        ep_declare_return(b, &s->ep, &s->home, s->yp, s->dyp);
     int n = graph_node(g, "combine", LANE_COMPUTE, m);
-    double bytes = (double)tensor_bytes(&g->slots[s->yp].shape);
-    GRAPH_PHASE(g, n, PH_FWD, combine_fwd, READS(s->yp), READS(s->row), READS(s->shared),
+    double bytes = (double)tensor_bytes(&g->slots[s->home.y].shape);
+    GRAPH_PHASE(g, n, PH_FWD, combine_fwd, READS(s->home.y), READS(s->home.row), READS(s->shared),
                 WRITES(io->f));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (s->shared != NO_SLOT)
         graph_inplace(g, n, PH_FWD, 2, 3);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, READS(io->df), READS(s->src), READS(s->row),
-                WRITES(s->dyp));
+    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, READS(io->df), READS(s->home.src), READS(s->home.row),
+                WRITES(s->home.dy));
     graph_cost(g, n, PH_BWD, 0, bytes);
 }
 
@@ -746,6 +670,8 @@ static int moe_declare(struct build *b, struct core_io *io)
     declare_scatter(b, m, &s, io);
     declare_router(b, m, &s, io);
     declare_permute(b, m, &s, io);
+    if (s.ep.on)
+        ep_declare_dispatch(b, &s.ep, &s.home, &(struct ep_rows){.x = s.xp, .dx = s.dxp, .prob = s.prow, .dprob = s.dprow});
     declare_experts(b, m, &s, io);
     return b->g->err.code;
 }

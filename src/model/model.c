@@ -19,6 +19,7 @@ void model_release(struct model *m)
     param_table_release(&m->params);
     free(m->tables.t);
     free(m->metrics.m);
+    free(m->routes.s);
     free(m->updates.u);
     *m = (struct model){0};
 }
@@ -79,7 +80,8 @@ int model_init_params(struct model *m, struct err *e)
         struct tensor trained = model_param(m, k);
         struct init_args a = {.y = tensor_1d(trained.data, trained.dtype, n), .kind = p->init, .a = p->init_a, .b = p->init_b,
                               .row = p->rank > 1 ? p->dim[1] : 1, .n_values = p->n_values,
-                              .key = rng_key((uint64_t)m->cfg->run.seed, p->key)};
+                              .key = rng_key((uint64_t)m->cfg->run.seed, p->key),
+                              .first = p->dim[0] > 0 ? p->shard.first * (n / p->dim[0]) : 0};
         if (row->master_offset >= 0)
             a.copy = tensor_1d(m->mem.base[ARENA_PARAM] + row->offset, m->dev->real, n);
         if (a.y.dtype != DT_BF16) {

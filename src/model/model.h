@@ -8,6 +8,16 @@
 
 enum { MTP_MAX_DEPTHS = 8 };
 
+/* ---- chunks ---------------------------------------------------------------------------------------------- */
+
+/* What virtual stage v of a rank holds of the model. */
+struct model_chunk {
+    int segment, n_segments; /* number among all chunks of the model, and how many there are */
+    int from, n;             /* layers of the main part */
+    bool first, last;        /* of the model: embedding; final norm, head and prediction depths */
+};
+int model_chunk(const struct pattern *p, const struct mesh *m, int v, struct model_chunk *out, struct err *e);
+
 /* ---- model ----------------------------------------------------------------------------------------------- */
 
 struct model {
@@ -19,6 +29,7 @@ struct model {
     struct param_table params;
     struct table_list tables;
     struct metric_list metrics;
+    struct route_list routes; /* of the training plan */
     struct update_list updates;
     struct memory mem;
 };
@@ -34,13 +45,15 @@ struct model_plan {
     int64_t cache_len;
     slot_id loss, logits;
     slot_id mtp_loss[MTP_MAX_DEPTHS]; /* training: F64 [2] of each depth */
-    int n_mtp;
+    int n_mtp;   /* the same on every rank; where there is no head, the losses are NO_SLOT */
+    int n_micro; /* microbatches of one run: 1, or with a pipeline or overlap all of a step */
     bool built;
 };
 struct model_plan_opts {
     const char *name;
     enum build_mode mode;
     int64_t batch, seq;
+    int64_t n_micro; /* training: microbatches of a step on this rank; 0: one */
     int64_t cache_len; /* decode */
     bool want_logits;
 };
@@ -71,6 +84,8 @@ double model_head_flops(const struct config *cfg);
 double model_mtp_flops(const struct config *cfg);
 /* The stack for people: layer, kind, keys, parameters, FLOPs. */
 void model_print_stack(const struct model *m, struct buf *out);
+/* What every pipeline stage holds; nothing without a pipeline. */
+void model_print_stages(const struct model *m, struct buf *out);
 void model_print_params(const struct model *m, struct buf *out);
 
 #endif

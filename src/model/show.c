@@ -119,7 +119,50 @@ static void print_summary(const struct model *m, struct buf *out)
                  (long long)m->cfg->model.mtp_layers, p->n_mtp_depths, plural(p->n_mtp_depths));
 }
 
-void model_print_stack(const struct model *m, struct buf *out)
+/* ---- stages ---------------------------------------------------------------------------------- */
+
+static void print_chunk(const struct pattern *p, const struct model_chunk *c, struct buf *out)
+{
+    enum { ROOM = 40 };
+    const char *between = "";
+    buf_addf(out, "  segment %d:", c->segment);
+    if (c->first) {
+        buf_add(out, " embedding");
+        between = ",";
+    }
+    if (c->n > 0) {
+        buf_addf(out, "%s layers %d to %d, %.*s%s", between, c->from, c->from + c->n - 1,
+                 c->n < ROOM ? c->n : ROOM, p->symbols + c->from, c->n > ROOM ? "..." : "");
+        between = ",";
+    }
+    if (c->last)
+        buf_addf(out, "%s final norm, head", between);
+    if (c->last && p->n_mtp_depths > 0)
+        buf_addf(out, ", %d MTP depth%s", p->n_mtp_depths, plural(p->n_mtp_depths));
+    if (!c->first && !c->last && c->n == 0)
+        buf_add(out, " nothing");
+    buf_add(out, "\n");
+}
+
+void model_print_stages(const struct model *m, struct buf *out)
+{
+    struct mesh at = m->mesh;
+    struct model_chunk c;
+    struct err e = {0};
+    if (at.pp * at.vpp == 1)
+        return;
+    buf_addf(out, "pipeline: %d stage%s of %d chunk%s\n", at.pp, plural(at.pp), at.vpp, plural(at.vpp));
+    for (at.pp_rank = 0; at.pp_rank < at.pp; at.pp_rank++) {
+        buf_addf(out, " stage %d\n", at.pp_rank);
+        for (int v = 0; v < at.vpp; v++)
+            if (model_chunk(&m->pattern, &at, v, &c, &e) == ST_OK)
+                print_chunk(&m->pattern, &c, out);
+    }
+}
+
+/* ---- all of it ----------------------------------------------------------------------------------- */
+
+static void print_whole(const struct model *m, struct buf *out)
 {
     const struct config_model *c = &m->cfg->model;
     const struct pattern *p = &m->pattern;
@@ -142,6 +185,27 @@ void model_print_stack(const struct model *m, struct buf *out)
         print_depth(m, k, out);
     buf_addf(out, "parameters: %lld (%s)\n", (long long)total,
              human_count((double)total, text, sizeof text));
+}
+
+/* A rank that holds a part shows the whole model too, declared on paper. */
+void model_print_stack(const struct model *m, struct buf *out)
+{
+    struct model whole = {0};
+    struct model_plan plan = {0};
+    struct err e = {0};
+    struct model_plan_opts o = {.name = "whole",
+                                .mode = BUILD_TRAIN,
+                                .batch = m->cfg->train.micro_batch,
+                                .seq = m->cfg->train.seq};
+    bool part = m->mesh.pp > 1 || m->mesh.ep > 1;
+    bool shown = part && model_init(&whole, m->cfg, m->dev, &e) == ST_OK &&
+                 model_plan_build(&whole, &plan, &o, &e) == ST_OK;
+    print_whole(shown ? &whole : m, out);
+    if (part) {
+        model_plan_release(&plan);
+        model_release(&whole);
+    }
+    model_print_stages(m, out);
 }
 
 void model_print_params(const struct model *m, struct buf *out)

@@ -1,4 +1,6 @@
-/* The stack: from pattern to a graph. Embedding, then joints and cores in turn, then the head. */
+/* The stack: from pattern to a graph. Embedding, then joints and cores in turn, then the head; where the model is cut
+ * into pipeline stages, the chunks of this rank, each between cuts. Numbers, keys, initial values and random sites are
+ * those of the whole model, so none of them depends on where it is cut. */
 #include "model/model.h"
 
 #include <string.h>
@@ -43,19 +45,19 @@ static void declare_batch(struct build *b, int64_t depths)
 {
     struct graph *g = b->g;
     struct tensor ids = tensor_1d(NULL, DT_I32, b->rows);
-    bool decode = b->mode == BUILD_DECODE;
+    bool decode = b->mode == BUILD_DECODE, head = mesh_is_last(b->mesh, b->mesh->vpp - 1);
     graph_scope(g, -1, "batch");
     b->in.token = graph_slot(g, "token", ids);
     b->in.pos = graph_slot(g, "pos", ids);
-    b->in.label = decode ? NO_SLOT : graph_slot(g, "label", ids);
+    b->in.label = decode || !head ? NO_SLOT : graph_slot(g, "label", ids);
     b->in.doc_start = !decode && b->cfg->data.eod_mask ? graph_slot(g, "doc_start", ids) : NO_SLOT;
     const struct config_model *c = &b->cfg->model;
     bool draws = c->dropout > 0 || c->router_jitter > 0 || c->router_force_balance;
     b->in.info = training(b) && draws ? graph_slot(g, "info", tensor_1d(NULL, DT_I64, 4)) : NO_SLOT;
     b->in.start = decode ? graph_slot(g, "start", tensor_1d(NULL, DT_I64, 1)) : NO_SLOT;
-    b->in.scale = training(b) ? graph_slot(g, "scale", tensor_1d(NULL, DT_F64, 1 + depths)) : NO_SLOT;
+    b->in.scale = training(b) && head ? graph_slot(g, "scale", tensor_1d(NULL, DT_F64, 1 + depths)) : NO_SLOT;
     b->in.mb_share = training(b) ? graph_slot(g, "mb_share", tensor_1d(NULL, DT_F64, 1)) : NO_SLOT;
-    b->in.loss = decode ? NO_SLOT : build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
+    b->in.loss = decode || !head ? NO_SLOT : build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
     int n = graph_node(g, "batch", LANE_COPY, NULL);
     GRAPH_PHASE(g, n, PH_FWD, batch_fwd, WRITES(b->in.token), WRITES(b->in.label), WRITES(b->in.pos), WRITES(b->in.doc_start),
                 WRITES(b->in.info), WRITES(b->in.start), WRITES(b->in.scale), WRITES(b->in.mb_share));
@@ -67,7 +69,7 @@ static void declare_batch(struct build *b, int64_t depths)
 /* One part of the pattern: the main layers, or those of an MTP depth. */
 struct part {
     const char *symbols;
-    int n;
+    int from, n; /* layers of it to declare: the main part may be cut */
     const char *where;          /* keys are <where><index>. */
     const struct pattern *keys; /* main: which index a layer has in keys; NULL: its own */
     const char *final_norm;
@@ -89,7 +91,7 @@ static const struct joint_kind *joint_of(const struct build *b)
 /* The part's symbols, each with a joint in front of it. */
 static int declare_layers(struct build *b, const struct part *p, struct sublayer *sub)
 {
-    for (int i = 0; i < p->n; i++, b->layer++) {
+    for (int i = p->from; i < p->from + p->n; i++, b->layer++) {
         const struct core_kind *core = core_find(p->symbols[i]);
         struct sublayer next = {0};
         b->number = ordinal(p->symbols, i);
@@ -114,11 +116,6 @@ static int declare_part(struct build *b, const struct part *p, struct sublayer *
     return ST_OK;
 }
 
-static struct sublayer entry(slot_id x, slot_id dx, bool wide)
-{
-    return (struct sublayer){.x = x, .dx = dx, .f = NO_SLOT, .df = NO_SLOT, .h = NO_SLOT, .dh = NO_SLOT, .wide = wide};
-}
-
 /* What a prediction depth reads of the stack before it: the output, or where there are several streams all of
  * them, from before their contraction. */
 static void hand_on(struct mtp_io *io, const struct sublayer *end)
@@ -137,12 +134,12 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
         snprintf(where, sizeof where, "mtp.layers.%d.mtp_model_layer.layers.", k);
         snprintf(norm, sizeof norm, "mtp.layers.%d.final_layernorm.weight", k);
         snprintf(scope, sizeof scope, "mtp%d.head", k);
-        struct sublayer sub = entry(io.x, io.dx, main_end->wide);
+        struct sublayer sub = sublayer_entry(io.x, io.dx, main_end->wide);
         struct part part = {.symbols = p->mtp_symbols, .n = p->n_mtp_layers, .where = where, .final_norm = norm};
         TRY(declare_part(b, &part, &sub));
         b->layer++; /* the final joint's own number */
         graph_scope(b->g, -1, scope);
-        mp->mtp_loss[mp->n_mtp++] = build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
+        mp->mtp_loss[k] = build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
         struct head_io head = {.scope = scope, .h = sub.h, .dh = sub.dh, .label = io.label, .loss = mp->mtp_loss[k], .scale_index = k + 1};
         TRY(head_declare(b, &head));
         hand_on(&io, &sub);
@@ -150,42 +147,91 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
     return ST_OK;
 }
 
+/* ---- chunks ---------------------------------------------------------------------------------------------------- */
+
+int model_chunk(const struct pattern *p, const struct mesh *m, int v, struct model_chunk *out, struct err *e)
+{
+    *out = (struct model_chunk){.segment = v * m->pp + m->pp_rank, .n_segments = m->pp * m->vpp, .n = p->n_layers,
+                                .first = mesh_is_first(m, v), .last = mesh_is_last(m, v)};
+    if (out->n_segments == 1) /* '|' without a pipeline says nothing */
+        return ST_OK;
+    if (p->n_segments != 1 && p->n_segments != out->n_segments) {
+        err_set(e, ST_USAGE, "model.pattern has %d segments, but %d pipeline stages of %d chunks each take %d", p->n_segments, m->pp,
+                m->vpp, out->n_segments);
+        return err_hint(e, "put %d '|' into the pattern, or change parallel.pp or parallel.vpp", out->n_segments - 1);
+    }
+    struct pattern_place at = {.pp_rank = m->pp_rank, .pp_size = m->pp, .vp = m->vpp > 1 ? v : PATTERN_NOT_GIVEN,
+                               .first_layers = PATTERN_NOT_GIVEN, .last_layers = PATTERN_NOT_GIVEN};
+    struct pattern_chunk chosen;
+    TRY(pattern_choose(p, &at, &chosen, e));
+    out->from = chosen.part.first_layer;
+    out->n = chosen.part.n_layers;
+    return ST_OK;
+}
+
+/* The closed stream goes to the next segment. */
+static int declare_exit(struct build *b, const struct model_chunk *c, const struct sublayer *sub)
+{
+    struct sublayer closed;
+    TRY(joint_of(b)->close(b, sub, &closed));
+    return cut_out_declare(b, &(struct cut_place){.before = c->segment, .n_segments = c->n_segments}, &closed);
+}
+
+/* The final norm is applied here and nowhere else, whether the chunk has layers or not, and before anyone reads: the
+ * head and the first prediction depth see the same tensor. */
+static int declare_end(struct build *b, const struct pattern *p, struct sublayer *sub, struct model_plan *mp)
+{
+    struct sublayer end = {0};
+    b->prefix[0] = '\0';
+    TRY(joint_of(b)->declare(b, sub, &end, pattern_final_norm_key(p), true));
+    b->layer++;
+    struct head_io head = {.scope = "head", .h = end.h, .dh = end.dh, .label = b->in.label, .loss = b->in.loss};
+    TRY(head_declare(b, &head));
+    return mp->n_mtp > 0 ? declare_mtp(b, p, &end, mp) : ST_OK;
+}
+
+static int declare_chunk(struct build *b, const struct pattern *p, const struct model_chunk *c, struct model_plan *mp)
+{
+    struct sublayer sub;
+    b->layer = c->from;
+    if (c->first) {
+        slot_id x, dx;
+        TRY(embed_declare(b, "embed", b->in.token, &x, &dx));
+        sub = sublayer_entry(x, dx, false);
+    } else {
+        TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b), &sub));
+    }
+    struct part part = {.symbols = p->symbols, .from = c->from, .n = c->n, .where = "decoder.layers.", .keys = p};
+    TRY(declare_layers(b, &part, &sub));
+    return c->last ? declare_end(b, p, &sub, mp) : declare_exit(b, c, &sub);
+}
+
 static int declare_stack(struct build *b, const struct pattern *p, struct model_plan *mp)
 {
-    slot_id x, dx;
-    int depths = training(b) ? p->n_mtp_depths : 0;
+    mp->n_mtp = training(b) ? p->n_mtp_depths : 0;
+    for (int k = 0; k < countof(mp->mtp_loss); k++)
+        mp->mtp_loss[k] = NO_SLOT;
     b->layer = -1;
-    declare_batch(b, depths);
-    TRY(embed_declare(b, "embed", b->in.token, &x, &dx));
-    b->layer = 0;
-    struct sublayer sub = entry(x, dx, false);
-    struct part main_part = {.symbols = p->symbols, .n = p->n_layers, .where = "decoder.layers.", .keys = p,
-                             .final_norm = pattern_final_norm_key(p)};
-    TRY(declare_part(b, &main_part, &sub));
-    b->layer++;
-    struct head_io head = {.scope = "head", .h = sub.h, .dh = sub.dh, .label = b->in.label, .loss = b->in.loss};
-    TRY(head_declare(b, &head));
-    return depths > 0 ? declare_mtp(b, p, &sub, mp) : ST_OK;
+    declare_batch(b, mp->n_mtp);
+    for (int v = 0; v < b->mesh->vpp; v++) {
+        struct model_chunk c;
+        TRY(model_chunk(p, b->mesh, v, &c, b->e));
+        b->g->chunk = v;
+        TRY(declare_chunk(b, p, &c, mp));
+    }
+    return ST_OK;
 }
 
 /* ---- plans ------------------------------------------------------------------------------------------------ */
 
-static int apply_recompute(struct graph *g, const struct config_plan *p, struct err *e)
+static int declare_plan(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
-    if (p->recompute_granularity == CFG_GRANULARITY_FULL)
-        TRY(graph_recompute(g, "full", e));
-    bool standard = p->recompute_granularity == CFG_GRANULARITY_SELECTIVE && p->recompute[0] == '\0';
-    return graph_recompute(g, standard ? "core_attn" : p->recompute, e);
-}
-
-int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
-{
-    *mp = (struct model_plan){.mode = o->mode, .batch = o->batch, .seq = o->seq, .cache_len = o->cache_len};
+    *mp = (struct model_plan){.mode = o->mode, .batch = o->batch, .seq = o->seq, .cache_len = o->cache_len, .n_micro = 1};
     graph_init(&mp->g);
     mp->built = true;
     struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = o->mode, .g = &mp->g, .mem = &m->mem,
-                      .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
-                      .cache_len = o->cache_len, .n_layers = m->pattern.n_layers, .want_logits = o->want_logits,
+                      .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .routes = &m->routes, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
+                      .cache_len = o->cache_len, .n_layers = m->pattern.n_layers, .n_depths = m->pattern.n_mtp_depths, .want_logits = o->want_logits,
                       .logits = NO_SLOT, .e = e};
     if (declare_stack(&b, &m->pattern, mp) != ST_OK || mp->g.err.code != ST_OK) {
         if (mp->g.err.code != ST_OK)
@@ -194,10 +240,73 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     }
     mp->loss = b.in.loss;
     mp->logits = b.logits;
+    return ST_OK;
+}
+
+/* A name that means nothing to this rank's part of the model must mean something to the whole. */
+static int check_on_whole(const struct model *m, const struct model_plan_opts *o, const char *policy, struct err *e)
+{
+    struct model whole;
+    struct model_plan plan = {0};
+    int st = model_init(&whole, m->cfg, m->dev, e);
+    if (st == ST_OK)
+        st = declare_plan(&whole, &plan, o, e);
+    if (st == ST_OK)
+        st = graph_recompute(&plan.g, policy, e);
+    model_plan_release(&plan);
+    model_release(&whole);
+    return st;
+}
+
+static int drop_named(const struct model *m, struct graph *g, const struct model_plan_opts *o, const char *policy, struct err *e)
+{
+    char word[256];
+    bool missing = false;
+    if (m->mesh.pp == 1)
+        return graph_recompute(g, policy, e);
+    for (const char *p = policy; *p != '\0';) {
+        size_t n = strcspn(p, ", ");
+        struct err unknown = {0};
+        snprintf(word, sizeof word, "%.*s", (int)n, p);
+        missing |= graph_recompute(g, word, &unknown) != ST_OK;
+        p += n + (p[n] != '\0');
+    }
+    return missing ? check_on_whole(m, o, policy, e) : ST_OK;
+}
+
+static int apply_recompute(const struct model *m, struct graph *g, const struct model_plan_opts *o, struct err *e)
+{
+    const struct config_plan *p = &m->cfg->plan;
+    if (p->recompute_granularity == CFG_GRANULARITY_FULL)
+        TRY(drop_named(m, g, o, "full", e));
+    bool standard = p->recompute_granularity == CFG_GRANULARITY_SELECTIVE && p->recompute[0] == '\0';
+    return drop_named(m, g, o, standard ? "core_attn" : p->recompute, e);
+}
+
+/* With a pipeline or overlap a training plan is a whole step. All else is one microbatch, in the plain order: every
+ * chunk's forward, then every backward, which is free of deadlock over any number of stages. */
+static int order_plan(const struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct order *out, struct err *e)
+{
+    static const enum overlap_kind kinds[] = {[CFG_OVERLAP_NONE] = OVERLAP_NONE, [CFG_OVERLAP_EP] = OVERLAP_EP, [CFG_OVERLAP_DW] = OVERLAP_DW};
+    const struct config_parallel *c = &m->cfg->parallel;
+    const struct mesh *at = &m->mesh;
+    enum overlap_kind overlap = o->mode == BUILD_TRAIN ? kinds[c->overlap] : OVERLAP_NONE;
+    bool whole = o->mode == BUILD_TRAIN && o->n_micro > 1 && (at->pp > 1 || at->vpp > 1 || overlap == OVERLAP_EP);
+    mp->n_micro = whole ? (int)o->n_micro : 1;
+    if (!whole && overlap == OVERLAP_NONE)
+        return schedule_plain(&mp->g, m->cfg->plan.delay_dw, out, e);
+    struct schedule_opts s = {.pp = at->pp, .vpp = at->vpp, .pp_rank = at->pp_rank, .n_mb = mp->n_micro, .group = (int)c->pp_group,
+                              .overlap = overlap, .delay_dw = m->cfg->plan.delay_dw};
+    return schedule_step(&mp->g, &s, out, e);
+}
+
+int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
+{
+    TRY(declare_plan(m, mp, o, e));
     if (o->mode == BUILD_TRAIN)
-        TRY(apply_recompute(&mp->g, &m->cfg->plan, e));
+        TRY(apply_recompute(m, &mp->g, o, e));
     struct order order = {0};
-    int st = schedule_plain(&mp->g, m->cfg->plan.delay_dw, &order, e);
+    int st = order_plan(m, mp, o, &order, e);
     if (st == ST_OK)
         st = plan_build(&mp->p, o->name, &mp->g, &order, e);
     order_release(&order);

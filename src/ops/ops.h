@@ -34,6 +34,7 @@
 #include "ops/conv1d/conv1d.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embed/embed.h"
+#include "ops/expert/expert.h"
 #include "ops/gate/gate.h"
 #include "ops/gatednorm/gatednorm.h"
 #include "ops/gdn/gdn.h"
@@ -42,6 +43,7 @@
 #include "ops/gradnorm/gradnorm.h"
 #include "ops/init/init.h"
 #include "ops/mhc/mhc.h"
+#include "ops/epplan/epplan.h"
 #include "ops/moeplan/moeplan.h"
 #include "ops/permute/permute.h"
 #include "ops/mlakeys/mlakeys.h"
@@ -128,10 +130,15 @@ struct ops {
     int (*router_bias)(struct lane *, const struct router_bias_args *);
     int (*moeplan)(struct lane *, const struct moeplan_args *);
     int64_t (*moeplan_work)(const struct moeplan_args *);
+    int (*epsend)(struct lane *, const struct epsend_args *);
+    int (*eprecv)(struct lane *, const struct eprecv_args *);
     int (*permute)(struct lane *, const struct permute_args *);
     int (*unpermute)(struct lane *, const struct unpermute_args *);
     int (*gmm_fwd)(struct lane *, const struct gmm_fwd_args *);
     int (*gmm_bwd)(struct lane *, const struct gmm_bwd_args *);
+    int (*expert_up)(struct lane *, const struct expert_up_args *);
+    int (*expert_down_bwd)(struct lane *, const struct expert_down_bwd_args *);
+    int64_t (*expert_down_bwd_work)(const struct expert_down_bwd_args *);
 
     int (*mhc_project_fwd)(struct lane *, const struct mhc_project_fwd_args *);
     int (*mhc_project_bwd)(struct lane *, const struct mhc_project_bwd_args *);

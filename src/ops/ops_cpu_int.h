@@ -65,10 +65,15 @@ int CPU_NAME(router_noise_cpu)(struct lane *l, const struct router_noise_args *a
 int CPU_NAME(router_jitter_cpu)(struct lane *l, const struct router_jitter_args *a);
 int CPU_NAME(router_bias_cpu)(struct lane *l, const struct router_bias_args *a);
 int CPU_NAME(moeplan_cpu)(struct lane *l, const struct moeplan_args *a);
+int CPU_NAME(epsend_cpu)(struct lane *l, const struct epsend_args *a);
+int CPU_NAME(eprecv_cpu)(struct lane *l, const struct eprecv_args *a);
 int CPU_NAME(permute_cpu)(struct lane *l, const struct permute_args *a);
 int CPU_NAME(unpermute_cpu)(struct lane *l, const struct unpermute_args *a);
 int CPU_NAME(gmm_fwd_cpu)(struct lane *l, const struct gmm_fwd_args *a);
 int CPU_NAME(gmm_bwd_cpu)(struct lane *l, const struct gmm_bwd_args *a);
+int CPU_NAME(expert_up_cpu)(struct lane *l, const struct expert_up_args *a);
+int CPU_NAME(expert_down_bwd_cpu)(struct lane *l, const struct expert_down_bwd_args *a);
+int64_t CPU_NAME(expert_down_bwd_work_cpu)(const struct expert_down_bwd_args *a);
 int64_t CPU_NAME(router_fwd_work_cpu)(const struct router_fwd_args *a);
 int CPU_NAME(mhc_project_fwd_cpu)(struct lane *l, const struct mhc_project_fwd_args *a);
 int CPU_NAME(mhc_project_bwd_cpu)(struct lane *l, const struct mhc_project_bwd_args *a);

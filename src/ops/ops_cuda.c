@@ -18,8 +18,9 @@
     .attention_bwd = attention_bwd_cuda, .attention_bwd_work = attention_bwd_work_cuda, \
     .router_fwd = router_fwd_cuda, .router_fwd_work = router_fwd_work_cuda, .router_bwd = router_bwd_cuda, \
     .router_noise = router_noise_cuda, .router_jitter = router_jitter_cuda, .router_bias = router_bias_cuda, \
-    .moeplan = moeplan_cuda, .moeplan_work = moeplan_work_cuda, .permute = permute_cuda, .unpermute = unpermute_cuda, \
-    .gmm_fwd = gmm_fwd_cuda, .gmm_bwd = gmm_bwd_cuda, \
+    .epsend = epsend_cuda, .eprecv = eprecv_cuda, .moeplan = moeplan_cuda, .moeplan_work = moeplan_work_cuda, .permute = permute_cuda, .unpermute = unpermute_cuda, \
+    .gmm_fwd = gmm_fwd_cuda, .gmm_bwd = gmm_bwd_cuda, .expert_up = expert_up_cuda, .expert_down_bwd = expert_down_bwd_cuda, \
+    .expert_down_bwd_work = expert_down_bwd_work_cuda, \
     .mhc_project_fwd = mhc_project_fwd_cuda, .mhc_project_bwd = mhc_project_bwd_cuda, .mhc_project_bwd_work = mhc_project_bwd_work_cuda, \
     .mhc_gates_fwd = mhc_gates_fwd_cuda, .mhc_gates_bwd = mhc_gates_bwd_cuda, .mhc_sinkhorn_fwd = mhc_sinkhorn_fwd_cuda, \
     .mhc_sinkhorn_bwd = mhc_sinkhorn_bwd_cuda, .mhc_aggregate_fwd = mhc_aggregate_fwd_cuda, .mhc_aggregate_bwd = mhc_aggregate_bwd_cuda, \

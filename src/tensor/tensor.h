@@ -105,13 +105,18 @@ struct row_layout {
 struct param {
     const char *key; /* canonical checkpoint key, e.g. decoder.layers.0.mlp.linear_fc1.weight */
     int rank;
-    int64_t dim[4]; /* global shape */
+    int64_t dim[4]; /* shape on this rank */
+    /* Where a rank holds a part: rows [first, first + dim[0]) of `full`; full 0: all of it. */
+    struct {
+        int64_t full, first;
+    } shard;
     enum init_kind init;
     double init_a, init_b;
     bool decay;  /* weight decay applies */
     bool buffer; /* state that is saved with the model but not trained: no gradient, no moments */
     bool expert; /* belongs to one expert of a mixture (its own data-parallel group) */
     bool wide;   /* kept in the wide type even where activations are narrower */
+    bool shared_ends; /* first and last pipeline stage hold a copy each, and their gradients are summed */
     int64_t n_values; /* 0: reals. Else a table of I32 values 0 .. n_values - 1, which is a buffer */
     int layer;   /* physical layer, 0-based; -1: embedding, head, final norm */
     struct row_layout rows;

@@ -216,6 +216,7 @@ static const struct rule_case rule_cases[] = {
      {"model.mamba_heads", "6", "model.mamba_groups", "4", "model.pattern", "M"}},
     {"mamba-steps-ordered", {"model.mamba_dt_min", "2", "model.mamba_dt_max", "1"}},
     {"topk-within-experts", {"model.topk", "9"}},
+    {"experts-over-ranks", {"parallel.ep", "3"}},
     {"one-expert-needs-pre-softmax", {"model.topk", "1"}},
     {"pre-softmax-needs-softmax", {"model.router_pre_softmax", "on", "model.router_score", "sigmoid"}},
     {"router-bias-needs-sigmoid", {"model.router_bias", "on"}},

@@ -174,6 +174,123 @@ static void forced_balance_spreads_tokens_and_keeps_gradients(void **state)
     tiny_close(&t);
 }
 
+/* Products and activations in one op, with everything that moves their steps about: on a host, not a bit changes. */
+static void fused_experts_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const char *const models[] = {
+        "model.pattern=E*E model.expert_bias=on",
+        "model.pattern=EE model.act=relu2",
+        "model.pattern=EE model.act=quick_geglu model.act_clamp=0.4 model.act_offset=1 model.router_capacity=0.6",
+        "model.pattern=E model.glu_interleave=3 model.shared_ffn=8",
+    };
+    static const char *const ways[] = {"", "plan.recompute=moe.act,moe.rows plan.poison=on",
+                                       "plan.recompute=full plan.delay_dw=on plan.poison=on plan.random_lanes=3"};
+    for (int i = 0; i < countof(models); i++) {
+        struct tiny apart;
+        char options[400];
+        snprintf(options, sizeof options, "%s plan.fused_experts=off", models[i]);
+        tiny_open(&apart, options, DEV_CPU, 1);
+        tiny_run(&apart, 4);
+        for (int k = 0; k < countof(ways); k++) {
+            struct tiny fused;
+            snprintf(options, sizeof options, "%s plan.fused_experts=on %s", models[i], ways[k]);
+            tiny_open(&fused, options, DEV_CPU, 1);
+            tiny_run(&fused, 4);
+            assert_true(tiny_loss(&fused) == tiny_loss(&apart));
+            assert_memory_equal(fused.m.mem.base[ARENA_GRAD], apart.m.mem.base[ARENA_GRAD],
+                                (size_t)apart.m.mem.allocated[ARENA_GRAD]);
+            tiny_close(&fused);
+        }
+        tiny_close(&apart);
+    }
+}
+
+/* Bytes of activations with this tag prefix that the backward pass reads as the forward pass left them. */
+static int64_t kept_bytes(const struct graph *g, const char *prefix)
+{
+    int64_t sum = 0;
+    for (int s = 0; s < g->n_slots; s++) {
+        bool made = false, read = false;
+        for (int n = 0; n < g->n_nodes; n++)
+            for (int ph = 0; ph < PH_COUNT; ph++)
+                for (int u = 0; u < g->nodes[n].phase[ph].n_uses; u++) {
+                    const struct use *use = &g->nodes[n].phase[ph].use[u];
+                    made |= use->slot == s && ph == PH_FWD && use->mode != USE_READ;
+                    read |= use->slot == s && ph != PH_FWD && use->mode == USE_READ;
+                }
+        if (made && read && !g->slots[s].dropped && g->slots[s].arena < 0 && str_starts(g->slots[s].tag, prefix))
+            sum += tensor_bytes(&g->slots[s].shape);
+    }
+    return sum;
+}
+
+/* Fused, with the sorted rows made again, a layer keeps its input (T d, the norm's) and the inputs of the activation (2 T k f),
+ * beside maps, scores and probabilities: 2 T d + 4 T k f bytes in bf16. In steps it keeps T k (d + f) values more. */
+static void what_a_layer_keeps_for_its_backward_pass(void **state)
+{
+    (void)state;
+    enum { D = 64, F = 32, K = 2, E = 8 };
+    static const char model[] = "model.pattern=E model.hidden=64 model.expert_ffn=32 model.topk=2 train.seq=64";
+    struct tiny fused, apart;
+    char options[256];
+    snprintf(options, sizeof options, "%s plan.fused_experts=on plan.recompute=moe.rows", model);
+    tiny_open(&fused, options, DEV_CPU, 1);
+    snprintf(options, sizeof options, "%s plan.fused_experts=off", model);
+    tiny_open(&apart, options, DEV_CPU, 1);
+    int64_t tokens = fused.c.train.micro_batch * fused.c.train.seq, size = sizeof(float);
+    int64_t maps = tokens * K * 6 * size + (E + 1) * size, scores = tokens * E * size;
+    int64_t kept = kept_bytes(&fused.train.g, "moe."), most = tokens * K * 2 * F * size;
+    assert_in_range(kept, most, most + maps + scores);
+    assert_in_range(kept_bytes(&apart.train.g, "moe."), most + tokens * K * (D + F) * size, most + tokens * K * (D + F) * size + maps + scores);
+    tiny_close(&fused);
+    tiny_close(&apart);
+}
+
+/* Delayed or not, each weight gradient is made once, after the backward step that it needs, and a parameter's gradient is
+ * complete after as many steps as declare a share in it. */
+static void each_weight_gradient_is_made_once(void **state)
+{
+    (void)state;
+    struct tiny t;
+    tiny_open(&t, "model.pattern=E*E model.expert_bias=on plan.fused_experts=on", DEV_CPU, 1);
+    const struct graph *g = &t.train.g;
+    for (int delay = 0; delay < 2; delay++) {
+        struct order order = {0};
+        assert_ok(schedule_plain(g, delay, &order, &t.e), &t.e);
+        int dw_steps = 0;
+        for (int n = 0; n < g->n_nodes; n++) {
+            int made = 0, at = -1, after = -1;
+            for (int i = 0; i < order.n; i++) {
+                made += order.list[i].node == n && order.list[i].phase == PH_DW;
+                at = order.list[i].node == n && order.list[i].phase == PH_DW ? i : at;
+                after = order.list[i].node == n && order.list[i].phase == PH_BWD ? i : after;
+            }
+            assert_int_equal(made, g->nodes[n].phase[PH_DW].fn != NULL);
+            assert_true(made == 0 || g->nodes[n].phase[PH_BWD].fn == NULL || at > after);
+            dw_steps += made;
+        }
+        assert_true(dw_steps > 6);
+        for (int s = 0; s < g->n_slots; s++) {
+            int declared = 0, done = 0;
+            if (g->slots[s].arena != ARENA_GRAD)
+                continue;
+            for (int n = 0; n < g->n_nodes; n++)
+                for (int ph = 0; ph < PH_COUNT; ph++)
+                    for (int u = 0; u < g->nodes[n].phase[ph].n_uses; u++)
+                        declared += g->nodes[n].phase[ph].use[u].slot == s && g->nodes[n].phase[ph].use[u].mode != USE_READ;
+            for (int i = 0; i < order.n; i++) {
+                const struct phase *ph = &g->nodes[order.list[i].node].phase[order.list[i].phase];
+                for (int u = 0; u < ph->n_uses; u++)
+                    done += ph->use[u].slot == s && ph->use[u].mode != USE_READ;
+            }
+            assert_true(declared > 0 && done == declared);
+        }
+        order_release(&order);
+    }
+    tiny_close(&t);
+}
+
 static void options_that_clash_are_refused(void **state)
 {
     (void)state;
@@ -211,6 +328,9 @@ int main(void)
         cmocka_unit_test(one_expert_is_a_dense_layer),
         cmocka_unit_test(recomputing_noise_changes_no_bit),
         cmocka_unit_test(forced_balance_spreads_tokens_and_keeps_gradients),
+        cmocka_unit_test(fused_experts_give_the_same_bits),
+        cmocka_unit_test(what_a_layer_keeps_for_its_backward_pass),
+        cmocka_unit_test(each_weight_gradient_is_made_once),
         cmocka_unit_test(options_that_clash_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,35 +33,33 @@ static float sum_squares(const float *x, int64_t n)
     return sum;
 }
 
-/* s = x + (f + bias) * factor over n channels; returns the sum of s^2. The flags are constants. */
-INLINE float add_part(bool biased, bool dropped, int64_t n, const float *x, const float *f,
-                      const float *bias, const float *factor, float *s)
+/* s = x + (f + bias) * factor over n channels. The flags are constants. */
+INLINE void add_part(bool biased, bool dropped, int64_t n, const float *x, const float *f,
+                     const float *bias, const float *factor, float *s)
 {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
+#pragma omp simd
     for (int64_t c = 0; c < n; c++) {
         float v = biased ? f[c] + bias[c] : f[c];
-        v = x[c] + (dropped ? v * factor[c] : v);
-        s[c] = v;
-        sum += v * v;
+        s[c] = x[c] + (dropped ? v * factor[c] : v);
     }
-    return sum;
 }
 
-static float add_row(const struct addnorm_fwd_args *a, int64_t r, int64_t d)
+static void add_row(const struct addnorm_fwd_args *a, int64_t r, int64_t d)
 {
     const float *x = f32_row(&a->x, r), *f = f32_row(&a->f, r), *bias = a->bias.data;
-    float *s = f32_row(&a->s, r), factor[DROPOUT_RUN], sum = 0;
-    if (a->drop.p == 0)
-        return bias == NULL ? add_part(false, false, d, x, f, NULL, NULL, s)
-                            : add_part(true, false, d, x, f, bias, NULL, s);
-    for (int64_t c = 0; c < d; c += DROPOUT_RUN) {
+    float *s = f32_row(&a->s, r), factor[DROPOUT_RUN];
+    if (a->drop.p == 0 && bias == NULL)
+        add_part(false, false, d, x, f, NULL, NULL, s);
+    else if (a->drop.p == 0)
+        add_part(true, false, d, x, f, bias, NULL, s);
+    for (int64_t c = 0; a->drop.p > 0 && c < d; c += DROPOUT_RUN) {
         int64_t n = min_i64(DROPOUT_RUN, d - c);
         drop_factors(&a->drop, r, c, factor);
-        sum += bias == NULL ? add_part(false, true, n, x + c, f + c, NULL, factor, s + c)
-                            : add_part(true, true, n, x + c, f + c, bias + c, factor, s + c);
+        if (bias == NULL)
+            add_part(false, true, n, x + c, f + c, NULL, factor, s + c);
+        else
+            add_part(true, true, n, x + c, f + c, bias + c, factor, s + c);
     }
-    return sum;
 }
 
 int CPU_NAME(addnorm_fwd_cpu)(struct lane *l, const struct addnorm_fwd_args *a)
@@ -73,10 +71,13 @@ int CPU_NAME(addnorm_fwd_cpu)(struct lane *l, const struct addnorm_fwd_args *a)
     for (int64_t r = 0; r < rows; r++) {
         bool adds = present(&a->f);
         const float *s = f32_row(adds ? &a->s : &a->x, r);
-        float sum = adds ? add_row(a, r, d) : sum_squares(s, d);
+        if (adds)
+            add_row(a, r, d);
         if (!present(&a->y))
             continue;
-        float *y = f32_row(&a->y, r), rstd = 1.0f / sqrtf(sum / (float)d + (float)a->eps);
+        /* The same sum whether s was just made or given: a norm made again from a kept stream, or from one that came
+         * over a pipeline cut, has the same bits. */
+        float sum = sum_squares(s, d), *y = f32_row(&a->y, r), rstd = 1.0f / sqrtf(sum / (float)d + (float)a->eps);
         ((float *)a->rstd.data)[r] = rstd;
         if (w == NULL) {
 #pragma omp simd

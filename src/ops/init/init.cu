@@ -11,7 +11,8 @@ __device__ double uniform_draw(uint64_t key, int64_t i) { return unit_draw(key, 
 
 template <typename C> __global__ void init_values(struct init_args a, int64_t n, C *copy)
 {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += (int64_t)gridDim.x * blockDim.x) {
+        int64_t i = a.first + at;
         double v = 0, u;
         switch (a.kind) {
         case INIT_ZERO: v = 0; break;
@@ -29,11 +30,11 @@ template <typename C> __global__ void init_values(struct init_args a, int64_t n,
             u = u < 1e-4 ? 1e-4 : u;
             v = u + log(-expm1(-u));
             break;
-        case INIT_HASH: ((int32_t *)a.y.data)[i] = (int32_t)((i / a.row + i % a.row) % a.n_values); continue;
+        case INIT_HASH: ((int32_t *)a.y.data)[at] = (int32_t)((i / a.row + i % a.row) % a.n_values); continue;
         }
-        ((float *)a.y.data)[i] = (float)v;
+        ((float *)a.y.data)[at] = (float)v;
         if (copy != NULL)
-            copy[i] = from_float<C>((float)v);
+            copy[at] = from_float<C>((float)v);
     }
 }
 

@@ -42,7 +42,7 @@ int init_host(const struct init_args *a, struct err *e)
     TRY(init_check(a, e));
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < a->y.dim[0]; i++) {
-        double v = (double)(float)draw(a, i);
+        double v = (double)(float)draw(a, a->first + i);
         if (a->y.dtype == DT_F32)
             ((float *)a->y.data)[i] = (float)v;
         else if (a->y.dtype == DT_F64)

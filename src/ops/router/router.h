@@ -13,7 +13,8 @@
  *   groups > 0: experts are cut into that many equal runs; a run scores the sum of its (k /
  * group_topk, at least 1) largest selection values, and only experts of the group_topk best runs
  * may be chosen. token I32 [T] with table I32 [vocab, k]: experts come from the table instead (hash
- * routing); softmax then means the softmax over all E. capacity f > 0: an expert keeps at most
+ * routing); softmax then means the softmax over all E. table I32 [T, k] without token: row t goes to the
+ * experts of its row t (the choices of another run); all else is as if they had been chosen. capacity f > 0: an expert keeps at most
  * ceil(T k / E * f) tokens: those of largest probability, or with drop_late the earliest; ties keep
  * the earlier token.
  *
@@ -78,7 +79,7 @@ struct router_fwd_args {
 struct router_bwd_args {
     struct tensor dprobs, dloss, logits, idx, load, dlogits;
     struct router_rule rule;
-    bool hashed; /* the forward was given a table */
+    bool hashed; /* the forward was given token and table */
 };
 struct router_noise_args {
     struct tensor info, logits;
@@ -105,6 +106,11 @@ int router_bias_check(const struct router_bias_args *a, struct err *e);
 static inline bool router_balances(const struct router_rule *r)
 {
     return r->coef.aux != 0 || r->coef.seq_aux != 0 || r->coef.global_aux != 0;
+}
+/* The row of the table that holds the experts of row t. */
+static inline int64_t router_table_row(const struct router_fwd_args *a, int64_t t)
+{
+    return a->token.data != NULL ? ((const int32_t *)a->token.data)[t] : t;
 }
 /* Tokens one expert may keep; T when nothing can be dropped. */
 int64_t router_capacity(const struct router_rule *r, int64_t tokens, int64_t experts, int64_t k);

@@ -114,7 +114,7 @@ static void choose(const struct router_fwd_args *a, int64_t t, const float *z, c
     const float *bias = a->bias.data, *from = r->score == ROUTER_SOFTMAX && !r->pre_softmax ? z : s;
     float v[MAX_E];
     if (present(&a->table)) {
-        memcpy(chosen, (const int32_t *)a->table.data + ((const int32_t *)a->token.data)[t] * k,
+        memcpy(chosen, (const int32_t *)a->table.data + router_table_row(a, t) * k,
                (size_t)k * sizeof *chosen);
         return;
     }
@@ -229,7 +229,7 @@ static void forward_block(const struct forward *f, int64_t block)
     int64_t end = min_i64(first + ROUTER_BLOCK, (seq + 1) * r->seq);
     float s[MAX_E], soft[MAX_E], *sums = f->s.sums + block * n, scale = (float)r->scale;
     int32_t *hits = f->s.hits + block * n;
-    bool hashed = present(&a->table);
+    bool hashed = present(&a->token);
     bool wants_soft =
         f->wants_z || (r->score == ROUTER_SOFTMAX && (f->balance || router_softmax_all(r, hashed)));
     double z_sum = 0;

@@ -115,10 +115,10 @@ static void fwd_shapes(struct op_call *c)
     c->t[F_LOGITS] = tensor_2d(NULL, DT_NONE, rows, n);
     if (c->dim[D_BIAS] != 0)
         c->t[F_BIAS] = tensor_1d(NULL, DT_NONE, n);
-    if (c->dim[D_HASHED] != 0) {
+    if (c->dim[D_HASHED] == 1)
         c->t[F_TOKEN] = tensor_1d(NULL, DT_NONE, rows);
-        c->t[F_TABLE] = tensor_2d(NULL, DT_NONE, VOCAB, (int64_t)c->attr[A_K]);
-    }
+    if (c->dim[D_HASHED] != 0) /* 2: a table without tokens, a row for each */
+        c->t[F_TABLE] = tensor_2d(NULL, DT_NONE, c->dim[D_HASHED] == 1 ? VOCAB : rows, (int64_t)c->attr[A_K]);
 }
 
 static bool fwd_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
@@ -235,7 +235,7 @@ static struct router_bwd_args bwd_pack(const struct op_call *c)
                                     .load = c->t[B_LOAD],
                                     .dlogits = c->t[B_DLOGITS],
                                     .rule = rule_of(c),
-                                    .hashed = c->attr[A_HASHED] != 0};
+                                    .hashed = c->attr[A_HASHED] == 1};
 }
 
 static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
@@ -277,6 +277,9 @@ static const struct op_sample samples[] = {
     {"rows=16 experts=8 k=3 hashed=1 z=1"},
     {"rows=16 experts=8 k=3 hashed=1 score=1 seq_aux=1"},
     {"rows=16 experts=8 k=3 hashed=1 score=2"},
+    {"rows=16 experts=8 k=3 hashed=2 aux=0.5"},
+    {"rows=68 experts=16 k=4 hashed=2 score=1 bias=1 groups=4 group_topk=2 seq_aux=1 seq=34"},
+    {"rows=16 experts=8 k=3 hashed=2 pre_softmax=1 capacity=0.8"},
     {"rows=12 experts=33 k=5 no_dloss=1 no_loss=1"},
     /* Every width of the GPU kernels, blocks that end inside a sequence, capacity over several blocks. */
     {"rows=132 experts=64 k=8 seq=66 aux=0.5 z=0.1"},

@@ -109,7 +109,7 @@ __device__ __forceinline__ void choose(const struct choose_job &p, int64_t t, co
 {
     int lane = threadIdx.x % 32, n = p.mode.n;
     if (p.table != NULL) {
-        int64_t token = p.token[t];
+        int64_t token = p.token != NULL ? p.token[t] : t;
 #pragma unroll
         for (int c = 0; c < ROUTER_CHOICES; c++) {
             int j = lane + 32 * c, e = j < p.mode.k && token >= 0 && token < p.vocab ? p.table[token * p.mode.k + j] : 0;
@@ -509,19 +509,19 @@ __global__ void __launch_bounds__(FINISH_THREADS) finish(struct finish_job p)
 static struct choose_job choose_job_of(const struct router_fwd_args *a)
 {
     const struct router_rule *r = &a->rule;
-    bool hashed = present(&a->table);
+    bool hashed = present(&a->token), given = present(&a->table);
     int64_t n = a->logits.dim[1], k = a->probs.dim[1];
     struct choose_job p = {};
     p.mode = router_mode_of(r, hashed, n, k);
     p.logits = (const float *)a->logits.data;
     p.bias = (const float *)a->bias.data;
     p.stride = a->logits.stride[0];
-    p.vocab = hashed ? a->table.dim[0] : 0;
+    p.vocab = given ? a->table.dim[0] : 0;
     p.token = (const int32_t *)a->token.data;
     p.table = (const int32_t *)a->table.data;
     p.probs = (float *)a->probs.data;
     p.idx = (int32_t *)a->idx.data;
-    p.groups = hashed ? 0 : (int)r->groups;
+    p.groups = given ? 0 : (int)r->groups;
     p.group_topk = (int)r->group_topk;
     p.per_group = p.groups > 0 ? (int)min_i64(n / r->groups, max_i64(1, k / r->group_topk)) : 0;
     p.group_lanes = 1;
@@ -531,7 +531,7 @@ static struct choose_job choose_job_of(const struct router_fwd_args *a)
     p.balance = present(&a->load);
     p.wants_z = present(&a->stat) || present(&a->loss);
     p.counts = p.wants_z || present(&a->tally);
-    p.plain = r->score == ROUTER_SOFTMAX && !r->pre_softmax && r->groups == 0 && !present(&a->bias) && !hashed;
+    p.plain = r->score == ROUTER_SOFTMAX && !r->pre_softmax && r->groups == 0 && !present(&a->bias) && !given;
     carve(a, &p.at);
     return p;
 }

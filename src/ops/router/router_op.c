@@ -44,10 +44,14 @@ int router_fwd_check(const struct router_fwd_args *a, struct err *e)
     TRY(check_dense(op, "idx", &a->idx, e));
     CHECK_OPT(op, "bias", &a->bias, wide, 1, n);
     CHECK_OPT(op, "table", &a->table, DT_I32, 2, -1, k);
-    if (present(&a->table)) {
-        CHECK_T(op, "token", &a->token, DT_I32, 1, rows);
+    CHECK_OPT(op, "token", &a->token, DT_I32, 1, rows);
+    if (present(&a->table))
         TRY(check_dense(op, "table", &a->table, e));
-    }
+    else if (present(&a->token))
+        return err_set(e, ST_INVALID, "router_fwd: token is given without a table");
+    if (present(&a->table) && !present(&a->token) && a->table.dim[0] != rows)
+        return err_set(e, ST_INVALID, "router_fwd: a table without token has %lld rows, expected one for each of the %lld tokens",
+                       (long long)a->table.dim[0], (long long)rows);
     CHECK_OPT(op, "load", &a->load, DT_F64, 2, rows / a->rule.seq + 1, n);
     if (present(&a->load))
         TRY(check_dense(op, "load", &a->load, e));
@@ -114,7 +118,7 @@ int router_table_check(const struct router_fwd_args *a, struct err *e)
         return ST_OK;
     int64_t k = a->table.dim[1], vocab = a->table.dim[0], n = a->logits.dim[1];
     for (int64_t t = 0; t < a->logits.dim[0]; t++) {
-        int64_t token = ((const int32_t *)a->token.data)[t];
+        int64_t token = router_table_row(a, t);
         if (token < 0 || token >= vocab)
             return err_set(e, ST_INVALID,
                            "router_fwd: token %lld of row %lld is not in the table of %lld",
@@ -123,7 +127,7 @@ int router_table_check(const struct router_fwd_args *a, struct err *e)
             int64_t expert = ((const int32_t *)a->table.data)[token * k + j];
             if (expert < 0 || expert >= n)
                 return err_set(e, ST_INVALID,
-                               "router_fwd: the table sends token %lld to expert %lld of %lld",
+                               "router_fwd: the table sends its row %lld to expert %lld of %lld",
                                (long long)token, (long long)expert, (long long)n);
         }
     }

@@ -77,7 +77,7 @@ static void choose(const struct router_fwd_args *a, int64_t t, const double *z, 
     const double *bias = a->bias.data;
     double v[MAX_E];
     if (present(&a->table)) {
-        int64_t token = ((const int32_t *)a->token.data)[t];
+        int64_t token = router_table_row(a, t);
         for (int64_t j = 0; j < k; j++)
             chosen[j] = ((const int32_t *)a->table.data)[token * k + j];
         return;
@@ -201,7 +201,7 @@ int router_fwd_ref(struct lane *l, const struct router_fwd_args *a)
         const double *z = f64_row(&a->logits, t);
         scores(a->rule.score, z, n, s);
         choose(a, t, z, s, chosen);
-        probabilities(&a->rule, present(&a->table), z, s, chosen, k,
+        probabilities(&a->rule, present(&a->token), z, s, chosen, k,
                       (double *)a->probs.data + t * k);
         for (int64_t j = 0; j < k; j++)
             ((int32_t *)a->idx.data)[t * k + j] = (int32_t)chosen[j];

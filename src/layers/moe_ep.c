@@ -1,0 +1,287 @@
+/* Experts on several ranks (expert parallelism). Each of P ranks holds E / P experts; rows travel.
+ *
+ * Shapes: T tokens here, k choices each, slabs of cap rows for each rank, S = P cap places in all.
+ *   home:     row [T, k], src [S]  places in the slabs                               epsend
+ *             x [S, d], prob [S]   rows in slabs by destination                      permute
+ *   counts    rcount [P, El]       rows for each local expert, by sender             all-to-all
+ *   dispatch  rx [S, d], rprob     slabs as they arrive, by sender                   all-to-all
+ *   arrive    x [S, d], prob       sorted by local expert, then sender               permute, k = 1
+ *   leave     ry [S, d]            the experts' output, back in the senders' slabs   unpermute
+ *   return    y [S, d]             slabs at home again                               all-to-all
+ * Gradients take the same way in the other direction. Only the all-to-alls run on the communication lane; what is
+ * around them computes. Places of a slab behind its rows hold nothing that is read.
+ *
+ * cap holds any routing (every token may want a rank's experts), or by parallel.ep_capacity less; then `need` says how
+ * large a slab was wanted, and the trainer takes the step again with more room before anything is updated. */
+#include "layers/moe_ep.h"
+
+#include <math.h>
+
+struct ep_node {
+    struct comm *comm;
+    const char *name[3]; /* counts, dispatch, return: for the board */
+    int64_t ranks, cap, width;
+};
+struct sum_node {
+    struct comm *comm;
+    const char *name;
+};
+
+/* ---- steps -------------------------------------------------------------------------------------------------------- */
+
+static int maps_fwd(const struct step_ctx *c)
+{
+    enum { OFFSET, ROW, SRC, TO, FROM, COUNT, ROWS, NEED };
+    struct epsend_args a = {.offset = c->t[OFFSET], .row = c->t[ROW], .src = c->t[SRC], .to = c->t[TO], .from = c->t[FROM],
+                            .count = c->t[COUNT], .rows = c->t[ROWS], .need = c->t[NEED], .acc_need = c->add[NEED]};
+    return c->ops->epsend(c->lane, &a);
+}
+
+static int counts_fwd(const struct step_ctx *c)
+{
+    const struct ep_node *n = c->self;
+    struct tensor recv = c->t[1], all = {0};
+    return comm_all_to_all(n->comm, c->lane, n->name[0], &c->t[0], &recv, &all, &all);
+}
+
+static int arrival_fwd(const struct step_ctx *c)
+{
+    enum { COUNT, OFFSET, FROM, TO, ROWS };
+    struct eprecv_args a = {.count = c->t[COUNT], .offset = c->t[OFFSET], .from = c->t[FROM], .to = c->t[TO], .rows = c->t[ROWS]};
+    return c->ops->eprecv(c->lane, &a);
+}
+
+/* Slabs of rows, and of probabilities if there are any: [ranks, cap, ...]. */
+static int exchange(const struct step_ctx *c, const char *what, int send, int recv, int send_rows, int recv_rows)
+{
+    const struct ep_node *n = c->self;
+    struct dev *d = c->lane->dev;
+    if (c->t[send].data == NULL)
+        return ST_OK;
+    int64_t width = tensor_elems(&c->t[send]) / (n->ranks * n->cap);
+    const int64_t dim[3] = {n->ranks, n->cap, width};
+    struct tensor from = tensor_shape(c->t[send].dtype, 3, dim), to = tensor_shape(c->t[recv].dtype, 3, dim);
+    from.data = c->t[send].data;
+    to.data = c->t[recv].data;
+    if (d->vt->record == NULL) /* a host: what is behind the rows is looked at by the search for NaN */
+        TRY(d->vt->fill(d, to.data, 0, tensor_bytes(&to), c->lane->err));
+    return comm_all_to_all(n->comm, c->lane, what, &from, &to, &c->t[send_rows], &c->t[recv_rows]);
+}
+
+/* x, prob -> y, yprob; rows sent and received. The same step in both directions. */
+static int move_rows(const struct step_ctx *c)
+{
+    enum { X, PROB, SENT, GOT, Y, YPROB };
+    const struct ep_node *n = c->self;
+    TRY(exchange(c, n->name[1], X, Y, SENT, GOT));
+    return exchange(c, n->name[1], PROB, YPROB, SENT, GOT);
+}
+
+static int move_back(const struct step_ctx *c)
+{
+    enum { X, SENT, GOT, Y };
+    const struct ep_node *n = c->self;
+    return exchange(c, n->name[2], X, Y, SENT, GOT);
+}
+
+static struct tensor column(const struct tensor *t)
+{
+    return t->data == NULL ? (struct tensor){0} : tensor_2d(t->data, t->dtype, t->dim[0], 1);
+}
+
+/* Slabs -> rows by expert. */
+static int sort_rows(const struct step_ctx *c)
+{
+    enum { X, PROB, FROM, TO, Y, YPROB };
+    struct permute_args a = {.x = c->t[X], .src = c->t[FROM], .row = c->t[TO], .prob = column(&c->t[PROB]), .y = c->t[Y], .yprob = c->t[YPROB], .k = 1};
+    return c->ops->permute(c->lane, &a);
+}
+
+/* Rows by expert -> slabs. */
+static int unsort_rows(const struct step_ctx *c)
+{
+    enum { X, PROB, TO, Y, YPROB };
+    struct unpermute_args a = {.x = c->t[X], .row = c->t[TO], .xprob = c->t[PROB], .y = c->t[Y], .yprob = column(&c->t[YPROB])};
+    return c->ops->unpermute(c->lane, &a);
+}
+
+static int sum_step(const struct step_ctx *c)
+{
+    enum { T, WORK };
+    const struct sum_node *n = c->self;
+    struct tensor t = tensor_1d(c->t[T].data, c->t[T].dtype, tensor_elems(&c->t[T])), work = c->t[WORK];
+    return comm_all_reduce(n->comm, c->lane, n->name, &t, &work);
+}
+
+/* The last row of the load: what global_aux balances. */
+static int load_step(const struct step_ctx *c)
+{
+    enum { LOAD, WORK };
+    const struct sum_node *n = c->self;
+    struct tensor last = tensor_rows(&c->t[LOAD], c->t[LOAD].dim[0] - 1, 1), work = c->t[WORK];
+    struct tensor t = tensor_1d(last.data, last.dtype, tensor_elems(&last));
+    return comm_all_reduce(n->comm, c->lane, n->name, &t, &work);
+}
+
+/* ---- slots --------------------------------------------------------------------------------------------------------- */
+
+static int64_t slab_rows(const struct build *b, int64_t local, int64_t k)
+{
+    int64_t ranks = b->mesh->ep, any = b->rows * min_i64(k, local);
+    double factor = b->cfg->parallel.ep_capacity;
+    if (!training(b) || (factor == 0 && b->mesh->ep_rows == 0))
+        return any;
+    int64_t wanted = b->mesh->ep_rows > 0 ? b->mesh->ep_rows : (int64_t)ceil(factor * (double)(b->rows * k) / (double)ranks);
+    return min_i64(max_i64(wanted, 1), any);
+}
+
+/* The largest slab asked for, for the trainer: it is no number to be logged. */
+static slot_id declare_need(struct build *b, int64_t cap)
+{
+    struct metric_list *l = b->metrics;
+    slot_id need = build_state(b, "ep_need", tensor_1d(NULL, DT_F64, 1));
+    if (training(b) && need != NO_SLOT && mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) == ST_OK)
+        l->m[l->n++] = (struct metric){.tag = "slab rows", .layer = b->layer, .n = 1, .offset = b->g->slots[need].offset, .room = cap};
+    return need;
+}
+
+struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t experts, int64_t k, int64_t width)
+{
+    struct ep ep = {.on = b->mode != BUILD_DECODE && (b->mesh->ep > 1 || b->mesh->ep_nodes)};
+    if (!ep.on || b->g->err.code != ST_OK)
+        return ep;
+    struct graph *g = b->g;
+    enum dtype wide = b->dev->wide;
+    int64_t ranks = ep.ranks = b->mesh->ep;
+    ep.local = experts / ranks;
+    ep.width = width;
+    ep.cap = slab_rows(b, ep.local, k);
+    int64_t places = ranks * ep.cap;
+    if (places > INT32_MAX)
+        err_set(&g->err, ST_INVALID, "slabs of %lld rows for %lld ranks are more than 2147483647 rows", (long long)ep.cap, (long long)ranks);
+    struct ep_node *n = graph_own(g, sizeof *n);
+    if (n == NULL)
+        return ep;
+    *n = (struct ep_node){.comm = b->mesh->ep_comm, .ranks = ranks, .cap = ep.cap, .width = width,
+                          .name = {graph_name(g, "counts"), graph_name(g, "dispatch"), graph_name(g, "return")}};
+    ep.node = n;
+    ep.sorted_row = home->row;
+    ep.sorted_src = home->src;
+    home->row = graph_slot(g, "slab_row", tensor_2d(NULL, DT_I32, b->rows, k));
+    home->src = graph_slot(g, "slab_src", tensor_1d(NULL, DT_I32, places));
+    ep.count = graph_slot(g, "count", tensor_2d(NULL, DT_I32, ranks, ep.local));
+    ep.rows = graph_slot(g, "slab_rows", tensor_1d(NULL, DT_I32, ranks));
+    ep.rcount = graph_slot(g, "got_count", tensor_2d(NULL, DT_I32, ranks, ep.local));
+    ep.rrows = graph_slot(g, "got_rows", tensor_1d(NULL, DT_I32, ranks));
+    ep.offset = graph_slot(g, "local_offset", tensor_1d(NULL, DT_I32, ep.local + 1));
+    ep.from = graph_slot(g, "got_src", tensor_1d(NULL, DT_I32, places));
+    ep.to = graph_slot(g, "got_row", tensor_2d(NULL, DT_I32, places, 1));
+    home->x = build_real(b, "sent", places, width);
+    home->dx = build_grad(b, "dsent", places, width);
+    home->prob = graph_slot(g, "sent_prob", tensor_1d(NULL, wide, places));
+    home->dprob = training(b) ? graph_slot(g, "dsent_prob", tensor_1d(NULL, wide, places)) : NO_SLOT;
+    home->y = build_real(b, "returned", places, width);
+    home->dy = build_grad(b, "dreturned", places, width);
+    ep.rx = build_real(b, "got", places, width);
+    ep.drx = build_grad(b, "dgot", places, width);
+    ep.rprob = graph_slot(g, "got_prob", tensor_1d(NULL, wide, places));
+    ep.drprob = training(b) ? graph_slot(g, "dgot_prob", tensor_1d(NULL, wide, places)) : NO_SLOT;
+    ep.ry = build_real(b, "answer", places, width);
+    ep.dry = build_grad(b, "danswer", places, width);
+    ep.need = declare_need(b, ep.cap);
+    return ep;
+}
+
+/* ---- nodes ---------------------------------------------------------------------------------------------------------- */
+
+void ep_declare_maps(struct build *b, const struct ep *ep, const struct ep_home *home)
+{
+    struct graph *g = b->g;
+    int n = graph_node(g, "ep_send", LANE_COMPUTE, ep->node);
+    GRAPH_PHASE(g, n, PH_FWD, maps_fwd, READS(home->offset), READS(ep->sorted_row), READS(ep->sorted_src), WRITES(home->row),
+                WRITES(home->src), WRITES(ep->count), WRITES(ep->rows), ADDS(ep->need));
+    n = graph_node(g, "counts", LANE_COMM, ep->node);
+    GRAPH_PHASE(g, n, PH_FWD, counts_fwd, READS(ep->count), WRITES(ep->rcount));
+    n = graph_node(g, "ep_recv", LANE_COMPUTE, ep->node);
+    GRAPH_PHASE(g, n, PH_FWD, arrival_fwd, READS(ep->rcount), WRITES(ep->offset), WRITES(ep->from), WRITES(ep->to), WRITES(ep->rrows));
+}
+
+void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_home *home, const struct ep_rows *rows)
+{
+    struct graph *g = b->g;
+    double bytes = (double)tensor_bytes(&g->slots[home->x].shape) + (double)tensor_bytes(&g->slots[home->prob].shape);
+    int n = graph_node(g, "dispatch", LANE_COMM, ep->node);
+    graph_role(g, n, ROLE_DISPATCH);
+    GRAPH_PHASE(g, n, PH_FWD, move_rows, READS(home->x), READS(home->prob), READS(ep->rows), READS(ep->rrows), WRITES(ep->rx),
+                WRITES(ep->rprob));
+    graph_cost(g, n, PH_FWD, 0, bytes);
+    if (training(b)) {
+        GRAPH_PHASE(g, n, PH_BWD, move_rows, READS(ep->drx), READS(ep->drprob), READS(ep->rrows), READS(ep->rows), WRITES(home->dx),
+                    WRITES(home->dprob));
+        graph_cost(g, n, PH_BWD, 0, bytes);
+    }
+    n = graph_node(g, "arrive", LANE_COMPUTE, ep->node);
+    GRAPH_PHASE(g, n, PH_FWD, sort_rows, READS(ep->rx), READS(ep->rprob), READS(ep->from), READS(ep->to), WRITES(rows->x), WRITES(rows->prob));
+    graph_cost(g, n, PH_FWD, 0, 2 * bytes);
+    if (!training(b))
+        return;
+    GRAPH_PHASE(g, n, PH_REPLAY, sort_rows, READS(ep->rx), READS(NO_SLOT), READS(ep->from), READS(ep->to), WRITES(rows->x), WRITES(NO_SLOT));
+    graph_replay(g, rows->x, n);
+    GRAPH_PHASE(g, n, PH_BWD, unsort_rows, READS(rows->dx), READS(rows->dprob), READS(ep->to), WRITES(ep->drx), WRITES(ep->drprob));
+    graph_cost(g, n, PH_BWD, 0, 2 * bytes);
+}
+
+void ep_declare_return(struct build *b, const struct ep *ep, const struct ep_home *home, slot_id y, slot_id dy)
+{
+    struct graph *g = b->g;
+    double bytes = (double)tensor_bytes(&g->slots[home->y].shape);
+    int n = graph_node(g, "leave", LANE_COMPUTE, ep->node);
+    GRAPH_PHASE(g, n, PH_FWD, unsort_rows, READS(y), READS(NO_SLOT), READS(ep->to), WRITES(ep->ry), WRITES(NO_SLOT));
+    graph_cost(g, n, PH_FWD, 0, 2 * bytes);
+    if (training(b)) {
+        GRAPH_PHASE(g, n, PH_BWD, sort_rows, READS(ep->dry), READS(NO_SLOT), READS(ep->from), READS(ep->to), WRITES(dy), WRITES(NO_SLOT));
+        graph_cost(g, n, PH_BWD, 0, 2 * bytes);
+    }
+    n = graph_node(g, "return", LANE_COMM, ep->node);
+    graph_role(g, n, ROLE_COMBINE);
+    GRAPH_PHASE(g, n, PH_FWD, move_back, READS(ep->ry), READS(ep->rrows), READS(ep->rows), WRITES(home->y));
+    graph_cost(g, n, PH_FWD, 0, bytes);
+    if (training(b)) {
+        GRAPH_PHASE(g, n, PH_BWD, move_back, READS(home->dy), READS(ep->rows), READS(ep->rrows), WRITES(ep->dry));
+        graph_cost(g, n, PH_BWD, 0, bytes);
+    }
+}
+
+static struct sum_node *sum_over_batch(struct build *b, const char *name)
+{
+    struct sum_node *n = graph_own(b->g, sizeof *n);
+    if (n != NULL)
+        *n = (struct sum_node){.comm = b->mesh->dp_comm, .name = graph_name(b->g, name)};
+    return n;
+}
+
+void ep_declare_load_sum(struct build *b, slot_id load)
+{
+    struct graph *g = b->g;
+    if (load == NO_SLOT || b->mesh->dp == 1)
+        return;
+    int64_t experts = g->slots[load].shape.dim[1];
+    struct sum_node *self = sum_over_batch(b, "load_sum");
+    slot_id work = graph_slot(g, "load_work", tensor_1d(NULL, DT_F64, b->mesh->dp * experts));
+    int n = graph_node(g, "load_sum", LANE_COMM, self);
+    GRAPH_PHASE(g, n, PH_FWD, load_step, ADDS(load), WRITES(work));
+}
+
+void ep_declare_tally_sum(struct build *b, slot_id tally)
+{
+    if (tally == NO_SLOT || b->mesh->dp == 1 || b->g->err.code != ST_OK)
+        return;
+    struct sum_node *self = sum_over_batch(b, "tally_sum");
+    struct tensor shape = b->g->slots[tally].shape, all = tensor_1d(NULL, DT_F64, b->mesh->dp * tensor_elems(&shape));
+    slot_id work = build_state(b, "tally_work", all);
+    if (self == NULL || work == NO_SLOT)
+        return;
+    build_update(b, &(struct update_decl){.name = self->name, .lane = LANE_COMM, .fn = sum_step, .self = self, .n_uses = 2,
+                                          .use = {{shape, ARENA_STATE, b->g->slots[tally].offset, USE_ADD},
+                                                  {all, ARENA_STATE, b->g->slots[work].offset, USE_WRITE}}});
+}
