@@ -83,11 +83,18 @@ struct ckpt_counters {
     double wall_seconds; /* spent training so far */
     double saved_at;     /* seconds since 1970; set by ckpt_save */
 };
+/* Where values are when no memory holds them all: asked for one by one while the files are written. */
+struct ckpt_source {
+    /* host has the item's shape and no data; it gets some, valid until the next call. */
+    int (*fetch)(void *ctx, const char *key, struct tensor *host, struct err *e);
+    void *ctx;
+};
 struct ckpt_save_args {
     const char *run_dir;
     int64_t step;
     const struct ckpt_item *items;
     int n_items;
+    const struct ckpt_source *source; /* NULL: items have their data */
     const char *config_text; /* NULL: none */
     struct ckpt_counters counters;
     const struct ckpt_number *train;

@@ -35,6 +35,10 @@ struct file_sum {
 /* Create path (which must not exist), write, sync, close. On error the file is removed. */
 int st_write_new(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
                  int n_meta, struct file_sum *sum, struct err *e);
+/* With values that come from elsewhere, one tensor at a time in the order of the file; from may be NULL. */
+int st_write_from(const char *path, const struct st_item *items, int n,
+                  const struct ckpt_source *from, const struct st_meta *meta, int n_meta,
+                  struct file_sum *sum, struct err *e);
 /* The same for plain bytes. */
 int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_sum *sum,
                     struct err *e);

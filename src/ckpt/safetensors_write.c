@@ -92,7 +92,7 @@ static int by_size_then_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-static int check_item(const struct st_item *item, int64_t *bytes, struct err *e)
+static int check_item(const struct st_item *item, bool fetched, int64_t *bytes, struct err *e)
 {
     char name[NAME_TEXT], text[128];
     const struct tensor *t = &item->host;
@@ -101,17 +101,18 @@ static int check_item(const struct st_item *item, int64_t *bytes, struct err *e)
     shown(item->name, name, sizeof name);
     if (t->rank < 0 || t->rank > TENSOR_MAX_RANK || !shape_bytes(t->dtype, t->rank, t->dim, bytes))
         return err_set(e, ST_INVALID, "tensor '%s' has an impossible shape or dtype", name);
-    if (!tensor_is_dense(t) || (t->data == NULL && *bytes > 0))
+    if (!tensor_is_dense(t) || (t->data == NULL && *bytes > 0 && !fetched))
         return err_set(e, ST_INVALID, "tensor '%s' (%s) is not a dense host tensor", name,
                        tensor_text(t, text, sizeof text));
     return check_rows(item->param, t, name, e);
 }
 
-static int add_entry(json_t *root, const struct st_item *item, int64_t *at, struct err *e)
+static int add_entry(json_t *root, const struct st_item *item, bool fetched, int64_t *at,
+                     struct err *e)
 {
     int64_t bytes;
     char name[NAME_TEXT];
-    TRY(check_item(item, &bytes, e));
+    TRY(check_item(item, fetched, &bytes, e));
     shown(item->name, name, sizeof name);
     if (bytes > INT64_MAX - *at)
         return err_set(e, ST_INVALID, "tensor '%s' makes the file too large", name);
@@ -142,8 +143,8 @@ static int add_metadata(json_t *root, const struct st_meta *meta, int n, struct 
 }
 
 /* Checks every item, so nothing is created on disk for a request that cannot be met. */
-static int make_header(const struct st_item *const *items, int n, const struct st_meta *meta,
-                       int n_meta, char **text, struct err *e)
+static int make_header(const struct st_item *const *items, int n, bool fetched,
+                       const struct st_meta *meta, int n_meta, char **text, struct err *e)
 {
     int64_t at = 0;
     int st = ST_OK;
@@ -151,7 +152,7 @@ static int make_header(const struct st_item *const *items, int n, const struct s
     json_t *root = json_object();
     TRY_OUT(add_metadata(root, meta, n_meta, e));
     for (int i = 0; i < n; i++)
-        TRY_OUT(add_entry(root, items[i], &at, e));
+        TRY_OUT(add_entry(root, items[i], fetched, &at, e));
     *text = json_dumps(root, JSON_COMPACT);
     if (*text == NULL)
         st = err_set(e, ST_NOMEM, "out of memory for a safetensors header");
@@ -187,16 +188,27 @@ static int put_tensor(struct sink *s, const struct st_item *item, struct err *e)
 }
 
 static int write_all(struct sink *s, const char *header, const struct st_item *const *items, int n,
-                     struct err *e)
+                     const struct ckpt_source *from, struct err *e)
 {
     TRY(put_header(s, header, e));
-    for (int i = 0; i < n; i++)
-        TRY(put_tensor(s, items[i], e));
+    for (int i = 0; i < n; i++) {
+        struct st_item item = *items[i];
+        if (from != NULL)
+            TRY(from->fetch(from->ctx, item.name, &item.host, e));
+        TRY(put_tensor(s, &item, e));
+    }
     return ST_OK;
 }
 
 int st_write_new(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
                  int n_meta, struct file_sum *sum, struct err *e)
+{
+    return st_write_from(path, items, n, NULL, meta, n_meta, sum, e);
+}
+
+int st_write_from(const char *path, const struct st_item *items, int n,
+                  const struct ckpt_source *from, const struct st_meta *meta, int n_meta,
+                  struct file_sum *sum, struct err *e)
 {
     const struct st_item **order = NULL;
     char *header = NULL;
@@ -211,10 +223,10 @@ int st_write_new(const char *path, const struct st_item *items, int n, const str
         }
     }
     qsort(order, (size_t)n, sizeof *order, by_size_then_name);
-    TRY_OUT(make_header(order, n, meta, n_meta, &header, e));
+    TRY_OUT(make_header(order, n, from != NULL, meta, n_meta, &header, e));
     st = sink_open(&s, path, e);
     if (st == ST_OK)
-        st = write_all(&s, header, order, n, e);
+        st = write_all(&s, header, order, n, from, e);
     st = sink_close(&s, st, sum, e);
 out:
     free(header);

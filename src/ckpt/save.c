@@ -111,7 +111,7 @@ static int write_section(struct saver *s, int section, struct err *e)
     char *path = path_join(s->tmp, section_files[section]);
     if (path == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
-    int st = st_write_new(path, s->items, n, meta, countof(meta), &sum, e);
+    int st = st_write_from(path, s->items, n, a->source, meta, countof(meta), &sum, e);
     free(path);
     if (st != ST_OK)
         return st;

@@ -10,6 +10,7 @@ int cmd_generate(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
 int cmd_gradcheck(int argc, char **argv);
+int cmd_verify(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_op(int argc, char **argv);
 int cmd_grads(int argc, char **argv);
@@ -33,5 +34,22 @@ int cmd_finish(struct config *c, struct err *e);
 /* The checkpoint an eval or generate means: the positional word, run.load or run.dir; takes the model's
  * options from it. */
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e);
+
+/* ---- ranks: a launcher's processes, or threads of this one ------------------------------------------------------------- */
+
+struct cmd_ranks {
+    struct launch launch;
+    enum comm_kind kind;
+    int ranks;
+};
+/* What launcher and config say; after cmd_config, before cmd_finish (the global batch depends on it). */
+int cmd_count_ranks(struct config *c, struct cmd_ranks *r, struct err *e);
+/* Does this process speak for the run? With threads all of them are in one process. */
+static inline bool cmd_speaks(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
+/* After an error before the ranks met (options, files): they meet to end together, and rank 0 says it. */
+int cmd_tell_ranks(int status, struct err *e);
+/* fn for every rank that lives in this process, each with its place. The first error comes back, or was said already (world_finish). */
+int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r, int (*fn)(const struct rank_place *place, void *ctx, struct err *e), void *ctx,
+                  struct err *e);
 
 #endif

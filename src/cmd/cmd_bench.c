@@ -7,10 +7,22 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: braid bench [OP] [--seconds=0.3] [--json=FILE]      every op, or those whose name starts with OP\n"
+    "usage: braid bench [OP[,OP...]] [--seconds=0.3] [--json=FILE]      every op, or those whose name starts with OP\n"
     "       braid bench train [FILE.ini] [--profile=on] [--json=FILE] [--section.key=value ...]   whole steps on random tokens\n\n"
     "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured time.\n"
     "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the last.\n";
+
+/* Whether the name starts with one of a comma list. */
+static bool listed(const char *name, const char *prefixes)
+{
+    for (const char *at = prefixes; *at != '\0';) {
+        size_t n = strcspn(at, ",");
+        if (n > 0 && strncmp(name, at, n) == 0)
+            return true;
+        at += n + (at[n] == ',');
+    }
+    return false;
+}
 
 static int bench_ops(const char *only, double seconds, const char *json_path, struct dev *dev, struct err *e)
 {
@@ -25,7 +37,7 @@ static int bench_ops(const char *only, double seconds, const char *json_path, st
     buf_addf(&json, "{\"device\":\"%s\",\"gflops\":%.3f,\"gbytes\":%.3f,\"ops\":[", dev->name, r.flops_per_s * 1e-9, r.bytes_per_s * 1e-9);
     bool first = true;
     for (int i = 0; i < n; i++) {
-        bool wanted = (only == NULL || str_starts(all[i]->name, only)) && ops_has(ops_for(dev), all[i]->name);
+        bool wanted = (only == NULL || listed(all[i]->name, only)) && ops_has(ops_for(dev), all[i]->name);
         for (int s = 0; wanted && s < all[i]->n_bench; s++) {
             struct op_timing t;
             if (dev->kind != DEV_CUDA && op_sample_flag(&all[i]->bench[s], "gpu"))
@@ -48,14 +60,14 @@ static int bench_ops(const char *only, double seconds, const char *json_path, st
 }
 
 /* Before the ceilings are measured, which takes a while. */
-static int check_name(const char *prefix, struct err *e)
+static int check_name(const char *prefixes, struct err *e)
 {
     int n;
     const struct op_desc *const *all = op_registry(&n);
     for (int i = 0; i < n; i++)
-        if (str_starts(all[i]->name, prefix) && all[i]->n_bench > 0)
+        if (listed(all[i]->name, prefixes) && all[i]->n_bench > 0)
             return ST_OK;
-    err_set(e, ST_USAGE, "no op's name starts with '%s'", prefix);
+    err_set(e, ST_USAGE, "no op's name starts with '%s'", prefixes);
     return err_hint(e, "`braid op list` shows all ops");
 }
 

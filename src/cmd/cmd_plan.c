@@ -4,7 +4,8 @@
 static const char usage[] =
     "usage: braid plan [FILE.ini] [--section.key=value ...] [--steps=on] [--params=on]\n\n"
     "Prints the stack, parameters, FLOPs, every arena and the memory of each layer; with --steps=on every step with its\n"
-    "lane, waits and addresses, with --params=on every parameter. Nothing is allocated; training allocates exactly this.\n";
+    "lane, waits and addresses, with --params=on every parameter. Nothing is allocated; training allocates exactly this.\n"
+    "With --parallel.ranks=N the plan is that of rank 0, followed by the memory of each rank (of each stage, when there are many).\n";
 
 static void totals(const struct trainer *t, struct buf *out)
 {
@@ -17,7 +18,41 @@ static void totals(const struct trainer *t, struct buf *out)
              human_count(per_token, a, sizeof a), human_count(per_token * tokens, b, sizeof b),
              human_count(per_token * tokens * (double)c->train.steps, d, sizeof d), (long long)c->train.steps);
     buf_addf(out, "      (Megatron's count: 3 x forward, causal half of attention; the plan's own steps, replays included: %sFLOP)\n",
-             human_count(plan_flops(&t->train.p) * (double)t->n_micro, a, sizeof a));
+             human_count(plan_flops(&t->train.p) * (double)(t->n_micro / t->train.n_micro), a, sizeof a));
+}
+
+/* Arenas of one rank in a line. */
+static int rank_line(const struct config *c, int rank, struct buf *out, struct err *e)
+{
+    struct rank_place place;
+    struct trainer t = {0};
+    TRY(place_on_paper(&place, c, rank, e));
+    int st = trainer_plan_on(&t, c, &place, true, e);
+    int64_t total = 0;
+    char text[32];
+    buf_addf(out, "%4d %5d %5d %5d", rank, place.mesh.pp_rank, place.mesh.dp_rank, place.mesh.ep_rank);
+    for (int a = 0; st == ST_OK && a < ARENA_COUNT; a++) {
+        total += t.model.mem.planned[a];
+        buf_addf(out, " %11s", human_bytes((double)t.model.mem.planned[a], text, sizeof text));
+    }
+    buf_addf(out, " %11s\n", human_bytes((double)total, text, sizeof text));
+    trainer_close(&t);
+    return st;
+}
+
+/* All ranks, or when there are many the first of each stage: the others have as much or a little less. */
+static int all_ranks(const struct config *c, const struct mesh *m, struct buf *out, struct err *e)
+{
+    enum { FEW = 16 };
+    int step = m->world <= FEW ? 1 : m->dp;
+    buf_addf(out, "\n%d ranks: %d pipeline stages of %d data-parallel ranks, experts over %d\n%4s %5s %5s %5s", m->world, m->pp, m->dp, m->ep, "rank",
+             "stage", "data", "exp.");
+    for (int a = 0; a < ARENA_COUNT; a++)
+        buf_addf(out, " %11s", arena_name((enum arena_id)a));
+    buf_addf(out, " %11s\n", "total");
+    for (int rank = 0; rank < m->world; rank += step)
+        TRY(rank_line(c, rank, out, e));
+    return ST_OK;
 }
 
 static int run(struct config *c, int argc, char **argv, struct trainer *t, struct err *e)
@@ -30,9 +65,12 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     if ((extra[0].value && !parse_bool(extra[0].value, &steps)) || (extra[1].value && !parse_bool(extra[1].value, &params)))
         return err_set(e, ST_USAGE, "--steps and --params take on or off");
     TRY(cmd_finish(c, e));
-    TRY(trainer_plan(t, c, true, e));
+    struct rank_place place;
+    TRY(place_on_paper(&place, c, 0, e));
+    TRY(trainer_plan_on(t, c, &place, true, e));
     struct buf out;
     buf_init(&out, 0);
+    int st = ST_OK;
     model_print_stack(&t->model, &out);
     totals(t, &out);
     buf_add(&out, "\n");
@@ -41,6 +79,8 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     plan_print_memory(&t->train.p, &out);
     plan_print_memory(&t->eval.p, &out);
     plan_print_memory(&t->optim.p, &out);
+    if (place.mesh.world > 1)
+        st = all_ranks(c, &place.mesh, &out, e);
     if (params) {
         buf_add(&out, "\n");
         model_print_params(&t->model, &out);
@@ -50,7 +90,8 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
         plan_print_steps(&t->train.p, &out);
         plan_print_steps(&t->optim.p, &out);
     }
-    int st = buf_check(&out, e);
+    if (st == ST_OK)
+        st = buf_check(&out, e);
     if (st == ST_OK)
         fputs(out.text, stdout);
     buf_release(&out);

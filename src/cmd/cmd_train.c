@@ -9,10 +9,19 @@ static const char usage[] =
     "usage: braid train [FILE.ini] [--section.key=value ...]\n\n"
     "Trains the configured model. With run.dir set, the folder receives config.ini, metrics.jsonl, TensorBoard events,\n"
     "report.html and checkpoints; the same command again continues the run from its newest checkpoint, bit for bit.\n"
-    "SIGINT and SIGTERM save a checkpoint after the current step and stop.\n";
+    "SIGINT and SIGTERM save a checkpoint after the current step and stop.\n"
+    "Several ranks: mpirun -np N braid train ..., or --parallel.ranks=N for threads of one process.\n";
+
+/* What every rank of this process starts from. */
+struct job {
+    struct config c;
+    struct cmd_ranks ranks;
+    struct ckpt *from;
+    bool warm; /* from gives the weights only */
+};
 
 /* The checkpoint to continue, if the run folder has one and run.resume allows. */
-static int find_resume(struct config *c, struct ckpt **out, struct err *e)
+static int find_resume(struct config *c, bool speaks, struct ckpt **out, struct err *e)
 {
     *out = NULL;
     if (c->run.dir[0] == '\0')
@@ -44,7 +53,7 @@ static int find_resume(struct config *c, struct ckpt **out, struct err *e)
     buf_init(&changes, 0);
     const char *text = ckpt_config_text(*out);
     int st = config_load_saved(c, text, strlen(text), ckpt_path(*out), CFG_SAVED_ALL, &changes, e);
-    if (st == ST_OK)
+    if (st == ST_OK && speaks)
         fprintf(stderr, "continuing %s at step %lld\n%s", c->run.dir, (long long)ckpt_step(*out), changes.text ? changes.text : "");
     buf_release(&changes);
     return st;
@@ -70,8 +79,12 @@ static void announce(const struct trainer *t)
         bytes += t->model.mem.allocated[a];
     buf_init(&text, 0);
     dataset_describe(t->train_data, &text);
-    fprintf(stderr, "%s\nmodel %s: %s parameters, %s planned and allocated\n%s", t->dev.name, t->cfg->model.pattern,
-            human_count((double)param_table_elems(&t->model.params), count, sizeof count),
+    const struct mesh *m = &t->model.mesh;
+    if (m->world > 1)
+        fprintf(stderr, "%d ranks (%s): %d data-parallel, %d pipeline stages, experts over %d\n", m->world, comm_kind_name(world_kind(t->world)),
+                m->dp, m->pp, m->ep);
+    fprintf(stderr, "%s\nmodel %s: %s parameters%s, %s planned and allocated\n%s", t->dev.name, t->cfg->model.pattern,
+            human_count((double)param_table_elems(&t->model.params), count, sizeof count), m->world > 1 ? " on this rank" : "",
             human_bytes((double)bytes, memory, sizeof memory), text.text ? text.text : "");
     buf_release(&text);
 }
@@ -81,56 +94,78 @@ static int take_weights(struct trainer *t, struct err *e)
 {
     struct err note = {0};
     TRY(load_weights(&t->model, t->cfg->run.load_weights, t->cfg->run.load_allow, &note, e));
-    if (note.msg[0] != '\0')
+    if (note.msg[0] != '\0' && trainer_speaks(t))
         fprintf(stderr, "note: %s\n", note.msg);
     return ST_OK;
 }
 
-static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t, struct err *e)
+/* Continuing takes everything from the checkpoint; a warm start takes the weights and begins at step 0. */
+static int train(struct trainer *t, const struct rank_place *place, const struct job *j, struct err *e)
+{
+    const struct config *c = &j->c;
+    if (place->world != NULL)
+        TRY(world_same(place->world, "checkpoint", j->from != NULL ? ckpt_path(j->from) : "", e));
+    TRY(trainer_open_on(t, c, place, j->warm ? NULL : j->from, true, e));
+    if (j->warm)
+        TRY(load_params(&t->model, j->from, e));
+    if (j->from == NULL && c->run.load_weights[0] != '\0')
+        TRY(take_weights(t, e));
+    if (!c->run.quiet && trainer_speaks(t))
+        announce(t);
+    if (t->step < c->train.steps)
+        return trainer_run(t, e);
+    if (trainer_speaks(t))
+        fprintf(stderr, "nothing to do: %lld of %lld steps are done; raise train.steps to go on\n", (long long)t->step, (long long)c->train.steps);
+    return ST_OK;
+}
+
+static int train_rank(const struct rank_place *place, void *ctx, struct err *e)
+{
+    struct trainer t = {0};
+    int st = train(&t, place, ctx, e);
+    trainer_close(&t);
+    return st;
+}
+
+static int prepare(struct job *j, int argc, char **argv, struct err *e)
 {
     struct config_args args = {0};
+    struct config *c = &j->c;
+    TRY(launch_detect(&j->ranks.launch, e)); /* first of all: who speaks depends on it */
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
-    TRY(find_resume(c, from, e));
-    bool warm = *from == NULL && c->run.load[0] != '\0';
-    if (warm) {
-        TRY(ckpt_open(from, c->run.load, e));
-        const char *text = ckpt_config_text(*from);
-        TRY(config_load_saved(c, text, strlen(text), ckpt_path(*from), CFG_SAVED_MODEL, NULL, e));
+    TRY(cmd_count_ranks(c, &j->ranks, e));
+    TRY(find_resume(c, cmd_speaks(&j->ranks), &j->from, e));
+    j->warm = j->from == NULL && c->run.load[0] != '\0';
+    if (j->warm) {
+        TRY(ckpt_open(&j->from, c->run.load, e));
+        const char *text = ckpt_config_text(j->from);
+        TRY(config_load_saved(c, text, strlen(text), ckpt_path(j->from), CFG_SAVED_MODEL, NULL, e));
     }
     TRY(cmd_finish(c, e));
-    if (c->run.dir[0] != '\0')
+    if (c->run.dir[0] != '\0' && cmd_speaks(&j->ranks))
         TRY(file_make_dirs(c->run.dir, e));
+    return ST_OK;
+}
+
+static int run(struct job *j, int argc, char **argv, struct err *e)
+{
+    int st = prepare(j, argc, argv, e);
+    if (st != ST_OK)
+        return cmd_tell_ranks(st, e);
     hold_stop_signals();
-    /* Continuing takes everything from the checkpoint; a warm start takes the weights and begins at step 0. */
-    TRY(trainer_open(t, c, warm ? NULL : *from, true, e));
-    if (warm)
-        TRY(load_params(&t->model, *from, e));
-    if (*from == NULL && c->run.load_weights[0] != '\0')
-        TRY(take_weights(t, e));
-    ckpt_close(*from);
-    *from = NULL;
-    if (!c->run.quiet)
-        announce(t);
-    if (t->step >= c->train.steps) {
-        fprintf(stderr, "nothing to do: %lld of %lld steps are done; raise train.steps to go on\n", (long long)t->step, (long long)c->train.steps);
-        return ST_OK;
-    }
-    return trainer_run(t, e);
+    return cmd_run_ranks(&j->c, &j->ranks, train_rank, j, e);
 }
 
 int cmd_train(int argc, char **argv)
 {
     if (cmd_wants_help(argc, argv, usage, true))
         return 0;
-    struct config c = {0};
-    struct ckpt *from = NULL;
-    struct trainer t = {0};
+    struct job j = {0};
     struct err e = {0};
-    int st = run(&c, argc, argv, &from, &t, &e);
+    int st = run(&j, argc, argv, &e);
     int code = cmd_exit(st, &e);
-    ckpt_close(from);
-    trainer_close(&t);
-    config_release(&c);
+    ckpt_close(j.from);
+    config_release(&j.c);
     return code;
 }

@@ -16,6 +16,7 @@ static const struct command commands[] = {
     {"eval", cmd_eval, "loss and bits per byte on validation data"},
     {"plan", cmd_plan, "show parameters, FLOPs, memory and steps of a config, without running it"},
     {"gradcheck", cmd_gradcheck, "check every op's and a model's gradients by finite differences"},
+    {"verify", cmd_verify, "run a small model of the configured kind on every mesh and schedule, and compare"},
     {"bench", cmd_bench, "time every op, or whole training steps, against this machine's roofline"},
     {"op", cmd_op, "run one op on tensors from a file"},
     {"grads", cmd_grads, "write loss, logits and all gradients of one batch to a file"},

@@ -1,17 +1,32 @@
-/* Declaration of the update plan; see optim.h. Order: hyper-parameters in, sum of squares of every
- * gradient in table order, clip, then one AdamW node per parameter. */
-#include "optim/optim.h"
+/* Declaration of the update plan; see optim.h. Order: hyper-parameters in, sums over ranks, sum of squares of every
+ * gradient in table order, clip, AdamW, values to the other ranks, what layers bring along.
+ *
+ * Norm and AdamW are one node each for all parameters of a bucket, since a GPU updates dozens of them in one launch: the node
+ * uses the stretch of an arena that holds them all, and knows where each begins in it. One rank has one bucket. With several
+ * (shard.c) stretches may overlap, for parameters of different buckets alternate; what nodes touch of them never does. */
+#include "optim/optim_int.h"
 
 #include <math.h>
 
-struct norm_node {
-    int index;
+/* Where the part of a parameter that a node works on is; bytes into the arena, -1: not there. */
+struct trained {
+    int64_t elems, grad, master, param, optim;
+    double decay;
 };
+enum form { FORM_GRAD, FORM_MASTER, FORM_PARAM, FORM_OPTIM, FORM_COUNT };
 struct update_node {
-    double beta1, beta2, eps, decay;
+    double beta1, beta2, eps;
+    enum dtype wide, real;
+    int n;
+    const struct trained *list;
+    struct stretch form[FORM_COUNT];
+    int64_t first_sum;        /* norm: of all sums */
+    struct tensor *grads;     /* n of each, filled at every run: what the ops take as lists */
+    struct adamw_part *parts;
 };
 struct clip_node {
     double max_norm;
+    int64_t rank, ranks;
 };
 
 static int hyper_step(const struct step_ctx *c)
@@ -22,13 +37,26 @@ static int hyper_step(const struct step_ctx *c)
     return d->vt->copy_in(d, c->t[0].data, c->run->hyper, tensor_bytes(&c->t[0]), c->lane->err);
 }
 
-static struct tensor flat(const struct tensor *t) { return tensor_1d(t->data, t->dtype, tensor_elems(t)); }
+/* n elements at this byte of the arena whose stretch is t. */
+static struct tensor at(const struct tensor *t, const struct stretch *s, int64_t offset, enum dtype type, int64_t n)
+{
+    return offset < 0 ? (struct tensor){0} : tensor_1d(t->data != NULL ? (char *)t->data + (offset - s->begin) : NULL, type, n);
+}
+
+static struct sqnorm_args norm_args(const struct update_node *n, const struct tensor *grads)
+{
+    for (int k = 0; k < n->n; k++)
+        n->grads[k] = at(grads, &n->form[FORM_GRAD], n->list[k].grad, n->wide, n->list[k].elems);
+    return (struct sqnorm_args){.x = n->grads[0], .more = n->grads + 1, .n_more = n->n - 1};
+}
 
 static int norm_step(const struct step_ctx *c)
 {
     enum { GRAD, SUMS, WORK };
-    const struct norm_node *n = c->self;
-    struct sqnorm_args a = {.x = flat(&c->t[GRAD]), .out = tensor_rows(&c->t[SUMS], n->index, 1), .work = c->t[WORK]};
+    const struct update_node *n = c->self;
+    struct sqnorm_args a = norm_args(n, &c->t[GRAD]);
+    a.out = tensor_1d((double *)c->t[SUMS].data + n->first_sum, DT_F64, n->n);
+    a.work = c->t[WORK];
     return c->ops->sqnorm(c->lane, &a);
 }
 
@@ -40,14 +68,44 @@ static int clip_step(const struct step_ctx *c)
     return c->ops->clip(c->lane, &a);
 }
 
+/* Of this rank's share alone, without a limit: its sum of squares is what the others want. */
+static int clip_own_step(const struct step_ctx *c)
+{
+    enum { SUMS, LOSS, ALL };
+    const struct clip_node *n = c->self;
+    struct clip_args a = {.sums = c->t[SUMS], .loss = c->t[LOSS]};
+    a.out = tensor_1d((double *)c->t[ALL].data + n->rank * CLIP_COUNT, DT_F64, CLIP_COUNT);
+    return c->ops->clip(c->lane, &a);
+}
+
+static int clip_all_step(const struct step_ctx *c)
+{
+    enum { ALL, OUT };
+    const struct clip_node *n = c->self;
+    struct clip_args a = {.sums = tensor_1d((double *)c->t[ALL].data + CLIP_SUM, DT_F64, n->ranks), .out = c->t[OUT], .max_norm = n->max_norm};
+    a.sums.stride[0] = CLIP_COUNT;
+    return c->ops->clip(c->lane, &a);
+}
+
 static int update_step(const struct step_ctx *c)
 {
-    enum { GRAD, HYPER, SCALE, P, M, V, COPY };
+    enum { GRAD, HYPER, SCALE, MASTER, PARAM, OPTIM };
     const struct update_node *n = c->self;
-    struct adamw_args a = {.p = flat(&c->t[P]), .g = flat(&c->t[GRAD]), .m = flat(&c->t[M]), .v = flat(&c->t[V]), .hyper = c->t[HYPER],
-                           .scale = c->t[SCALE], .beta1 = n->beta1, .beta2 = n->beta2, .eps = n->eps, .decay = n->decay};
-    if (c->t[COPY].data != NULL)
-        a.copy = flat(&c->t[COPY]);
+    for (int k = 0; k < n->n; k++) {
+        const struct trained *t = &n->list[k];
+        bool copy = t->master >= 0;
+        struct tensor param = at(&c->t[PARAM], &n->form[FORM_PARAM], t->param, copy ? n->real : n->wide, t->elems);
+        int64_t second = t->optim + round_up(t->elems * (int64_t)dtype_bytes(n->wide), DEV_ALIGN);
+        n->parts[k] = (struct adamw_part){.p = copy ? at(&c->t[MASTER], &n->form[FORM_MASTER], t->master, n->wide, t->elems) : param,
+                                          .g = at(&c->t[GRAD], &n->form[FORM_GRAD], t->grad, n->wide, t->elems),
+                                          .m = at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->optim, n->wide, t->elems),
+                                          .v = at(&c->t[OPTIM], &n->form[FORM_OPTIM], second, n->wide, t->elems),
+                                          .copy = copy ? param : (struct tensor){0},
+                                          .decay = t->decay};
+    }
+    const struct adamw_part *p = &n->parts[0];
+    struct adamw_args a = {.p = p->p, .g = p->g, .m = p->m, .v = p->v, .copy = p->copy, .hyper = c->t[HYPER], .scale = c->t[SCALE],
+                           .beta1 = n->beta1, .beta2 = n->beta2, .eps = n->eps, .decay = p->decay, .more = p + 1, .n_more = n->n - 1};
     return c->ops->adamw(c->lane, &a);
 }
 
@@ -56,53 +114,122 @@ static struct tensor param_shape(const struct model *m, int k)
     return tensor_shape(m->dev->wide, m->params.list[k].p.rank, m->params.list[k].p.dim);
 }
 
-static int declare_norms(struct optim *o, struct model *m, const slot_id *grad, slot_id sums)
+static void extend(struct stretch *s, int64_t offset, int64_t bytes)
 {
-    struct graph *g = &o->g;
-    for (int k = 0; k < m->params.n; k++) {
-        if (m->params.list[k].p.buffer)
-            continue;
-        struct tensor shape = param_shape(m, k);
-        struct sqnorm_args a = {.x = flat(&shape)};
-        struct norm_node *n = graph_own(g, sizeof *n);
-        if (n == NULL)
-            return ST_NOMEM;
-        n->index = k;
-        int64_t work_bytes = m->ops->sqnorm_work ? m->ops->sqnorm_work(&a) : 0;
-        slot_id work = work_bytes > 0 ? graph_slot(g, "norm_work", tensor_1d(NULL, DT_U8, work_bytes)) : NO_SLOT;
-        int node = graph_node(g, "norm", LANE_COMPUTE, n);
-        GRAPH_PHASE(g, node, PH_FWD, norm_step, READS(grad[k]), ADDS(sums), WRITES(work));
-        graph_cost(g, node, PH_FWD, 2 * (double)param_elems(&m->params.list[k].p), (double)tensor_bytes(&shape));
-    }
-    return g->err.code;
+    bool empty = s->end <= s->begin;
+    if (offset < 0)
+        return;
+    s->begin = empty ? offset : min_i64(s->begin, offset);
+    s->end = empty ? offset + bytes : max_i64(s->end, offset + bytes);
 }
 
-static int declare_updates(struct optim *o, struct model *m, const slot_id *grad, slot_id hyper)
+static int new_node(struct optim *o, const struct model *m, int most, struct update_node *n, struct trained **list)
+{
+    const struct config_train *t = &m->cfg->train;
+    *list = graph_own(&o->g, (size_t)most * sizeof **list);
+    *n = (struct update_node){.beta1 = t->beta1, .beta2 = t->beta2, .eps = t->eps, .wide = m->dev->wide, .real = m->dev->real, .list = *list};
+    n->grads = graph_own(&o->g, (size_t)most * sizeof *n->grads);
+    n->parts = graph_own(&o->g, (size_t)most * sizeof *n->parts);
+    return *list == NULL || n->grads == NULL || n->parts == NULL ? ST_NOMEM : ST_OK;
+}
+
+/* n elements of a parameter from `first` on. */
+static struct trained part_of(const struct model *m, int k, struct shard s)
+{
+    const struct param_entry *row = &m->params.list[k];
+    int64_t wide = (int64_t)dtype_bytes(m->dev->wide), real = (int64_t)dtype_bytes(m->dev->real);
+    bool copy = row->master_offset >= 0;
+    return (struct trained){.elems = s.n, .grad = row->grad_offset + s.first * wide, .master = copy ? row->master_offset + s.first * wide : -1,
+                            .param = row->offset + s.first * (copy ? real : wide), .optim = row->optim_offset,
+                            .decay = row->p.decay ? m->cfg->train.weight_decay : 0};
+}
+
+/* Every parameter of the bucket: what is updated here, with room for its moments. */
+static int list_updated(struct optim *o, struct model *m, const struct bucket *b, struct update_node *n)
+{
+    struct trained *list;
+    int64_t wide = (int64_t)dtype_bytes(m->dev->wide), real = (int64_t)dtype_bytes(m->dev->real);
+    TRY(new_node(o, m, b->n, n, &list));
+    for (int i = 0; i < b->n; i++) {
+        struct param_entry *row = &m->params.list[b->index[i]];
+        struct shard s = shard_updated(m, b->index[i]);
+        int64_t bytes = param_elems(&row->p) * wide, moment = round_up(s.n * wide, DEV_ALIGN);
+        row->optim_offset = memory_reserve(&m->mem, ARENA_OPTIM, 2 * moment);
+        extend(&n->form[FORM_GRAD], row->grad_offset, bytes);
+        extend(&n->form[FORM_MASTER], row->master_offset, bytes);
+        extend(&n->form[FORM_PARAM], row->offset, row->master_offset >= 0 ? bytes / wide * real : bytes);
+        if (s.n == 0)
+            continue;
+        extend(&n->form[FORM_OPTIM], row->optim_offset, 2 * moment);
+        list[n->n++] = part_of(m, b->index[i], s);
+    }
+    return ST_OK;
+}
+
+/* What this rank answers for in the norm: its shards, whoever updates them; of a weight that both ends of a pipeline hold, the
+ * first one's. */
+static int list_normed(struct optim *o, const struct model *m, const struct bucket *b, const struct update_node *update, struct update_node *n)
+{
+    struct trained *list;
+    TRY(new_node(o, m, b->n, n, &list));
+    n->form[FORM_GRAD] = update->form[FORM_GRAD];
+    for (int i = 0; i < b->n; i++) {
+        struct shard s = shard_of(m, b->index[i]);
+        bool elsewhere = m->params.list[b->index[i]].p.shared_ends && m->mesh.pp_rank > 0;
+        if (s.n > 0 && !elsewhere)
+            list[n->n++] = part_of(m, b->index[i], s);
+    }
+    return ST_OK;
+}
+
+static slot_id stretch_slot(struct graph *g, const struct update_node *n, enum form form)
+{
+    static const char *const name[] = {"grads", "masters", "params", "moments"};
+    static const enum arena_id arena[] = {ARENA_GRAD, ARENA_MASTER, ARENA_PARAM, ARENA_OPTIM};
+    const struct stretch *s = &n->form[form];
+    return s->end > s->begin ? graph_persistent(g, name[form], tensor_1d(NULL, DT_U8, s->end - s->begin), arena[form], s->begin) : NO_SLOT;
+}
+
+static double trained_elems(const struct update_node *n)
+{
+    double sum = 0;
+    for (int k = 0; k < n->n; k++)
+        sum += (double)n->list[k].elems;
+    return sum;
+}
+
+static const char *named(char *out, size_t size, const char *name, const struct bucket *b)
+{
+    snprintf(out, size, "%s%s", name, b->suffix);
+    return out;
+}
+
+static void declare_norm(struct optim *o, const struct model *m, const struct bucket *b, const struct update_node *n, slot_id grads, slot_id sums)
 {
     struct graph *g = &o->g;
-    const struct config_train *t = &m->cfg->train;
-    for (int k = 0; k < m->params.n; k++) {
-        struct param_entry *row = &m->params.list[k];
-        if (row->p.buffer)
-            continue;
-        struct tensor shape = param_shape(m, k);
-        struct update_node *n = graph_own(g, sizeof *n);
-        if (n == NULL)
-            return ST_NOMEM;
-        *n = (struct update_node){t->beta1, t->beta2, t->eps, row->p.decay ? t->weight_decay : 0};
-        int64_t bytes = round_up(tensor_bytes(&shape), DEV_ALIGN);
-        row->optim_offset = memory_reserve(&m->mem, ARENA_OPTIM, 2 * bytes);
-        bool master = row->master_offset >= 0;
-        struct tensor narrow = tensor_shape(m->dev->real, row->p.rank, row->p.dim);
-        slot_id p = graph_persistent(g, row->p.key, shape, master ? ARENA_MASTER : ARENA_PARAM, master ? row->master_offset : row->offset);
-        slot_id copy = master ? graph_persistent(g, "copy", narrow, ARENA_PARAM, row->offset) : NO_SLOT;
-        slot_id m1 = graph_persistent(g, "exp_avg", shape, ARENA_OPTIM, row->optim_offset);
-        slot_id m2 = graph_persistent(g, "exp_avg_sq", shape, ARENA_OPTIM, row->optim_offset + bytes);
-        int node = graph_node(g, "adamw", LANE_COMPUTE, n);
-        GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grad[k]), READS(hyper), READS(o->clip), ADDS(p), ADDS(m1), ADDS(m2), ADDS(copy));
-        graph_cost(g, node, PH_FWD, 12 * (double)param_elems(&row->p), 7 * (double)tensor_bytes(&shape));
-    }
-    return g->err.code;
+    struct tensor nowhere = {0};
+    char name[64], work_name[64];
+    if (n->n == 0)
+        return;
+    struct sqnorm_args a = norm_args(n, &nowhere);
+    int64_t work_bytes = m->ops->sqnorm_work ? m->ops->sqnorm_work(&a) : 0;
+    slot_id work = work_bytes > 0 ? graph_slot(g, named(work_name, sizeof work_name, "norm_work", b), tensor_1d(NULL, DT_U8, work_bytes)) : NO_SLOT;
+    int node = graph_node(g, named(name, sizeof name, "norm", b), LANE_COMPUTE, n);
+    GRAPH_PHASE(g, node, PH_FWD, norm_step, READS(grads), ADDS(sums), WRITES(work));
+    graph_cost(g, node, PH_FWD, 2 * trained_elems(n), trained_elems(n) * (double)dtype_bytes(n->wide));
+}
+
+static void declare_update(struct optim *o, const struct bucket *b, const struct update_node *n, slot_id grads, slot_id param, slot_id hyper)
+{
+    struct graph *g = &o->g;
+    char name[64];
+    slot_id master = stretch_slot(g, n, FORM_MASTER), moments = stretch_slot(g, n, FORM_OPTIM);
+    if (n->n == 0)
+        return;
+    double elems = trained_elems(n), copy = master != NO_SLOT ? (double)dtype_bytes(n->real) : 0;
+    int node = graph_node(g, named(name, sizeof name, "adamw", b), LANE_COMPUTE, n);
+    GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grads), READS(hyper), READS(o->clip), ADDS(master), ADDS(param), ADDS(moments));
+    graph_cost(g, node, PH_FWD, 12 * elems, elems * (7 * (double)dtype_bytes(n->wide) + copy));
 }
 
 /* What layers bring along, after the optimizer. */
@@ -114,7 +241,7 @@ static int declare_layer_updates(struct optim *o, struct model *m)
         struct use uses[countof(u->use)];
         for (int i = 0; i < u->n_uses; i++)
             uses[i] = (struct use){graph_persistent(g, u->name, u->use[i].shape, u->use[i].arena, u->use[i].offset), u->use[i].mode};
-        graph_phase(g, graph_node(g, u->name, LANE_COMPUTE, u->self), PH_FWD, u->fn, uses, u->n_uses);
+        graph_phase(g, graph_node(g, u->name, u->lane, u->self), PH_FWD, u->fn, uses, u->n_uses);
     }
     return g->err.code;
 }
@@ -125,28 +252,71 @@ static slot_id state(struct optim *o, struct model *m, const char *name, int64_t
     return graph_persistent(&o->g, name, shape, ARENA_STATE, memory_reserve(&m->mem, ARENA_STATE, tensor_bytes(&shape)));
 }
 
+/* From all sums of squares to the decision. With several ranks each first sums up its own share, and a number of each is all
+ * that travels; what is not finite on one is not finite on all. */
+static int declare_clip(struct optim *o, struct model *m, const struct model_plan *train, slot_id sums)
+{
+    struct graph *g = &o->g;
+    struct clip_node *clip = graph_own(g, sizeof *clip);
+    if (clip == NULL)
+        return ST_NOMEM;
+    *clip = (struct clip_node){.max_norm = m->cfg->train.clip, .rank = m->mesh.rank, .ranks = m->mesh.world};
+    const struct slot *from = train->loss != NO_SLOT ? &train->g.slots[train->loss] : NULL;
+    slot_id loss = from != NULL ? graph_persistent(g, "loss", from->shape, ARENA_STATE, from->offset) : NO_SLOT;
+    if (clip->ranks == 1) {
+        GRAPH_PHASE(g, graph_node(g, "clip", LANE_COMPUTE, clip), PH_FWD, clip_step, READS(sums), READS(loss), WRITES(o->clip));
+        return g->err.code;
+    }
+    slot_id all = state(o, m, "all_sums", clip->ranks * CLIP_COUNT);
+    GRAPH_PHASE(g, graph_node(g, "clip.own", LANE_COMPUTE, clip), PH_FWD, clip_own_step, READS(sums), READS(loss), WRITES(all));
+    declare_share(o, m, "clip.share", all);
+    GRAPH_PHASE(g, graph_node(g, "clip", LANE_COMPUTE, clip), PH_FWD, clip_all_step, READS(all), WRITES(o->clip));
+    return g->err.code;
+}
+
+struct bucket_nodes {
+    struct update_node norm, update;
+    slot_id grads, params;
+};
+
+static int list_nodes(struct optim *o, struct model *m, const struct bucket *b, struct bucket_nodes *n, int64_t *n_sums)
+{
+    TRY(list_updated(o, m, b, &n->update));
+    TRY(list_normed(o, m, b, &n->update, &n->norm));
+    n->norm.first_sum = *n_sums;
+    *n_sums += n->norm.n;
+    n->grads = stretch_slot(&o->g, &n->update, FORM_GRAD);
+    n->params = stretch_slot(&o->g, &n->update, FORM_PARAM);
+    return o->g.err.code;
+}
+
 static int declare(struct optim *o, struct model *m, const struct model_plan *train)
 {
     struct graph *g = &o->g;
-    slot_id *grad = graph_own(g, (size_t)m->params.n * sizeof *grad);
-    struct clip_node *clip = graph_own(g, sizeof *clip);
-    if (grad == NULL || clip == NULL)
-        return ST_NOMEM;
-    clip->max_norm = m->cfg->train.clip;
+    struct bucket *bucket;
+    int n = 0;
+    int64_t n_sums = 0;
     graph_scope(g, -1, "update");
-    const struct slot *loss_slot = &train->g.slots[train->loss];
-    slot_id hyper = state(o, m, "hyper", HYPER_COUNT), sums = state(o, m, "sums", m->params.n);
-    slot_id loss = graph_persistent(g, "loss", loss_slot->shape, ARENA_STATE, loss_slot->offset);
+    TRY(bucket_list(g, m, &bucket, &n));
+    struct bucket_nodes *nodes = graph_own(g, (size_t)(n + 1) * sizeof *nodes);
+    if (nodes == NULL)
+        return ST_NOMEM;
+    for (int k = 0; k < n; k++)
+        TRY(list_nodes(o, m, &bucket[k], &nodes[k], &n_sums));
+    slot_id hyper = state(o, m, "hyper", HYPER_COUNT), sums = state(o, m, "sums", max_i64(n_sums, 1));
     o->clip = state(o, m, "clip", CLIP_COUNT);
-    for (int k = 0; k < m->params.n; k++)
-        grad[k] = m->params.list[k].p.buffer ? NO_SLOT : graph_persistent(g, "grad", param_shape(m, k), ARENA_GRAD, m->params.list[k].grad_offset);
     int node = graph_node(g, "hyper", LANE_COPY, NULL);
     GRAPH_PHASE(g, node, PH_FWD, hyper_step, WRITES(hyper));
     graph_host(g, node);
-    TRY(declare_norms(o, m, grad, sums));
-    node = graph_node(g, "clip", LANE_COMPUTE, clip);
-    GRAPH_PHASE(g, node, PH_FWD, clip_step, READS(sums), READS(loss), WRITES(o->clip));
-    TRY(declare_updates(o, m, grad, hyper));
+    for (int k = 0; k < n; k++)
+        declare_reduce(o, m, &bucket[k], nodes[k].grads, &nodes[k].update.form[FORM_GRAD]);
+    for (int k = 0; k < n; k++)
+        declare_norm(o, m, &bucket[k], &nodes[k].norm, nodes[k].grads, sums);
+    TRY(declare_clip(o, m, train, sums));
+    for (int k = 0; k < n; k++) {
+        declare_update(o, &bucket[k], &nodes[k].update, nodes[k].grads, nodes[k].params, hyper);
+        declare_gather(o, m, &bucket[k], nodes[k].params, &nodes[k].update.form[FORM_PARAM]);
+    }
     return declare_layer_updates(o, m);
 }
 
@@ -193,6 +363,8 @@ void optim_hyper(const struct optim *o, int64_t step, double hyper[HYPER_COUNT])
 struct tensor optim_state(const struct model *m, int index, int which)
 {
     struct tensor t = param_shape(m, index);
+    if (!shard_is_all(m, index))
+        t = tensor_1d(NULL, t.dtype, shard_of(m, index).n);
     t.data = m->mem.base[ARENA_OPTIM] + m->params.list[index].optim_offset + which * round_up(tensor_bytes(&t), DEV_ALIGN);
     return t;
 }

@@ -1,4 +1,4 @@
-/* The update: gradient norm, clipping and AdamW, declared as nodes and planned like everything else. */
+/* The update: sums over ranks, gradient norm, clipping and AdamW, declared as nodes and planned like everything else. */
 #ifndef BRAID_OPTIM_H
 #define BRAID_OPTIM_H
 
@@ -6,7 +6,7 @@
 #include "optim/schedule.h"
 
 enum { HYPER_LR, HYPER_CORRECT1, HYPER_CORRECT2, HYPER_COUNT = 8 };
-enum { CLIP_NORM, CLIP_COEF, CLIP_SKIP, CLIP_COUNT = 4 };
+enum { CLIP_NORM, CLIP_COEF, CLIP_SKIP, CLIP_SUM, CLIP_COUNT };
 
 struct optim {
     struct graph g;
@@ -22,7 +22,19 @@ void optim_release(struct optim *o);
 /* Hyper-parameters of update number `step` (0-based), in the order ops/adamw wants. */
 void optim_hyper(const struct optim *o, int64_t step, double hyper[HYPER_COUNT]);
 
-/* First (which 0) and second (which 1) moment of parameter `index`; host view. */
+/* Which elements of parameter `index`, as this rank holds it, are this rank's own among those that hold copies: equal
+ * pieces, the last ones shorter or empty. */
+struct shard {
+    int64_t first, n;
+    int64_t piece; /* of the ranks before the last */
+};
+struct shard shard_of(const struct model *m, int index);
+/* What this rank updates of it: its shard, or all of it. */
+struct shard shard_updated(const struct model *m, int index);
+bool shard_is_all(const struct model *m, int index);
+
+/* First (which 0) and second (which 1) moment of what this rank updates of parameter `index`: of the parameter's shape, or of a
+ * shard [n]. On the device. */
 struct tensor optim_state(const struct model *m, int index, int which);
 
 #endif

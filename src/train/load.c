@@ -1,38 +1,55 @@
-/* Filling a model from a checkpoint or a file of weights, whatever layout its keys have. */
+/* Filling a model from a checkpoint or a file of weights, whatever layout its keys have and whatever ranks wrote it. A rank checks
+ * the file against all parameters of the model and takes what it holds of each. */
 #include "ckpt/keymap.h"
-#include "train/train.h"
+#include "train/reshard_int.h"
 
 #include <stdlib.h>
 
 /* The parameters that a space of keys has: moments belong to trained ones only. */
-static int list_params(const struct model *m, enum key_space space, const struct param ***out,
+static int list_params(const struct full_table *full, enum key_space space, const struct param ***out,
                        int **index, int *n, struct err *e)
 {
     *n = 0;
-    TRY(mem_array((void **)out, (size_t)m->params.n, sizeof **out, e));
-    TRY(mem_array((void **)index, (size_t)m->params.n, sizeof **index, e));
-    for (int k = 0; k < m->params.n; k++) {
-        if (space != KEYS_MODEL && m->params.list[k].p.buffer)
+    TRY(mem_array((void **)out, (size_t)full->params->n, sizeof **out, e));
+    TRY(mem_array((void **)index, (size_t)full->params->n, sizeof **index, e));
+    for (int k = 0; k < full->params->n; k++) {
+        if (space != KEYS_MODEL && full->params->list[k].p.buffer)
             continue;
-        (*out)[*n] = &m->params.list[k].p;
-        (*index)[(*n)++] = k;
+        (*out)[*n] = &full->params->list[k].p;
+        (*index)[(*n)++] = full->local[k];
     }
     return ST_OK;
 }
 
-/* On a host device straight into place, else by way of a host copy. */
-static int load_one(struct model *m, const struct keymap *map, int i, int index, enum key_space space, struct err *e)
+/* This rank's part of a whole tensor on the host. */
+static int take_part(struct model *m, int index, enum key_space space, const struct tensor *whole, struct err *e)
 {
-    bool moment = space != KEYS_MODEL;
-    struct tensor place = moment ? optim_state(m, index, space == KEYS_EXP_AVG_SQ) : model_param(m, index);
-    if (m->dev->kind != DEV_CUDA)
-        return keymap_load(map, i, &place, e);
     const struct param *p = &m->params.list[index].p;
-    struct tensor host = tensor_shape(param_dtype(p, m->dev->wide), p->rank, p->dim);
+    bool moment = space != KEYS_MODEL;
+    int64_t first = slice_first(p) + (moment ? shard_updated(m, index).first : 0);
+    char *from = (char *)whole->data + first * (int64_t)dtype_bytes(whole->dtype);
+    if (moment) {
+        struct tensor place = optim_state(m, index, space == KEYS_EXP_AVG_SQ);
+        return m->dev->vt->copy_in(m->dev, place.data, from, tensor_bytes(&place), e);
+    }
+    struct tensor slice = tensor_shape(whole->dtype, p->rank, p->dim);
+    slice.data = from;
+    return model_set_param(m, index, &slice, e);
+}
+
+/* On a host device that holds all of it straight into place, else by way of a host copy. */
+static int load_one(struct model *m, const struct keymap *map, int i, const struct param *whole, int index, enum key_space space, struct err *e)
+{
+    bool moment = space != KEYS_MODEL, all = param_elems(&m->params.list[index].p) == param_elems(whole);
+    if (m->dev->kind != DEV_CUDA && all && (!moment || shard_is_all(m, index))) {
+        struct tensor place = moment ? optim_state(m, index, space == KEYS_EXP_AVG_SQ) : model_param(m, index);
+        return keymap_load(map, i, &place, e);
+    }
+    struct tensor host = tensor_shape(moment ? m->dev->wide : param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
     TRY(mem_aligned(&host.data, (size_t)max_i64(tensor_bytes(&host), 1), DEV_ALIGN, e));
     int st = keymap_load(map, i, &host, e);
     if (st == ST_OK)
-        st = moment ? m->dev->vt->copy_in(m->dev, place.data, host.data, tensor_bytes(&host), e) : model_set_param(m, index, &host, e);
+        st = take_part(m, index, space, &host, e);
     free(host.data);
     return st;
 }
@@ -45,7 +62,9 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
     const struct param **params = NULL;
     struct keymap *map = NULL;
     int *index = NULL, n, st;
-    TRY_OUT(list_params(m, space, &params, &index, &n, e));
+    struct full_table full;
+    TRY(full_table_open(&full, m, e));
+    TRY_OUT(list_params(&full, space, &params, &index, &n, e));
     TRY_OUT(keymap_open(&map, f, space, params, n, m->dev->wide, e));
     st = keymap_check(map, allow, e);
     if (st != ST_OK && note != NULL)
@@ -54,14 +73,15 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
     if (st == ST_OK)
         keymap_check(map, 0, note);
     for (int i = 0; st == ST_OK && i < n; i++) {
-        if (!keymap_has(map, i))
+        if (!keymap_has(map, i) || index[i] < 0)
             continue;
-        st = load_one(m, map, i, index[i], space, e);
+        st = load_one(m, map, i, params[i], index[i], space, e);
     }
 out:
     keymap_close(map);
     free(params);
     free(index);
+    full_table_close(&full);
     return st;
 }
 
@@ -69,7 +89,7 @@ out:
  * file. */
 static void drop_unbuilt_depths(struct key_file *f, const struct model *m)
 {
-    bool built = m->pattern.n_mtp_depths == 0;
+    bool built = m->pattern.n_mtp_depths == 0 || m->mesh.world > 1;
     for (int k = 0; k < m->params.n; k++)
         built |= str_starts(m->params.list[k].p.key, "mtp.");
     int kept = 0;

@@ -1,5 +1,5 @@
-/* The run: steps, evaluations, checkpoints, signals. */
-#include "train/train.h"
+/* The run: steps, evaluations, checkpoints, signals. Every rank walks the same loop; one of them speaks. */
+#include "train/ranks_int.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -21,6 +21,14 @@ static int pending_signal(void)
     const struct timespec now = {0};
     int sig = sigtimedwait(&set, NULL, &now);
     return sig > 0 ? sig : 0;
+}
+
+/* A signal may reach any rank; time is each one's own. What one wants all do, after the same step. */
+static enum stop_wish wish(struct trainer *t)
+{
+    if (pending_signal() != 0)
+        return STOP_SIGNAL;
+    return t->deadline > 0 && time_now() > t->deadline ? STOP_TIME : STOP_NOT;
 }
 
 static int open_log(struct trainer *t, struct err *e)
@@ -53,56 +61,43 @@ static int save(struct trainer *t, struct err *e)
     if (t->cfg->run.dir[0] == '\0')
         return ST_OK;
     TRY(trainer_save(t, e));
-    log_event(t->log, LOG_CHECKPOINT, t->step, "checkpoint of step %lld", (long long)t->step);
+    if (t->log != NULL)
+        log_event(t->log, LOG_CHECKPOINT, t->step, "checkpoint of step %lld", (long long)t->step);
     return ST_OK;
 }
 
-/* What layers report, mean over the step's microbatches. */
-static void report_metrics(struct trainer *t)
+static int report_metrics(struct trainer *t, struct err *e)
 {
-    for (int k = 0; k < t->train.n_mtp; k++) {
-        double loss[2] = {0};
+    for (int k = 0; t->log != NULL && k < t->train.n_mtp; k++) {
         char tag[32];
-        struct err ignored = {0};
-        struct tensor slot = model_slot(&t->model, &t->train, t->train.mtp_loss[k]);
-        t->dev.vt->copy_out(&t->dev, loss, slot.data, sizeof loss, &ignored);
         snprintf(tag, sizeof tag, "mtp loss/depth %d", k + 1);
-        log_scalar(t->log, tag, loss[0] / (double)max_i64(t->labels[k + 1], 1));
+        log_scalar(t->log, tag, t->mean_loss[k + 1]);
     }
-    for (int k = 0; k < t->model.metrics.n; k++) {
-        const struct metric *m = &t->model.metrics.m[k];
-        for (int64_t i = 0; i < m->n; i++) {
-            double value = 0;
-            char tag[160];
-            struct err ignored = {0};
-            t->dev.vt->copy_out(&t->dev, &value, t->model.mem.base[ARENA_STATE] + m->offset + i * (int64_t)sizeof value, sizeof value, &ignored);
-            if (m->n > 1)
-                snprintf(tag, sizeof tag, "%s/layer %d.%lld", m->tag, m->layer, (long long)i);
-            else
-                snprintf(tag, sizeof tag, "%s/layer %d", m->tag, m->layer);
-            log_scalar(t->log, tag, value / (double)t->n_micro);
-        }
-    }
+    return ranks_report_metrics(t, e);
 }
 
-static void report_step(struct trainer *t, const struct step_result *r)
+static int report_step(struct trainer *t, const struct step_result *r, struct err *e)
 {
     double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq);
-    double rate = (double)r->tokens / r->seconds;
+    double rate = (double)r->tokens / r->seconds, peak = t->peak_flops * t->model.mesh.world;
     struct step_record rec = {.step = t->step, .loss = r->loss, .lr = r->lr, .grad_norm = r->grad_norm, .tokens = t->tokens_seen,
-                              .tokens_per_s = rate, .mfu = t->peak_flops > 0 ? 100 * rate * flops / t->peak_flops : 0,
+                              .tokens_per_s = rate, .mfu = peak > 0 ? 100 * rate * flops / peak : 0,
                               .elapsed = t->train_seconds, .skipped = r->skipped};
-    report_metrics(t);
+    TRY(report_metrics(t, e));
+    if (t->log == NULL)
+        return ST_OK;
     log_step(t->log, &rec);
     if (r->skipped)
         log_event(t->log, LOG_NONFINITE, t->step, "step %lld skipped: loss or gradient is not finite", (long long)t->step);
+    return ST_OK;
 }
 
 static int eval_now(struct trainer *t, struct err *e)
 {
     struct eval_record rec = {.step = t->step};
     TRY(trainer_eval(t, &rec.loss, &rec.bits_per_byte, e));
-    log_eval(t->log, &rec);
+    if (t->log != NULL)
+        log_eval(t->log, &rec);
     return ST_OK;
 }
 
@@ -112,36 +107,42 @@ static int finish_trace(struct trainer *t, int64_t done, struct err *e)
 {
     if (t->exec.trace == NULL || done < t->cfg->plan.trace_steps)
         return ST_OK;
+    char path[4096];
+    int rank = t->model.mesh.rank, n = rank == 0 ? snprintf(path, sizeof path, "%s", t->cfg->plan.trace)
+                                                 : snprintf(path, sizeof path, "%s.%d", t->cfg->plan.trace, rank);
     t->exec.trace = NULL;
-    return trace_write(t->trace, t->cfg->plan.trace, e);
+    if (n >= (int)sizeof path)
+        return err_set(e, ST_USAGE, "plan.trace: the path is too long");
+    return trace_write(t->trace, path, e);
+}
+
+static int stopped(struct trainer *t, enum stop_wish why, struct err *e)
+{
+    const struct config *c = t->cfg;
+    if (t->log != NULL)
+        log_event(t->log, LOG_STOP, t->step, "stopped after step %lld: %s", (long long)t->step,
+                  why == STOP_SIGNAL ? "signal" : "run.minutes is up");
+    err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s", (long long)t->step, (long long)c->train.steps,
+            c->run.dir[0] ? "; a checkpoint was saved" : "; there is no run folder, so nothing was saved");
+    return err_hint(e, c->run.dir[0] ? "the same command continues it" : "give --run.dir=DIR to be able to continue");
 }
 
 static int loop(struct trainer *t, struct err *e)
 {
     const struct config *c = t->cfg;
-    double begin = time_now();
     int64_t first = t->step;
-    int sig = 0;
     while (t->step < c->train.steps) {
         struct step_result r;
         TRY(trainer_step(t, &r, e));
-        report_step(t, &r);
+        TRY(report_step(t, &r, e));
         TRY(finish_trace(t, t->step - first, e));
         bool last = t->step == c->train.steps;
         if (t->has_eval && (every(t->step, c->train.eval_every) || (last && c->train.eval_every > 0)))
             TRY(eval_now(t, e));
-        sig = pending_signal();
-        bool out_of_time = c->run.minutes > 0 && time_now() - begin > 60 * c->run.minutes;
-        if (every(t->step, c->run.save_every) || last || sig != 0 || out_of_time)
+        if (every(t->step, c->run.save_every) || last || r.stop != STOP_NOT)
             TRY(save(t, e));
-        if ((sig != 0 || out_of_time) && !last)
-            break;
-    }
-    if (t->step < c->train.steps) {
-        log_event(t->log, LOG_STOP, t->step, "stopped after step %lld: %s", (long long)t->step, sig ? "signal" : "run.minutes is up");
-        err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s", (long long)t->step, (long long)c->train.steps,
-                c->run.dir[0] ? "; a checkpoint was saved" : "; there is no run folder, so nothing was saved");
-        return err_hint(e, c->run.dir[0] ? "the same command continues it" : "give --run.dir=DIR to be able to continue");
+        if (r.stop != STOP_NOT && !last)
+            return stopped(t, r.stop, e);
     }
     return ST_OK;
 }
@@ -151,10 +152,12 @@ int trainer_run(struct trainer *t, struct err *e)
     sigset_t set, before;
     stop_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, &before);
-    int st = open_log(t, e);
+    t->stop_wish = wish;
+    t->deadline = t->cfg->run.minutes > 0 ? time_now() + 60 * t->cfg->run.minutes : 0;
+    int st = trainer_speaks(t) ? open_log(t, e) : ST_OK;
     if (st == ST_OK)
         st = loop(t, e);
-    if (st == ST_NONFINITE)
+    if (st == ST_NONFINITE && t->log != NULL)
         log_event(t->log, LOG_NONFINITE, t->step, "%s", e->msg);
     struct err log_error = {0};
     if (t->log != NULL) {

@@ -7,8 +7,29 @@
 #include "optim/optim.h"
 #include "train/log.h"
 
+/* Where a trainer stands among the ranks of a run, and what of the machine is its own. Groups and world are the caller's. */
+struct rank_place {
+    struct mesh mesh;
+    struct world *world; /* NULL: a rank alone, or on paper */
+    int threads;         /* 0: run.threads */
+    int gpu;             /* beyond gpu.index */
+};
+struct rank_place place_alone(void);
+/* As parallel.pp, vpp and ep say; virtual stages from the pattern where they are not given. */
+int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e);
+/* Opens the groups; on one machine its ranks share cores and take a GPU each. Every rank of w calls it. */
+int place_open(struct rank_place *p, const struct config *cfg, struct world *w, int local_rank, int local_ranks, struct err *e);
+/* Rank `rank` of parallel.ranks, without anybody to talk to: for plans. */
+int place_on_paper(struct rank_place *p, const struct config *cfg, int rank, struct err *e);
+void place_close(struct rank_place *p);
+
+/* Why a run ends early; what any rank wants, all do. */
+enum stop_wish { STOP_NOT, STOP_TIME, STOP_SIGNAL };
+
 struct trainer {
     const struct config *cfg;
+    struct world *world;
+    struct ranks *ranks; /* ranks.c: what is said between steps; NULL: alone */
     struct dev dev;
     struct model model;
     struct model_plan train, eval;
@@ -20,8 +41,10 @@ struct trainer {
     struct batcher *batcher;
     struct batch eval_batch;
     const struct batch **micro; /* microbatches of the current step */
+    struct run_info *run;       /* of each */
     int64_t n_micro;
     struct trace *trace;
+    struct routes *routes; /* recorded or replayed; else NULL */
     struct train_log *log;
     int64_t step;        /* updates done */
     int64_t tokens_seen;
@@ -30,21 +53,33 @@ struct trainer {
     int64_t skipped;
     bool has_eval;
     double scale[1 + MTP_MAX_DEPTHS]; /* of the losses in the current step */
-    int64_t labels[1 + MTP_MAX_DEPTHS];
+    int64_t labels[1 + MTP_MAX_DEPTHS];       /* of all ranks */
+    double mean_loss[1 + MTP_MAX_DEPTHS];     /* of the last step, main loss first */
+    enum stop_wish (*stop_wish)(struct trainer *t); /* asked after each step; NULL: nobody wants to stop */
+    double deadline;                          /* monotonic seconds; 0: none */
+    int64_t replayed;                         /* steps taken again with larger buffers */
 };
+/* One rank writes logs, checkpoints and to the terminal. */
+static inline bool trainer_speaks(const struct trainer *t) { return t->model.mesh.rank == 0; }
 
 /* What the step said. */
 struct step_result {
     double loss, grad_norm, lr, seconds;
     int64_t tokens;
     bool skipped;
+    enum stop_wish stop; /* the same on all ranks */
 };
 
 /* Opens device, model, plans, data; commits memory; fills parameters from init or `from` (may be
  * NULL). data may be left out (plan, gradcheck). */
 int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e);
+/* The same for one of several ranks; every rank calls it, as it does all that follow. Each takes its part of `from`, whatever
+ * ranks wrote it. */
+int trainer_open_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, const struct ckpt *from, bool with_data,
+                    struct err *e);
 /* Only the plans: nothing is allocated, nothing can be run (`braid plan`). */
 int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, struct err *e);
+int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, bool on_paper, struct err *e);
 void trainer_close(struct trainer *t);
 /* One optimizer step. On a non-finite loss or gradient nothing is updated; by policy it is an error that
  * names the first node, or result->skipped. */
@@ -52,6 +87,8 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e);
 /* Mean loss over train.eval_batches validation batches, and bits per byte. */
 int trainer_eval(struct trainer *t, double *loss, double *bits_per_byte, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
+/* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are taken again. */
+int trainer_replan(struct trainer *t, struct err *e);
 /* The whole run; stops early (checkpoint first) on SIGINT, SIGTERM or run.minutes. */
 int trainer_run(struct trainer *t, struct err *e);
 
@@ -60,9 +97,17 @@ void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows,
 /* Scale of each loss's gradient from those counts. */
 void loss_scales(const struct config *cfg, const int64_t *counts, int depths, double *scale);
 
+/* Choices of routers, recorded to a file or replayed from one (routes.c); *out is NULL where neither is asked for, which
+ * the others allow. give: before a microbatch runs; take: after it. */
+int routes_open(struct routes **out, struct model *m, const struct config *cfg, int64_t step, struct err *e);
+void routes_close(struct routes *r);
+int routes_give(struct routes *r, int64_t first_sample, struct err *e);
+int routes_take(struct routes *r, int64_t first_sample, struct err *e);
+
 /* Parts that eval, generate, grads and gradcheck share. */
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e);
 /* Keys of any layout (ckpt/keymap.h); on an error nothing has been changed. */
+/* A rank of several loads what it holds of them. */
 int load_params(struct model *m, const struct ckpt *c, struct err *e);
 int load_moments(struct model *m, const struct ckpt *c, struct err *e);
 /* Parameters alone, from a checkpoint, a run or a .safetensors file. allow: enum config_load_allow; note
@@ -70,6 +115,7 @@ int load_moments(struct model *m, const struct ckpt *c, struct err *e);
 int load_weights(struct model *m, const char *path, int allow, struct err *note, struct err *e);
 enum dev_kind device_of(const struct config *cfg);
 int device_open(struct dev *d, const struct config *cfg, struct err *e);
+int device_open_on(struct dev *d, const struct config *cfg, const struct rank_place *place, struct err *e);
 void plan_options(struct exec *x, const struct config *cfg); /* poison, random lanes, sync, find_nan */
 
 /* ---- generate ---------------------------------------------------------------------------------------------- */

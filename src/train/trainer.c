@@ -1,5 +1,5 @@
-/* Opening a trainer, taking a step, saving; see train.h. */
-#include "train/train.h"
+/* Opening and closing a trainer; see train.h. Steps are in step.c, saving in save.c. */
+#include "train/ranks_int.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,12 +11,19 @@ enum dev_kind device_of(const struct config *cfg)
     return kinds[cfg->run.device];
 }
 
-int device_open(struct dev *d, const struct config *cfg, struct err *e)
+int device_open_on(struct dev *d, const struct config *cfg, const struct rank_place *place, struct err *e)
 {
     enum dev_kind kind = device_of(cfg);
+    int threads = place->threads > 0 ? place->threads : (int)cfg->run.threads;
     const struct dev_gpu gpu = {.fp32 = cfg->gpu.precision == CFG_PRECISION_FP32, .portable = cfg->gpu.portable, .fast = cfg->gpu.fast,
-                                .index = (int)cfg->gpu.index};
-    return kind == DEV_CUDA ? dev_open_gpu(d, &gpu, (int)cfg->run.threads, e) : dev_open(d, kind, (int)cfg->run.threads, e);
+                                .index = (int)cfg->gpu.index + place->gpu, .sms = (int)cfg->gpu.sms, .gemm_table = cfg->gpu.gemm_table};
+    return kind == DEV_CUDA ? dev_open_gpu(d, &gpu, threads, e) : dev_open(d, kind, threads, e);
+}
+
+int device_open(struct dev *d, const struct config *cfg, struct err *e)
+{
+    struct rank_place place = place_alone();
+    return device_open_on(d, cfg, &place, e);
 }
 
 void plan_options(struct exec *x, const struct config *cfg)
@@ -58,7 +65,8 @@ static int open_data(struct trainer *t, struct err *e)
     }
     struct data_opts train = data_options(t, c->data.train, DATA_TRAIN);
     TRY(dataset_open(&t->train_data, &train, e));
-    t->batch_opts = (struct batch_opts){.micro_batch = c->train.micro_batch, .global_batch = c->train.global_batch, .dp_size = 1,
+    t->batch_opts = (struct batch_opts){.micro_batch = c->train.micro_batch, .global_batch = c->train.global_batch,
+                                        .dp_rank = t->model.mesh.dp_rank, .dp_size = t->model.mesh.dp,
                                         .eod = t->tok.eod, .eod_mask = c->data.eod_mask, .eod_mask_loss = c->data.eod_mask,
                                         .ahead = 2, .keep = (int)t->n_micro};
     if (c->data.valid[0] == '\0' && c->data.split[0] == '\0')
@@ -72,8 +80,6 @@ static int open_data(struct trainer *t, struct err *e)
 
 /* ---- parameters ------------------------------------------------------------------------------------------------- */
 
-static const char *const moment[2] = {"exp_avg", "exp_avg_sq"};
-
 static int load_optim(struct trainer *t, const struct ckpt *c, struct err *e)
 {
     TRY(load_moments(&t->model, c, e));
@@ -83,68 +89,38 @@ static int load_optim(struct trainer *t, const struct ckpt *c, struct err *e)
     return ST_OK;
 }
 
-int trainer_save(struct trainer *t, struct err *e)
-{
-    struct model *m = &t->model;
-    int n = 0, st;
-    struct ckpt_item *items = NULL;
-    struct arena keys;
-    struct buf config;
-    arena_init(&keys);
-    buf_init(&config, 0);
-    TRY_OUT(mem_array((void **)&items, 3 * (size_t)m->params.n, sizeof *items, e));
-    for (int k = 0; k < m->params.n; k++) {
-        const struct param *p = &m->params.list[k].p;
-        struct tensor values = model_param(m, k);
-        items[n] = (struct ckpt_item){.key = p->key, .param = p, .section = CKPT_MODEL};
-        TRY_OUT(dev_fetch(&t->dev, &values, &items[n++].host, e));
-        for (int w = 0; w < 2 && !p->buffer; w++) {
-            char *key = arena_printf(&keys, "%s.%s", moment[w], p->key);
-            if (key == NULL)
-                TRY_OUT(err_set(e, ST_NOMEM, "out of memory saving a checkpoint"));
-            values = optim_state(m, k, w);
-            items[n] = (struct ckpt_item){.key = key, .param = p, .section = CKPT_OPTIM};
-            TRY_OUT(dev_fetch(&t->dev, &values, &items[n++].host, e));
-        }
-    }
-    config_write(t->cfg, &config, false);
-    TRY_OUT(buf_check(&config, e));
-    struct ckpt_save_args args = {
-        .run_dir = t->cfg->run.dir, .step = t->step, .items = items, .n_items = n, .config_text = config.text, .keep = (int)t->cfg->run.keep,
-        .counters = {.samples = t->step * t->cfg->train.global_batch, .tokens = t->tokens_seen, .seed = (uint64_t)t->cfg->run.seed,
-                     .wall_seconds = t->train_seconds}};
-    st = ckpt_save(&args, e);
-out:
-    for (int i = 0; items != NULL && i < n; i++)
-        dev_fetched(&t->dev, &items[i].host);
-    free(items);
-    arena_release(&keys);
-    buf_release(&config);
-    return st;
-}
-
 /* ---- opening ---------------------------------------------------------------------------------------------------- */
 
 static int build_plans(struct trainer *t, struct err *e)
 {
     const struct config *c = t->cfg;
-    struct model_plan_opts train = {.name = "train", .mode = BUILD_TRAIN, .batch = c->train.micro_batch, .seq = c->train.seq};
+    struct model_plan_opts train = {.name = "train", .mode = BUILD_TRAIN, .batch = c->train.micro_batch, .seq = c->train.seq,
+                                    .n_micro = t->n_micro};
     struct model_plan_opts eval = {.name = "eval", .mode = BUILD_EVAL, .batch = c->train.micro_batch, .seq = c->train.seq};
     TRY(model_plan_build(&t->model, &t->train, &train, e));
     TRY(model_plan_build(&t->model, &t->eval, &eval, e));
     return optim_build(&t->optim, &t->model, &t->train, e);
 }
 
-static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
+/* Addresses, and an executor with room for every plan. */
+static int bind(struct trainer *t, struct err *e)
 {
-    struct model_plan *plans[] = {&t->train, &t->eval};
-    TRY(model_commit(&t->model, plans, countof(plans), e));
+    const struct plan *plans[] = {&t->train.p, &t->eval.p, &t->optim.p};
+    TRY(plan_bind(&t->train.p, &t->model.mem, e));
+    TRY(plan_bind(&t->eval.p, &t->model.mem, e));
     TRY(plan_bind(&t->optim.p, &t->model.mem, e));
     exec_init(&t->exec, &t->dev);
     plan_options(&t->exec, t->cfg);
-    TRY(exec_prepare(&t->exec, &t->train.p, e));
-    TRY(exec_prepare(&t->exec, &t->eval.p, e));
-    TRY(exec_prepare(&t->exec, &t->optim.p, e));
+    t->exec.capture &= t->world == NULL || world_captures(t->world, t->model.mesh.pp > 1);
+    for (int i = 0; i < countof(plans); i++)
+        TRY(exec_prepare(&t->exec, plans[i], e));
+    return ST_OK;
+}
+
+static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
+{
+    TRY(model_commit(&t->model, NULL, 0, e));
+    TRY(bind(t, e));
     if (from == NULL)
         return model_init_params(&t->model, e);
     TRY(load_params(&t->model, from, e));
@@ -158,22 +134,87 @@ static int device_on_paper(struct dev *d, const struct config *cfg, struct err *
     return ops_for(d) != NULL ? ST_OK : dev_open_gpu(d, &(struct dev_gpu){0}, 0, e);
 }
 
+/* Microbatches of a step on this rank. */
+static int count_micros(const struct config *cfg, const struct mesh *mesh, int64_t *n, struct err *e)
+{
+    int64_t at_once = cfg->train.micro_batch * mesh->dp;
+    *n = cfg->train.global_batch / at_once;
+    if (cfg->train.global_batch % at_once == 0)
+        return ST_OK;
+    err_set(e, ST_USAGE, "train.global_batch = %lld does not divide into microbatches of %lld on %d data-parallel ranks",
+            (long long)cfg->train.global_batch, (long long)cfg->train.micro_batch, mesh->dp);
+    return err_hint(e, "give a multiple of %lld", (long long)at_once);
+}
+
+int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, bool on_paper, struct err *e)
+{
+    *t = (struct trainer){.cfg = cfg, .world = place->world};
+    TRY(count_micros(cfg, &place->mesh, &t->n_micro, e));
+    TRY(on_paper && device_of(cfg) == DEV_CUDA ? device_on_paper(&t->dev, cfg, e) : device_open_on(&t->dev, cfg, place, e));
+    if (place->world != NULL)
+        TRY(world_device(place->world, &t->dev, e));
+    TRY(model_init(&t->model, cfg, &t->dev, e));
+    t->model.mesh = place->mesh;
+    return build_plans(t, e);
+}
+
 int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, struct err *e)
 {
-    *t = (struct trainer){.cfg = cfg, .n_micro = cfg->train.global_batch / cfg->train.micro_batch};
-    TRY(on_paper && device_of(cfg) == DEV_CUDA ? device_on_paper(&t->dev, cfg, e) : device_open(&t->dev, cfg, e));
-    TRY(model_init(&t->model, cfg, &t->dev, e));
-    return build_plans(t, e);
+    struct rank_place place = place_alone();
+    return trainer_plan_on(t, cfg, &place, on_paper, e);
+}
+
+/* Declared in the same order, everything persistent gets the place it has; only frames and workspace change their size. */
+int trainer_replan(struct trainer *t, struct err *e)
+{
+    struct memory *mem = &t->model.mem;
+    struct trace *trace = t->exec.trace;
+    exec_release(&t->exec);
+    optim_release(&t->optim);
+    model_plan_release(&t->train);
+    model_plan_release(&t->eval);
+    t->model.tables.n = t->model.metrics.n = t->model.routes.n = t->model.updates.n = 0;
+    static const enum arena_id again[] = {ARENA_OPTIM, ARENA_STATE, ARENA_FRAME, ARENA_WORK};
+    for (int i = 0; i < countof(again); i++)
+        mem->planned[again[i]] = 0;
+    TRY(build_plans(t, e));
+    for (int a = 0; a < ARENA_FRAME; a++)
+        if (mem->planned[a] != mem->allocated[a])
+            return err_set(e, ST_INTERNAL, "planning again gave arena %s %lld bytes instead of %lld", arena_name((enum arena_id)a),
+                           (long long)mem->planned[a], (long long)mem->allocated[a]);
+    TRY(memory_renew(mem, e));
+    TRY(bind(t, e));
+    t->exec.trace = trace;
+    return ST_OK;
 }
 
 int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e)
 {
-    TRY(trainer_plan(t, cfg, false, e));
+    struct rank_place place = place_alone();
+    return trainer_open_on(t, cfg, &place, from, with_data, e);
+}
+
+/* What a rank opens without the others; they hear how it went before any of them goes on. */
+static int open_own(struct trainer *t, const struct config *cfg, const struct rank_place *place, const struct ckpt *from, bool with_data, struct err *e)
+{
+    TRY(trainer_plan_on(t, cfg, place, false, e));
     TRY(mem_array((void **)&t->micro, (size_t)t->n_micro, sizeof(struct batch *), e));
+    TRY(mem_array((void **)&t->run, (size_t)t->n_micro, sizeof *t->run, e));
     if (with_data)
         TRY(open_data(t, e));
-    TRY(commit(t, from, e));
+    return commit(t, from, e);
+}
+
+int trainer_open_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, const struct ckpt *from, bool with_data,
+                    struct err *e)
+{
+    int st = open_own(t, cfg, place, from, with_data, e);
+    if (place->mesh.all != NULL)
+        st = comm_agree(place->mesh.all, "start", st, e);
+    TRY(st);
+    TRY(ranks_open(t, e));
     t->peak_flops = dev_peak_flops(&t->dev);
+    TRY(routes_open(&t->routes, &t->model, cfg, t->step, e));
     if (with_data)
         TRY(batcher_open(&t->batcher, t->train_data, &t->batch_opts, t->step, e));
     if (cfg->plan.trace[0] != '\0') {
@@ -193,6 +234,8 @@ void trainer_close(struct trainer *t)
     if (t->tok.ops != NULL)
         tokenizer_close(&t->tok);
     trace_close(t->trace);
+    ranks_close(t->ranks);
+    routes_close(t->routes);
     exec_release(&t->exec);
     optim_release(&t->optim);
     model_plan_release(&t->train);
@@ -200,113 +243,6 @@ void trainer_close(struct trainer *t)
     model_release(&t->model);
     dev_close(&t->dev);
     free(t->micro);
+    free(t->run);
     *t = (struct trainer){0};
-}
-
-/* ---- a step ------------------------------------------------------------------------------------------------------- */
-
-void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts)
-{
-    for (int k = 0; k <= depths; k++)
-        for (int64_t i = 0; i < rows; i++)
-            counts[k] += i % seq + k < seq && labels[i + k] >= 0 && (doc_start == NULL || doc_start[i + k] == doc_start[i]);
-}
-
-void loss_scales(const struct config *cfg, const int64_t *counts, int depths, double *scale)
-{
-    for (int k = 0; k <= depths; k++)
-        scale[k] = (k == 0 ? 1 : cfg->model.mtp_scale / depths) / (double)max_i64(counts[k], 1);
-}
-
-static int run_micros(struct trainer *t, struct err *e)
-{
-    for (int64_t k = 0; k < t->n_micro; k++) {
-        const struct batch *b = t->micro[k];
-        struct run_info run = {.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .scale = t->scale[0], .mtp_scale = t->scale + 1,
-                               .mb_share = 1.0 / (double)t->n_micro, .tokens = b->tokens, .labels = b->labels, .pos = b->pos,
-                               .doc_start = b->doc_start};
-        TRY(exec_run(&t->exec, &t->train.p, &run, e));
-    }
-    return ST_OK;
-}
-
-/* The update refused. Parameters are as before the step, so running it again with the search on finds
- * the same first bad value. */
-static int name_culprit(struct trainer *t, struct err *e)
-{
-    bool searching = t->exec.find_nan;
-    t->exec.find_nan = true;
-    int st = run_micros(t, e);
-    t->exec.find_nan = searching;
-    if (st == ST_OK)
-        st = err_set(e, ST_NONFINITE, "the gradient norm is not finite at step %lld, though every value is: it overflowed",
-                     (long long)t->step + 1);
-    err_hint(e, "lower train.lr, or continue past such steps with train.nonfinite=skip; the last checkpoint is untouched");
-    return st;
-}
-
-/* The microbatches of the step, and what their losses weigh. */
-static int take_batches(struct trainer *t, struct err *e)
-{
-    int64_t rows = t->cfg->train.micro_batch * t->cfg->train.seq;
-    for (int i = 0; i < countof(t->labels); i++)
-        t->labels[i] = 0;
-    for (int64_t k = 0; k < t->n_micro; k++) {
-        TRY(batcher_next(t->batcher, &t->micro[k], e));
-        count_labels(t->micro[k]->labels, t->cfg->data.eod_mask ? t->micro[k]->doc_start : NULL, rows, t->cfg->train.seq, t->train.n_mtp,
-                     t->labels);
-    }
-    loss_scales(t->cfg, t->labels, t->train.n_mtp, t->scale);
-    return ST_OK;
-}
-
-int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
-{
-    double begin = time_now(), hyper[HYPER_COUNT];
-    TRY(take_batches(t, e));
-    TRY(run_micros(t, e));
-    optim_hyper(&t->optim, t->step, hyper);
-    struct run_info run = {.step = t->step, .first_mb = true, .hyper = hyper};
-    TRY(exec_run(&t->exec, &t->optim.p, &run, e));
-
-    double loss[2], clip[CLIP_COUNT];
-    const struct slot *clip_slot = &t->optim.g.slots[t->optim.clip];
-    struct tensor loss_slot = model_slot(&t->model, &t->train, t->train.loss);
-    TRY(t->dev.vt->copy_out(&t->dev, loss, loss_slot.data, sizeof loss, e));
-    TRY(t->dev.vt->copy_out(&t->dev, clip, t->model.mem.base[ARENA_STATE] + clip_slot->offset, sizeof clip, e));
-    *r = (struct step_result){.loss = loss[0] / (double)max_i64(t->labels[0], 1), .grad_norm = clip[CLIP_NORM], .lr = hyper[HYPER_LR],
-                              .tokens = t->cfg->train.global_batch * t->cfg->train.seq, .skipped = clip[CLIP_SKIP] != 0};
-    if (r->skipped && t->cfg->train.nonfinite == CFG_NONFINITE_STOP)
-        return name_culprit(t, e);
-    t->step++;
-    t->skipped += r->skipped;
-    t->tokens_seen += r->tokens;
-    r->seconds = time_now() - begin;
-    t->train_seconds += r->seconds;
-    return ST_OK;
-}
-
-int trainer_eval(struct trainer *t, double *loss, double *bits_per_byte, struct err *e)
-{
-    int64_t labels = 0, bytes = 0, rows = t->cfg->train.micro_batch * t->cfg->train.seq;
-    struct batch_opts o = t->batch_opts;
-    o.global_batch = o.micro_batch;
-    for (int64_t k = 0; k < t->cfg->train.eval_batches; k++) {
-        int64_t n;
-        TRY(batch_fill(&t->eval_batch, t->valid_data, &o, k, 0, e));
-        const struct batch *b = &t->eval_batch;
-        struct run_info run = {.step = t->step, .first_mb = k == 0, .tokens = b->tokens, .labels = b->labels, .pos = b->pos,
-                               .doc_start = b->doc_start};
-        TRY(exec_run(&t->exec, &t->eval.p, &run, e));
-        for (int64_t i = 0; i < rows; i++)
-            labels += b->labels[i] >= 0;
-        TRY(tokenizer_count_bytes(&t->tok, b->labels, rows, &n, e));
-        bytes += n;
-    }
-    double sum[2];
-    struct tensor slot = model_slot(&t->model, &t->eval, t->eval.loss);
-    TRY(t->dev.vt->copy_out(&t->dev, sum, slot.data, sizeof sum, e));
-    *loss = sum[0] / (double)max_i64(labels, 1);
-    *bits_per_byte = bytes > 0 ? sum[0] / (log(2.0) * (double)bytes) : 0;
-    return ST_OK;
 }

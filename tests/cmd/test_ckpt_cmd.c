@@ -24,7 +24,7 @@ static void save(const char *run, int64_t step, float *x)
     assert_ok(ckpt_save(&args, &e), &e);
 }
 
-static int world_open(void **state)
+static int folder_open(void **state)
 {
     struct world *w = calloc(1, sizeof *w);
     w->dir = temp_dir();
@@ -35,7 +35,7 @@ static int world_open(void **state)
     return 0;
 }
 
-static int world_close(void **state)
+static int folder_close(void **state)
 {
     struct world *w = *state;
     file_remove_tree(w->dir, NULL);
@@ -164,7 +164,7 @@ static void wrong_usage_is_explained(void **state)
     expect(w, 1, "ls", "x", "y", "takes 1 argument, and 2 were given");
 }
 
-#define WITH_WORLD(test) cmocka_unit_test_setup_teardown(test, world_open, world_close)
+#define WITH_WORLD(test) cmocka_unit_test_setup_teardown(test, folder_open, folder_close)
 
 int main(void)
 {

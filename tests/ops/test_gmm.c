@@ -2,6 +2,7 @@
  * all, offsets that lie. */
 #include "support.h"
 
+#include "ops/gmm/gmm_form.h"
 #include "ops/gmm/gmm_tile.h"
 #include "ops/ops.h"
 
@@ -155,6 +156,77 @@ static void the_bound_on_tiles_holds(void **state)
     }
 }
 
+/* Bulk copies: wide tiles for experts with many rows, low ones for few, and none where most multiprocessors would idle. */
+static void forms_follow_the_rows_of_an_expert(void **state)
+{
+    (void)state;
+    for (enum gmm_after after = GMM_STORE; after < GMM_SUMS; after++) {
+        assert_int_equal(gmm_form_for(after, 131072, 64), GMM_WIDE);
+        assert_int_equal(gmm_form_for(after, 256 * 64, 256), GMM_LOW);
+        assert_int_equal(gmm_form_for(after, 0, 8), GMM_LOW);
+    }
+    assert_int_equal(gmm_form_for(GMM_SUMS, 131072, 64), GMM_WIDE);
+    assert_true(gmm_form_fills(GMM_WIDE, 64, 2048, 132) && !gmm_form_fills(GMM_WIDE, 2, 2048, 132) && !gmm_form_fills(GMM_WIDE, 64, 0, 132));
+    for (enum gmm_form f = GMM_WIDE; f < GMM_FORMS; f++) {
+        /* About as many rows as columns at a time on 132 multiprocessors. */
+        double rows = (double)gmm_form_sweep(f) * (double)gmm_form_size(f).m, columns = 132.0 / gmm_form_sweep(f) * (double)gmm_form_size(f).n;
+        assert_true(rows / columns > 0.5 && rows / columns < 2);
+    }
+}
+
+/* Large experts: the cut into pieces follows the number of threads, the sums do not. */
+enum { BIG_ROWS = 831, BIG = 1024, BIG_EXPERTS = 3 };
+struct big {
+    float *x, *w, *y, *dx, *dw;
+};
+static void run_big(struct big *b, int threads)
+{
+    struct err e = {0};
+    struct dev dev;
+    assert_ok(dev_open(&dev, DEV_CPU, threads, &e), &e);
+    struct lane lane = {.dev = &dev, .err = &e};
+    const struct ops *ops = ops_for(&dev);
+    int32_t offset[] = {0, 300, 300, BIG_ROWS};
+    struct tensor x = tensor_2d(b->x, DT_F32, BIG_ROWS, BIG), w = tensor_3d(b->w, DT_F32, BIG_EXPERTS, BIG, BIG),
+                  at = tensor_1d(offset, DT_I32, BIG_EXPERTS + 1), y = tensor_2d(b->y, DT_F32, BIG_ROWS, BIG);
+    struct gmm_fwd_args f = {.x = x, .w = w, .offset = at, .y = y};
+    assert_ok(ops->gmm_fwd(&lane, &f), &e);
+    struct gmm_bwd_args g = {.dy = y, .x = x, .w = w, .offset = at, .dx = tensor_2d(b->dx, DT_F32, BIG_ROWS, BIG),
+                             .dw = tensor_3d(b->dw, DT_F32, BIG_EXPERTS, BIG, BIG)};
+    assert_ok(ops->gmm_bwd(&lane, &g), &e);
+    dev_close(&dev);
+}
+
+static void threads_do_not_change_large_experts(void **state)
+{
+    (void)state;
+    enum { RUNS = 3, N = BIG_ROWS * BIG, WEIGHTS = BIG_EXPERTS * BIG * BIG };
+    struct big b[RUNS];
+    for (int i = 0; i < RUNS; i++) {
+        float *all = calloc((size_t)3 * N + 2 * WEIGHTS, sizeof *all);
+        assert_non_null(all);
+        b[i] = (struct big){all, all + 3 * N, all + N, all + 2 * N, all + 3 * N + WEIGHTS};
+        for (int k = 0; k < N; k++)
+            b[i].x[k] = sinf((float)k);
+        for (int k = 0; k < WEIGHTS; k++)
+            b[i].w[k] = cosf((float)k);
+        run_big(&b[i], i + 1);
+    }
+    for (int i = 1; i < RUNS; i++) {
+        assert_memory_equal(b[i].y, b[0].y, N * sizeof(float));
+        assert_memory_equal(b[i].dx, b[0].dx, N * sizeof(float));
+        assert_memory_equal(b[i].dw, b[0].dw, WEIGHTS * sizeof(float));
+    }
+    double sum = 0; /* the last row and column, of the last expert */
+    for (int k = 0; k < BIG; k++)
+        sum += (double)b[0].x[N - BIG + k] * b[0].w[WEIGHTS - BIG + k];
+    assert_true(fabs(sum - b[0].y[N - 1]) < 1e-3);
+    for (int k = 0; k < BIG * BIG; k++)
+        assert_true(b[0].dw[BIG * BIG + k] == 0); /* an expert without rows */
+    for (int i = 0; i < RUNS; i++)
+        free(b[i].x);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -162,8 +234,10 @@ int main(void)
         TEST(an_empty_expert_keeps_its_gradient_or_gets_zeros),
         TEST(no_rows_still_give_every_gradient),
         TEST(offsets_that_lie_are_refused),
+        cmocka_unit_test(threads_do_not_change_large_experts),
         cmocka_unit_test(tiles_follow_the_shape),
         cmocka_unit_test(the_bound_on_tiles_holds),
+        cmocka_unit_test(forms_follow_the_rows_of_an_expert),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

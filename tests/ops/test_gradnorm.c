@@ -97,9 +97,12 @@ static void clip_on(enum dev_kind kind, double *sums, int64_t k, double *loss, d
         .sums = tensor_1d(sums, DT_F64, k), .out = tensor_1d(out, DT_F64, 4), .max_norm = max_norm};
     if (loss != NULL)
         a.loss = tensor_1d(loss, DT_F64, 2);
-    out[3] = NAN;
+    double total = 0;
+    for (int64_t i = 0; i < k; i++)
+        total += sums[i];
+    out[3] = -1;
     assert_ok(ops_for(&dev)->clip(&lane, &a), &error);
-    assert_true(out[3] == 0);
+    assert_true(out[2] == 0 ? out[3] == total : isnan(out[3]));
 }
 
 static void clip_follows_the_rule_on_both_devices(void **state)
@@ -116,6 +119,22 @@ static void clip_follows_the_rule_on_both_devices(void **state)
         assert_true(out[0] == 5 && out[1] == 1 && out[2] == 0);
         clip_on(k, sums, 0, loss, 1, out); /* no parameters */
         assert_true(out[0] == 0 && out[1] == 1 && out[2] == 0);
+    }
+}
+
+/* The fourth number of several clips, as ranks gather them, is what a further one takes. */
+static void clip_reads_every_fourth_number(void **state)
+{
+    (void)state;
+    double gathered[] = {100, 1, 0, 9, 100, 1, 0, 16}, out[4];
+    for (int kind = DEV_REF; kind <= DEV_CPU; kind++) {
+        struct dev dev;
+        assert_ok(dev_open(&dev, (enum dev_kind)kind, 1, &error), &error);
+        struct lane lane = {.dev = &dev, .err = &error};
+        struct clip_args a = {.sums = tensor_1d(gathered + 3, DT_F64, 2), .out = tensor_1d(out, DT_F64, 4), .max_norm = 1};
+        a.sums.stride[0] = 4;
+        assert_ok(ops_for(&dev)->clip(&lane, &a), &error);
+        assert_true(out[0] == 5 && out[2] == 0 && out[3] == 25);
     }
 }
 
@@ -169,6 +188,7 @@ int main(void)
         cmocka_unit_test(non_finite_input_gives_a_non_finite_sum),
         cmocka_unit_test(clip_follows_the_rule_on_both_devices),
         cmocka_unit_test(a_non_finite_norm_or_loss_skips),
+        cmocka_unit_test(clip_reads_every_fourth_number),
         cmocka_unit_test(bad_arguments_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

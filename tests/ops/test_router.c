@@ -203,6 +203,28 @@ static void a_table_decides_and_the_logits_weigh(void **state)
     assert_fails(try_run(t, &c), ST_INVALID, &t->e, "expert 4");
 }
 
+/* Without tokens a row of the table is a row of the batch, and probabilities are those of a choice: softmax over the chosen. */
+static void a_table_without_tokens_is_a_choice_of_its_own(void **state)
+{
+    struct bench *t = *state;
+    struct call c;
+    int32_t table[] = {1, 3, 0, 2, 3, 2};
+    prepare(&c, 3, 4, 2);
+    c.a.table = tensor_2d(table, DT_I32, 3, 2);
+    run(t, &c);
+    assert_memory_equal(c.idx, table, sizeof table);
+    assert_true(fabs(c.probs[0] - 1 / (1 + exp(c.logits[3] - c.logits[1]))) < 1e-6);
+    table[5] = -1;
+    assert_fails(try_run(t, &c), ST_INVALID, &t->e, "expert -1");
+    table[5] = 2;
+    c.a.table = tensor_2d(table, DT_I32, 2, 2);
+    assert_fails(try_run(t, &c), ST_INVALID, &t->e, "one for each of the 3");
+    int32_t token[] = {0, 1, 0};
+    c.a.token = tensor_1d(token, DT_I32, 3);
+    c.a.table = (struct tensor){0};
+    assert_fails(try_run(t, &c), ST_INVALID, &t->e, "without a table");
+}
+
 static void the_losses_have_their_known_values(void **state)
 {
     struct bench *t = *state;
@@ -397,6 +419,7 @@ int main(void)
         TEST(chosen_experts_come_from_the_best_groups_only),
         TEST(capacity_keeps_the_most_probable_or_the_earliest),
         TEST(a_table_decides_and_the_logits_weigh),
+        TEST(a_table_without_tokens_is_a_choice_of_its_own),
         TEST(the_losses_have_their_known_values),
         TEST(one_sequence_makes_both_balance_losses_equal),
         TEST(the_global_loss_averages_over_microbatches),

@@ -110,14 +110,14 @@ extern "C" int sqnorm_cuda(struct lane *l, const struct sqnorm_args *a)
 
 /* ---- clip ------------------------------------------------------------------------------------------------------- */
 
-static __global__ void __launch_bounds__(256) clip_sums(const double *sums, int64_t n, const double *loss, double *out, double max_norm)
+static __global__ void __launch_bounds__(256) clip_sums(const double *sums, int64_t n, int64_t stride, const double *loss, double *out, double max_norm)
 {
     __shared__ double part[256];
     double total = 0;
     for (int64_t first = 0; first < n; first += 256) {
         int64_t i = first + threadIdx.x;
         int count = (int)min((int64_t)256, n - first);
-        part[threadIdx.x] = i < n ? sums[i] : 0.0;
+        part[threadIdx.x] = i < n ? sums[i * stride] : 0.0;
         __syncthreads();
         if (threadIdx.x == 0)
 #pragma unroll 8
@@ -132,12 +132,12 @@ static __global__ void __launch_bounds__(256) clip_sums(const double *sums, int6
     out[0] = norm;
     out[1] = max_norm == 0 || coef > 1 ? 1.0 : coef;
     out[2] = fine ? 0.0 : 1.0;
-    out[3] = 0;
+    out[3] = fine ? total : nan("");
 }
 
 extern "C" int clip_cuda(struct lane *l, const struct clip_args *a)
 {
     TRY(clip_check(a, l->err));
-    LAUNCH(l, clip_sums, 1u, 256, 0, (const double *)a->sums.data, a->sums.dim[0], (const double *)a->loss.data, (double *)a->out.data, a->max_norm);
+    LAUNCH(l, clip_sums, 1u, 256, 0, (const double *)a->sums.data, a->sums.dim[0], a->sums.stride[0], (const double *)a->loss.data, (double *)a->out.data, a->max_norm);
     return ST_OK;
 }

@@ -2,9 +2,10 @@
  *   SQNORM_BLOCK elements, blocks in order. Non-finite input gives a non-finite sum.
  *   more: n_more further tensors of the same type (host memory, read during the call); then out is
  *   [1 + n_more], a sum for each. Same sums as from calls of their own, but fewer launches on a GPU.
- * clip: from the sums of squares of all parameters, sums F64 [k], out F64 [4]:
+ * clip: from the sums of squares of all parameters, sums F64 [k] with any stride, out F64 [4]:
  *   [0] norm = sqrt(sum), [1] coefficient min(1, max_norm / (norm + 1e-6)) (1 if max_norm 0),
- *   [2] 1 if norm is not finite or loss (F64 [2] optional) is not finite, else 0. [3] 0. */
+ *   [2] 1 if norm is not finite or loss (F64 [2] optional) is not finite, else 0,
+ *   [3] sum, or NaN where [2] is set: what a rank tells the others of its share. */
 #ifndef BRAID_OPS_GRADNORM_H
 #define BRAID_OPS_GRADNORM_H
 

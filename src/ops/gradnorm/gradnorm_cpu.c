@@ -51,12 +51,12 @@ int CPU_NAME(clip_cpu)(struct lane *l, const struct clip_args *a)
     const double *sums = a->sums.data, *loss = a->loss.data;
     double total = 0, *out = a->out.data;
     for (int64_t i = 0; i < a->sums.dim[0]; i++)
-        total += sums[i];
+        total += sums[i * a->sums.stride[0]];
     double norm = sqrt(total), coef = a->max_norm / (norm + 1e-6);
     bool loss_ok = loss == NULL || (isfinite(loss[0]) && isfinite(loss[1]));
     out[0] = norm;
     out[1] = a->max_norm > 0 && coef < 1 ? coef : 1.0;
     out[2] = isfinite(norm) && loss_ok ? 0 : 1;
-    out[3] = 0;
+    out[3] = out[2] == 0 ? total : NAN;
     return ST_OK;
 }

@@ -17,7 +17,9 @@ int sqnorm_check(const struct sqnorm_args *a, struct err *e)
 
 int clip_check(const struct clip_args *a, struct err *e)
 {
-    CHECK_T("clip", "sums", &a->sums, DT_F64, 1, -1);
+    struct tensor sums = a->sums;
+    sums.stride[0] = 1;
+    CHECK_T("clip", "sums", &sums, DT_F64, 1, -1);
     CHECK_OPT("clip", "loss", &a->loss, DT_F64, 1, 2);
     CHECK_T("clip", "out", &a->out, DT_F64, 1, 4);
     if (!(a->max_norm >= 0 && isfinite(a->max_norm)))
@@ -92,7 +94,7 @@ static const struct op_sample sqnorm_samples[] = {
     {"n=33"}, {"n=0"}, {"n=1"}, {"n=4095"}, {"n=4096"}, {"n=4097"}, {"n=100001"},
     {"n=20000 parts=3"}, {"n=100001 parts=100"},
 };
-static const struct op_sample sqnorm_bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}};
+static const struct op_sample sqnorm_bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=268435456 parts=96 gpu=1"}};
 
 const struct op_desc sqnorm_desc = {
     .name = "sqnorm",

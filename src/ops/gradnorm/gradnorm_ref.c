@@ -30,12 +30,12 @@ int clip_ref(struct lane *l, const struct clip_args *a)
     const double *sums = a->sums.data, *loss = a->loss.data;
     double total = 0, *out = a->out.data;
     for (int64_t i = 0; i < a->sums.dim[0]; i++)
-        total += sums[i];
+        total += sums[i * a->sums.stride[0]];
     double norm = sqrt(total), coef = a->max_norm / (norm + 1e-6);
     bool skip = !isfinite(norm) || (loss != NULL && !(isfinite(loss[0]) && isfinite(loss[1])));
     out[0] = norm;
     out[1] = a->max_norm == 0 || coef > 1 ? 1 : coef;
     out[2] = skip ? 1 : 0;
-    out[3] = 0;
+    out[3] = skip ? NAN : total;
     return ST_OK;
 }

@@ -1,0 +1,96 @@
+/* braid verify: a small model of the configured kind, run in every way the config allows, compared with one plain rank. */
+#include "cmd/cmd.h"
+#include "train/verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char usage[] =
+    "usage: braid verify [FILE.ini] [--section.key=value ...] [--only=TEXT]\n\n"
+    "Shrinks the configured model (same kinds of layers, joints, routers and losses, small numbers) and trains it for two steps by\n"
+    "one plain rank and by thread ranks: data, pipeline and expert parallel, every schedule, recompute, delayed weight gradients. In\n"
+    "double precision, so that another order of sums differs by 1e-15 and a mistake does not. Prints a table; exits 1 if a way\n"
+    "differs by more than 1e-9. --only takes ways whose name contains TEXT.\n";
+
+static void show_row(const struct verify_row *r)
+{
+    printf("%-42s %2d  ", r->way->name, r->way->ranks);
+    switch (r->outcome) {
+    case VERIFY_SAME_BITS: printf("bit-equal%42s", ""); break;
+    case VERIFY_CLOSE:
+        printf("equal but for the order of sums: %-7.1e %10s", r->grad > r->param ? r->grad : r->param, "");
+        break;
+    case VERIFY_DIFFERS:
+        printf("DIFFERS: loss %.1e, norm %.1e, gradient %.1e, parameter %.1e\n%48slargest in %s ", r->loss, r->norm, r->grad, r->param, "", r->where);
+        break;
+    case VERIFY_REFUSED: printf("refused: %s ", r->why.msg); break;
+    }
+    printf(" %5.1f s\n", r->seconds);
+    fflush(stdout);
+}
+
+static int run_ways(const struct config *small, const char *only, int *failed, struct err *e)
+{
+    int n, run = 0;
+    const struct verify_case *ways = verify_cases(&n);
+    struct verify *v = NULL;
+    int st = verify_open(&v, small, e);
+    if (st == ST_OK)
+        printf("%-42s ranks  against one plain rank\n", "way");
+    for (int i = 0; st == ST_OK && i < n; i++) {
+        struct verify_row row;
+        if (!verify_applies(small, &ways[i]) || (only != NULL && strstr(ways[i].name, only) == NULL))
+            continue;
+        st = verify_run(v, &ways[i], NULL, &row, e);
+        if (st != ST_OK)
+            break;
+        show_row(&row);
+        *failed += row.outcome == VERIFY_DIFFERS;
+        run++;
+    }
+    verify_close(v);
+    if (st == ST_OK && run == 0)
+        st = err_set(e, ST_USAGE, "--only=%s: no way has that in its name", only != NULL ? only : "");
+    return st;
+}
+
+static int run(struct config *c, struct config *small, const char *dir, int argc, char **argv, int *failed, struct err *e)
+{
+    struct config_extra extra[] = {{.name = "only"}};
+    struct config_args args = {.extra = extra, .n_extra = countof(extra)};
+    TRY(cmd_config(c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 0, e));
+    TRY(cmd_finish(c, e));
+    TRY(verify_config(small, c, dir, e));
+    printf("model: %s, pattern %s, as small as %s\n", args.ini != NULL ? args.ini : "defaults", c->model.pattern, small->model.pattern);
+    return run_ways(small, extra[0].value, failed, e);
+}
+
+int cmd_verify(int argc, char **argv)
+{
+    struct config c, small;
+    struct err e = {0};
+    char dir[] = "/tmp/braid-verify-XXXXXX";
+    int failed = 0, st;
+    if (cmd_wants_help(argc, argv, usage, false))
+        return 0;
+    if (mkdtemp(dir) == NULL) {
+        err_set(&e, ST_IO, "cannot make a folder like %s", dir);
+        return cmd_exit(ST_IO, &e);
+    }
+    st = config_init(&c, &e);
+    if (st == ST_OK)
+        st = config_init(&small, &e);
+    if (st == ST_OK)
+        st = run(&c, &small, dir, argc, argv, &failed, &e);
+    config_release(&c);
+    config_release(&small);
+    struct err ignored = {0};
+    file_remove_tree(dir, &ignored);
+    if (st == ST_OK && failed > 0) {
+        printf("%d ways differ\n", failed);
+        return 1;
+    }
+    return cmd_exit(st, &e);
+}

@@ -1,0 +1,52 @@
+/* Where a trainer stands: its rank's place in the mesh, and its share of the machine. */
+#include "train/train.h"
+
+struct rank_place place_alone(void) { return (struct rank_place){.mesh = mesh_alone()}; }
+
+int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
+{
+    const struct config_parallel *c = &cfg->parallel;
+    *s = (struct mesh_sizes){.pp = (int)c->pp, .vpp = (int)c->vpp, .ep = (int)c->ep};
+    if (s->vpp > 0)
+        return ST_OK;
+    struct pattern p;
+    enum pattern_error code;
+    TRY(pattern_parse(&p, cfg->model.pattern, e));
+    TRY(pattern_virtual_stages(&p, s->pp, &s->vpp, &code, e));
+    s->vpp = s->vpp > 0 ? s->vpp : 1;
+    return ST_OK;
+}
+
+/* Ranks of one machine share its cores, unless the user said how many each takes. */
+static int threads_for(const struct config *cfg, int local_ranks)
+{
+    bool given = config_source_of(cfg, "run.threads").source != CFG_FROM_AUTO;
+    return given ? (int)cfg->run.threads : (int)max_i64(1, cpu_count() / local_ranks);
+}
+
+int place_open(struct rank_place *p, const struct config *cfg, struct world *w, int local_rank, int local_ranks, struct err *e)
+{
+    struct mesh_sizes sizes;
+    *p = place_alone();
+    TRY(comm_agree(world_comm(w), "mesh", place_sizes(cfg, &sizes, e), e));
+    TRY(mesh_open(&p->mesh, &sizes, w, e));
+    p->world = w;
+    p->threads = threads_for(cfg, local_ranks);
+    p->gpu = local_rank;
+    return ST_OK;
+}
+
+int place_on_paper(struct rank_place *p, const struct config *cfg, int rank, struct err *e)
+{
+    struct mesh_sizes sizes;
+    *p = place_alone();
+    TRY(place_sizes(cfg, &sizes, e));
+    return mesh_place(&p->mesh, &sizes, (int)max_i64(cfg->parallel.ranks, 1), rank, e);
+}
+
+void place_close(struct rank_place *p)
+{
+    if (p->world != NULL)
+        mesh_close(&p->mesh);
+    *p = place_alone();
+}

@@ -1,0 +1,27 @@
+/* Private to train/: what ranks tell each other between plans. A rank alone says nothing, and all of these return at once. */
+#ifndef BRAID_TRAIN_RANKS_INT_H
+#define BRAID_TRAIN_RANKS_INT_H
+
+#include "train/train.h"
+
+/* What a rank knows after a step; after ranks_after_step what all know. */
+struct step_word {
+    double loss[1 + MTP_MAX_DEPTHS]; /* sums, main loss first; 0 where another stage has the head */
+    double stop;                     /* enum stop_wish; the largest counts */
+};
+
+int ranks_open(struct trainer *t, struct err *e);
+void ranks_close(struct ranks *r);
+/* counts become sums over the ranks that share the batch. */
+int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, struct err *e);
+int ranks_after_step(struct trainer *t, struct step_word *w, struct err *e);
+/* *value becomes the largest of all ranks. */
+int ranks_largest(struct trainer *t, const char *what, double *value, struct err *e);
+/* The worst status of all ranks, with its message; a rank alone keeps its own. */
+int ranks_agree(struct trainer *t, const char *what, int status, struct err *e);
+/* all: the bytes of every rank, one after the other. */
+int ranks_collect(struct trainer *t, const char *what, const void *mine, int64_t bytes, void *all, struct err *e);
+/* What layers report: mean over microbatches and ranks, to the log of the one that has it. */
+int ranks_report_metrics(struct trainer *t, struct err *e);
+
+#endif

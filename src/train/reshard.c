@@ -1,0 +1,43 @@
+/* The table of all parameters; see reshard_int.h. */
+#include "train/reshard_int.h"
+
+#include <stdlib.h>
+
+static bool holds_all(const struct model *m) { return m->mesh.pp == 1 && m->mesh.ep == 1; }
+
+/* The same model on one rank, on paper: nothing is allocated for it. */
+static int make_paper(struct full_table *f, const struct model *m, struct err *e)
+{
+    const struct config_train *c = &m->cfg->train;
+    struct model_plan_opts o = {.name = "paper", .mode = BUILD_TRAIN, .batch = c->micro_batch, .seq = c->seq};
+    f->made = true;
+    TRY(model_init(&f->paper, m->cfg, m->dev, e));
+    TRY(model_plan_build(&f->paper, &f->plan, &o, e));
+    f->params = &f->paper.params;
+    return ST_OK;
+}
+
+int full_table_open(struct full_table *f, const struct model *m, struct err *e)
+{
+    int st;
+    *f = (struct full_table){.params = &m->params};
+    if (!holds_all(m))
+        TRY_OUT(make_paper(f, m, e));
+    TRY_OUT(mem_array((void **)&f->local, (size_t)f->params->n, sizeof *f->local, e));
+    for (int k = 0; k < f->params->n; k++)
+        f->local[k] = param_find(&m->params, f->params->list[k].p.key);
+    return ST_OK;
+out:
+    full_table_close(f);
+    return st;
+}
+
+void full_table_close(struct full_table *f)
+{
+    if (f->made) {
+        model_plan_release(&f->plan);
+        model_release(&f->paper);
+    }
+    free(f->local);
+    *f = (struct full_table){0};
+}

@@ -1,0 +1,230 @@
+/* Saving: whatever the ranks, the files are those that one rank would write. The first rank has a list of all parameters (on
+ * paper: of a model as one rank has it) and writes them one after the other. For each it asks the others, who answer with the
+ * elements they are responsible for; it holds one tensor at a time, and what nobody sent is an error. */
+#include "train/ranks_int.h"
+#include "train/reshard_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const moment[2] = {"exp_avg", "exp_avg_sq"};
+enum what { WHAT_VALUE, WHAT_MOMENT1, WHAT_MOMENT2, WHAT_COUNT };
+
+/* ---- what a rank answers for ------------------------------------------------------------------------------------------- */
+
+/* Elements [first, first + n) of the whole parameter, and where they are on the device; n 0: another rank has them. */
+struct extent {
+    int64_t first, n;
+    struct tensor at;
+};
+
+static struct extent extent_of(const struct model *m, int k, enum what what)
+{
+    const struct param_entry *row = &m->params.list[k];
+    const struct mesh *mesh = &m->mesh;
+    int64_t slice = slice_first(&row->p);
+    bool copy = row->p.expert ? mesh->edp_rank > 0 : mesh->dp_rank > 0; /* of what another rank answers for */
+    bool far_end = row->p.shared_ends && mesh->pp_rank > 0;
+    /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. */
+    bool pieces = !row->p.buffer && !shard_is_all(m, k) && (what != WHAT_VALUE || row->master_offset >= 0);
+    struct shard s = pieces ? shard_of(m, k) : (struct shard){.n = param_elems(&row->p)};
+    if (far_end || (!pieces && copy) || s.n == 0)
+        return (struct extent){0};
+    struct tensor t = what == WHAT_VALUE ? model_param(m, k) : optim_state(m, k, what == WHAT_MOMENT2);
+    int64_t skip = what == WHAT_VALUE ? s.first * (int64_t)dtype_bytes(t.dtype) : 0;
+    return (struct extent){.first = slice + s.first, .n = s.n, .at = tensor_1d((char *)t.data + skip, t.dtype, s.n)};
+}
+
+/* ---- the first rank asks, the others answer ------------------------------------------------------------------------------- */
+
+struct request {
+    int32_t index, what; /* parameter of the full table; index -1: that was all */
+    int32_t status;
+};
+struct answer {
+    int64_t first, n;
+};
+
+struct saver {
+    struct trainer *t;
+    const struct param_table *full; /* of a model as one rank has it */
+    const int *local;               /* row of each in this rank's table, -1: none */
+    struct ckpt_item *items;
+    struct request *request;        /* that belongs to each item */
+    int n;
+    struct tensor whole; /* the tensor being put together */
+    int64_t room;
+};
+
+static int place(const struct saver *s, const struct extent *x, const void *values, int64_t *placed, struct err *e)
+{
+    int64_t size = (int64_t)dtype_bytes(s->whole.dtype);
+    if (x->first < 0 || x->n < 0 || x->first + x->n > tensor_elems(&s->whole))
+        return err_set(e, ST_INTERNAL, "a rank sent elements %lld .. %lld of a tensor of %lld", (long long)x->first,
+                       (long long)(x->first + x->n), (long long)tensor_elems(&s->whole));
+    if (values != NULL)
+        memcpy((char *)s->whole.data + x->first * size, values, (size_t)(x->n * size));
+    *placed += x->n;
+    return ST_OK;
+}
+
+static int take_own(struct saver *s, const struct request *q, int64_t *placed, struct err *e)
+{
+    struct trainer *t = s->t;
+    int k = s->local[q->index];
+    struct extent x = k >= 0 ? extent_of(&t->model, k, (enum what)q->what) : (struct extent){0};
+    if (x.n == 0)
+        return ST_OK;
+    TRY(place(s, &x, NULL, placed, e));
+    int64_t size = (int64_t)dtype_bytes(s->whole.dtype);
+    return t->dev.vt->copy_out(&t->dev, (char *)s->whole.data + x.first * size, x.at.data, x.n * size, e);
+}
+
+static int take_from(struct saver *s, int rank, int64_t *placed, struct err *e)
+{
+    struct comm *all = s->t->model.mesh.all;
+    struct answer a;
+    TRY(comm_host_recv(all, "save", &a, (int64_t)sizeof a, rank, e));
+    if (a.n == 0)
+        return ST_OK;
+    struct extent x = {.first = a.first, .n = a.n};
+    TRY(place(s, &x, NULL, placed, e));
+    int64_t size = (int64_t)dtype_bytes(s->whole.dtype);
+    return comm_host_recv(all, "save", (char *)s->whole.data + a.first * size, a.n * size, rank, e);
+}
+
+static int ask(struct saver *s, const struct request *q, struct err *e)
+{
+    const struct mesh *mesh = &s->t->model.mesh;
+    for (int r = 1; r < mesh->world; r++)
+        TRY(comm_host_send(mesh->all, "save", q, (int64_t)sizeof *q, r, e));
+    return ST_OK;
+}
+
+/* One tensor of the files, put together. */
+static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
+{
+    struct saver *s = ctx;
+    int i = 0;
+    while (i < s->n && s->items[i].key != key)
+        i++;
+    if (i == s->n)
+        return err_set(e, ST_INTERNAL, "nobody knows tensor %s", key);
+    int64_t bytes = tensor_bytes(host), placed = 0;
+    void *data = s->whole.data;
+    if (bytes > s->room) {
+        free(data);
+        s->whole.data = NULL;
+        TRY(mem_aligned(&data, (size_t)bytes, DEV_ALIGN, e));
+        s->room = bytes;
+    }
+    s->whole = *host;
+    s->whole.data = data;
+    TRY(ask(s, &s->request[i], e));
+    TRY(take_own(s, &s->request[i], &placed, e));
+    for (int r = 1; r < s->t->model.mesh.world; r++)
+        TRY(take_from(s, r, &placed, e));
+    if (placed != tensor_elems(host))
+        return err_set(e, ST_INTERNAL, "saving %s: ranks hold %lld of its %lld elements", key, (long long)placed, (long long)tensor_elems(host));
+    *host = s->whole;
+    return ST_OK;
+}
+
+static int answer_one(struct trainer *t, const struct extent *x, struct err *e)
+{
+    struct comm *all = t->model.mesh.all;
+    struct answer a = {x->first, x->n};
+    struct tensor host;
+    TRY(comm_host_send(all, "save", &a, (int64_t)sizeof a, 0, e));
+    if (x->n == 0)
+        return ST_OK;
+    TRY(dev_fetch(&t->dev, &x->at, &host, e));
+    int st = comm_host_send(all, "save", host.data, tensor_bytes(&host), 0, e);
+    dev_fetched(&t->dev, &host);
+    return st;
+}
+
+/* Until the first rank has all it wants, or could not write it. */
+static int answer_all(struct saver *s, int *status, struct err *e)
+{
+    struct trainer *t = s->t;
+    for (;;) {
+        struct request q;
+        TRY(comm_host_recv(t->model.mesh.all, "save", &q, (int64_t)sizeof q, 0, e));
+        *status = q.status;
+        if (q.index < 0)
+            return ST_OK;
+        int k = s->local[q.index];
+        struct extent x = k >= 0 ? extent_of(&t->model, k, (enum what)q.what) : (struct extent){0};
+        TRY(answer_one(t, &x, e));
+    }
+}
+
+/* ---- the files ---------------------------------------------------------------------------------------------------------------- */
+
+static int list_items(struct saver *s, struct arena *keys, struct err *e)
+{
+    struct trainer *t = s->t;
+    enum dtype wide = t->dev.wide;
+    TRY(mem_array((void **)&s->items, WHAT_COUNT * (size_t)s->full->n, sizeof *s->items, e));
+    TRY(mem_array((void **)&s->request, WHAT_COUNT * (size_t)s->full->n, sizeof *s->request, e));
+    for (int k = 0; k < s->full->n; k++) {
+        const struct param *p = &s->full->list[k].p;
+        for (int w = 0; w < (p->buffer ? 1 : WHAT_COUNT); w++) {
+            const char *key = w == WHAT_VALUE ? p->key : arena_printf(keys, "%s.%s", moment[w - 1], p->key);
+            if (key == NULL)
+                return err_set(e, ST_NOMEM, "out of memory saving a checkpoint");
+            s->request[s->n] = (struct request){.index = k, .what = w};
+            s->items[s->n++] = (struct ckpt_item){.key = key, .param = p, .section = w == WHAT_VALUE ? CKPT_MODEL : CKPT_OPTIM,
+                                                  .host = tensor_shape(w == WHAT_VALUE ? param_dtype(p, wide) : wide, p->rank, p->dim)};
+        }
+    }
+    return ST_OK;
+}
+
+static int write_files(struct saver *s, struct err *e)
+{
+    struct trainer *t = s->t;
+    struct arena keys;
+    struct buf config;
+    int st;
+    arena_init(&keys);
+    buf_init(&config, 0);
+    TRY_OUT(list_items(s, &keys, e));
+    config_write(t->cfg, &config, false);
+    TRY_OUT(buf_check(&config, e));
+    struct ckpt_source source = {.fetch = fetch, .ctx = s};
+    struct ckpt_save_args args = {
+        .run_dir = t->cfg->run.dir, .step = t->step, .items = s->items, .n_items = s->n, .source = &source, .config_text = config.text,
+        .keep = (int)t->cfg->run.keep,
+        .counters = {.samples = t->step * t->cfg->train.global_batch, .tokens = t->tokens_seen, .seed = (uint64_t)t->cfg->run.seed,
+                     .wall_seconds = t->train_seconds}};
+    st = ckpt_save(&args, e);
+out:
+    free(s->items);
+    free(s->request);
+    free(s->whole.data);
+    arena_release(&keys);
+    buf_release(&config);
+    return st;
+}
+
+int trainer_save(struct trainer *t, struct err *e)
+{
+    struct full_table full;
+    int st, told = ST_OK;
+    TRY(full_table_open(&full, &t->model, e));
+    struct saver s = {.t = t, .full = full.params, .local = full.local};
+    if (trainer_speaks(t)) {
+        st = write_files(&s, e);
+        struct request end = {.index = -1, .status = st};
+        int sent = ask(&s, &end, st == ST_OK ? e : NULL);
+        st = st != ST_OK ? st : sent;
+    } else {
+        st = answer_all(&s, &told, e);
+        if (st == ST_OK && told != ST_OK)
+            st = err_set(e, (enum status)told, "the first rank could not save the checkpoint");
+    }
+    full_table_close(&full);
+    return st;
+}

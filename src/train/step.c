@@ -1,0 +1,246 @@
+/* One optimizer step, and evaluation; see train.h. With several ranks each runs its own microbatches (step.c), the update plan adds
+ * up gradients (optim/shard.c), and the few numbers that all must know are exchanged on the host (ranks.c). */
+#include "train/ranks_int.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts)
+{
+    for (int k = 0; k <= depths; k++)
+        for (int64_t i = 0; i < rows; i++)
+            counts[k] += i % seq + k < seq && labels[i + k] >= 0 && (doc_start == NULL || doc_start[i + k] == doc_start[i]);
+}
+
+void loss_scales(const struct config *cfg, const int64_t *counts, int depths, double *scale)
+{
+    for (int k = 0; k <= depths; k++)
+        scale[k] = (k == 0 ? 1 : cfg->model.mtp_scale / depths) / (double)max_i64(counts[k], 1);
+}
+
+/* ---- the microbatches of a step ------------------------------------------------------------------------------------ */
+
+/* Taken from the batcher, with what their losses weigh: gradients are sums over all ranks, so labels of all count. */
+static int take_batches(struct trainer *t, struct err *e)
+{
+    int64_t rows = t->cfg->train.micro_batch * t->cfg->train.seq;
+    for (int i = 0; i < countof(t->labels); i++)
+        t->labels[i] = 0;
+    for (int64_t k = 0; k < t->n_micro; k++) {
+        TRY(batcher_next(t->batcher, &t->micro[k], e));
+        count_labels(t->micro[k]->labels, t->cfg->data.eod_mask ? t->micro[k]->doc_start : NULL, rows, t->cfg->train.seq, t->train.n_mtp,
+                     t->labels);
+    }
+    TRY(ranks_sum_counts(t, t->labels, countof(t->labels), e));
+    loss_scales(t->cfg, t->labels, t->train.n_mtp, t->scale);
+    return ST_OK;
+}
+
+static struct run_info run_of(const struct trainer *t, int64_t k)
+{
+    const struct batch *b = t->micro[k];
+    return (struct run_info){.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .scale = t->scale[0],
+                             .mtp_scale = t->scale + 1, .mb_share = 1.0 / (double)(t->n_micro * t->model.mesh.dp), .tokens = b->tokens,
+                             .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
+}
+
+/* One by one, or, where their parts alternate in one plan, all in one run. */
+static int run_micros(struct trainer *t, struct err *e)
+{
+    for (int64_t k = 0; k < t->n_micro; k++)
+        t->run[k] = run_of(t, k);
+    for (int64_t k = 0; k < t->n_micro; k += t->train.n_micro) {
+        TRY(routes_give(t->routes, t->run[k].first_sample, e));
+        TRY(exec_run(&t->exec, &t->train.p, &t->run[k], e));
+        TRY(routes_take(t->routes, t->run[k].first_sample, e));
+    }
+    return ST_OK;
+}
+
+/* ---- buffers between ranks that were too small ------------------------------------------------------------------------ */
+
+/* Rows the fullest slab of this rank wanted, and those it has; 0 where no slab has a limit. */
+static int slab_rows(struct trainer *t, double *wanted, double *room, struct err *e)
+{
+    *wanted = *room = 0;
+    for (int k = 0; k < t->model.metrics.n; k++) {
+        const struct metric *m = &t->model.metrics.m[k];
+        double value = 0;
+        if (m->room <= 0)
+            continue;
+        TRY(t->dev.vt->copy_out(&t->dev, &value, t->model.mem.base[ARENA_STATE] + m->offset, sizeof value, e));
+        *wanted = value > *wanted ? value : *wanted;
+        *room = (double)m->room;
+    }
+    return ST_OK;
+}
+
+/* Runs the microbatches again, with more room, until every row found a place: what the update gets to see is whole. All ranks
+ * grow alike, by what the fullest needs and a quarter more. */
+static int run_until_it_fits(struct trainer *t, struct err *e)
+{
+    enum { MOST_TRIES = 8 };
+    const struct mesh *mesh = &t->model.mesh;
+    bool limited = (mesh->ep > 1 || mesh->ep_nodes) && t->cfg->parallel.ep_capacity > 0;
+    TRY(run_micros(t, e));
+    for (int tries = 0; tries < MOST_TRIES; tries++) {
+        double wanted, room;
+        if (!limited)
+            return ST_OK;
+        TRY(slab_rows(t, &wanted, &room, e));
+        wanted = wanted > room ? wanted : 0;
+        TRY(ranks_largest(t, "fullest slab", &wanted, e));
+        if (wanted == 0)
+            return ST_OK;
+        t->model.mesh.ep_rows = (int64_t)ceil(wanted * 1.25);
+        t->replayed++;
+        if (t->log != NULL)
+            log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the step is taken again",
+                      (long long)t->step + 1, wanted, (long long)t->model.mesh.ep_rows);
+        TRY(trainer_replan(t, e));
+        TRY(run_micros(t, e));
+    }
+    return err_set(e, ST_INTERNAL, "buffers between ranks grew %d times in one step and are still too small", MOST_TRIES);
+}
+
+/* ---- the step ------------------------------------------------------------------------------------------------------------ */
+
+/* The update refused. Parameters are as before the step, so running it again with the search on finds the same first bad value, on
+ * the rank that has it. Where ranks meet inside a microbatch, the others notice that it stopped; else all come here. */
+static int name_culprit(struct trainer *t, struct err *e)
+{
+    const struct mesh *mesh = &t->model.mesh;
+    bool searching = t->exec.find_nan, meet = mesh->pp > 1 || mesh->ep > 1;
+    t->exec.find_nan = true;
+    int st = run_micros(t, e);
+    t->exec.find_nan = searching;
+    if (!meet || st == ST_OK)
+        st = ranks_agree(t, "search for the bad value", st, e);
+    if (st == ST_OK)
+        st = err_set(e, ST_NONFINITE, "the gradient norm is not finite at step %lld, though every value is: it overflowed",
+                     (long long)t->step + 1);
+    err_hint(e, "lower train.lr, or continue past such steps with train.nonfinite=skip; the last checkpoint is untouched");
+    return st;
+}
+
+/* Sum of a loss on this rank; 0 where another stage has the head. */
+static int read_loss(struct trainer *t, slot_id slot, double *out, struct err *e)
+{
+    double loss[2] = {0};
+    struct tensor at = model_slot(&t->model, &t->train, slot);
+    if (slot != NO_SLOT)
+        TRY(t->dev.vt->copy_out(&t->dev, loss, at.data, sizeof loss, e));
+    *out = loss[0];
+    return ST_OK;
+}
+
+/* Losses of all ranks, and whether one of them wants to stop. */
+static int exchange_results(struct trainer *t, struct step_result *r, struct err *e)
+{
+    struct step_word w = {0};
+    TRY(read_loss(t, t->train.loss, &w.loss[0], e));
+    for (int k = 0; k < t->train.n_mtp; k++)
+        TRY(read_loss(t, t->train.mtp_loss[k], &w.loss[k + 1], e));
+    w.stop = t->stop_wish != NULL ? t->stop_wish(t) : STOP_NOT;
+    TRY(ranks_after_step(t, &w, e));
+    for (int k = 0; k <= t->train.n_mtp; k++)
+        t->mean_loss[k] = w.loss[k] / (double)max_i64(t->labels[k], 1);
+    r->loss = t->mean_loss[0];
+    r->stop = (enum stop_wish)w.stop;
+    return ST_OK;
+}
+
+int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
+{
+    double begin = time_now(), hyper[HYPER_COUNT], clip[CLIP_COUNT];
+    if (t->world != NULL)
+        world_at_step(t->world, t->step + 1);
+    TRY(take_batches(t, e));
+    TRY(run_until_it_fits(t, e));
+    optim_hyper(&t->optim, t->step, hyper);
+    struct run_info run = {.step = t->step, .first_mb = true, .hyper = hyper};
+    TRY(exec_run(&t->exec, &t->optim.p, &run, e));
+
+    if (t->world != NULL) /* where another rank never came, this names it */
+        TRY(world_sync(t->world, "update", e));
+    const struct slot *clip_slot = &t->optim.g.slots[t->optim.clip];
+    TRY(t->dev.vt->copy_out(&t->dev, clip, t->model.mem.base[ARENA_STATE] + clip_slot->offset, sizeof clip, e));
+    *r = (struct step_result){.grad_norm = clip[CLIP_NORM], .lr = hyper[HYPER_LR], .tokens = t->cfg->train.global_batch * t->cfg->train.seq,
+                              .skipped = clip[CLIP_SKIP] != 0};
+    TRY(exchange_results(t, r, e));
+    if (r->skipped && t->cfg->train.nonfinite == CFG_NONFINITE_STOP)
+        return name_culprit(t, e);
+    t->step++;
+    t->skipped += r->skipped;
+    t->tokens_seen += r->tokens;
+    r->seconds = time_now() - begin;
+    t->train_seconds += r->seconds;
+    return ST_OK;
+}
+
+/* ---- evaluation ------------------------------------------------------------------------------------------------------------ */
+
+/* What one batch gave. Kept apart and added up in the order of batches, so that the result does not depend on who ran which. */
+struct eval_batch {
+    double loss, labels, bytes;
+};
+
+static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct err *e)
+{
+    int64_t rows = t->cfg->train.micro_batch * t->cfg->train.seq, bytes;
+    struct batch_opts o = t->batch_opts;
+    o.global_batch = o.micro_batch;
+    o.dp_rank = 0;
+    o.dp_size = 1;
+    TRY(batch_fill(&t->eval_batch, t->valid_data, &o, k, 0, e));
+    const struct batch *b = &t->eval_batch;
+    struct run_info run = {.step = t->step, .first_mb = true, .tokens = b->tokens, .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
+    TRY(exec_run(&t->exec, &t->eval.p, &run, e));
+    *out = (struct eval_batch){0};
+    if (t->eval.loss == NO_SLOT)
+        return ST_OK;
+    double sum[2];
+    struct tensor slot = model_slot(&t->model, &t->eval, t->eval.loss);
+    TRY(t->dev.vt->copy_out(&t->dev, sum, slot.data, sizeof sum, e));
+    TRY(tokenizer_count_bytes(&t->tok, b->labels, rows, &bytes, e));
+    *out = (struct eval_batch){.loss = sum[0], .bytes = (double)bytes};
+    for (int64_t i = 0; i < rows; i++)
+        out->labels += b->labels[i] >= 0;
+    return ST_OK;
+}
+
+/* Rank d of a stage runs batches d, d + dp, ...; all run as many, since they may meet inside: the surplus does not count. */
+static int eval_share(struct trainer *t, int64_t share, struct eval_batch *mine, struct err *e)
+{
+    const struct mesh *mesh = &t->model.mesh;
+    int64_t n = t->cfg->train.eval_batches;
+    for (int64_t i = 0; i < share; i++) {
+        int64_t k = i * mesh->dp + mesh->dp_rank;
+        TRY(eval_one(t, min_i64(k, n - 1), &mine[i], e));
+    }
+    return ST_OK;
+}
+
+int trainer_eval(struct trainer *t, double *loss, double *bits_per_byte, struct err *e)
+{
+    const struct mesh *mesh = &t->model.mesh;
+    int64_t n = t->cfg->train.eval_batches, share = ceil_div(n, mesh->dp);
+    int last = (mesh->pp - 1) * mesh->dp, st; /* first rank of the stage with the head */
+    struct eval_batch *mine = NULL, *all = NULL, sum = {0};
+    TRY_OUT(mem_array((void **)&mine, (size_t)share, sizeof *mine, e));
+    TRY_OUT(mem_array((void **)&all, (size_t)(share * mesh->world), sizeof *all, e));
+    TRY_OUT(eval_share(t, share, mine, e));
+    TRY_OUT(ranks_collect(t, "evaluation", mine, share * (int64_t)sizeof *mine, all, e));
+    for (int64_t k = 0; k < n; k++) {
+        const struct eval_batch *b = &all[(last + k % mesh->dp) * share + k / mesh->dp];
+        sum.loss += b->loss;
+        sum.labels += b->labels;
+        sum.bytes += b->bytes;
+    }
+    *loss = sum.loss / (sum.labels > 0 ? sum.labels : 1);
+    *bits_per_byte = sum.bytes > 0 ? sum.loss / (log(2.0) * sum.bytes) : 0;
+out:
+    free(mine);
+    free(all);
+    return st;
+}

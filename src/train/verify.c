@@ -1,0 +1,319 @@
+/* Running one way and comparing it with the plain rank; see verify.h. Every rank compares what it holds: its parameters, whole or
+ * a slice, and the moments of its shard. After one step the first moments are the summed gradients times one factor, so a
+ * reduction that is missing or wrong shows there with the name of the parameter. */
+#include "train/verify.h"
+
+#include "train/reshard_int.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What the plain rank had. */
+struct verify {
+    struct config cfg;
+    struct param_table params;
+    double **moment, **value; /* [param], whole */
+    double loss[VERIFY_STEPS], norm[VERIFY_STEPS];
+    int64_t labels;
+    bool has_config;
+};
+
+/* ---- configs ------------------------------------------------------------------------------------------------------------ */
+
+static int copy_config(struct config *to, const struct config *from, struct err *e)
+{
+    struct buf b;
+    buf_init(&b, 0);
+    config_write(from, &b, false);
+    int st = buf_check(&b, e);
+    if (st == ST_OK)
+        st = config_init(to, e);
+    if (st == ST_OK)
+        st = config_read_ini_text(to, b.text, b.len, "config", e);
+    buf_release(&b);
+    return st;
+}
+
+/* The pattern with '|' between stages that have about the same number of items. */
+static int cut_pattern(struct config *c, int segments, struct err *e)
+{
+    struct pattern p;
+    struct buf b;
+    buf_init(&b, 0);
+    int st, segment = 0;
+    TRY_OUT(pattern_parse(&p, c->model.pattern, e));
+    for (int i = 0; i < p.n_items; i++) {
+        const struct pattern_item *x = &p.items[i];
+        for (; segment < i * segments / p.n_items; segment++)
+            buf_add(&b, "|");
+        buf_addf(&b, x->grouped ? "[%.*s]" : "%.*s", (int)x->n, p.symbols + x->first);
+    }
+    for (; segment < segments - 1; segment++)
+        buf_add(&b, "|");
+    buf_add(&b, p.text + p.main_len);
+    TRY_OUT(buf_check(&b, e));
+    TRY_OUT(config_set(c, "model.pattern", b.text, NULL, e));
+out:
+    buf_release(&b);
+    return st;
+}
+
+static int set_options(struct config *c, const char *options, struct err *e)
+{
+    char name[64], value[64];
+    int used;
+    for (const char *p = options; sscanf(p, " %63[^= ]=%63s%n", name, value, &used) == 2; p += used)
+        TRY(config_set(c, name, value, NULL, e));
+    return ST_OK;
+}
+
+static int way_config(struct config *c, const struct verify *v, const struct verify_case *way, struct err *e)
+{
+    char number[3][16];
+    const int value[3] = {way->pp, way->vpp, way->ep};
+    static const char *const name[3] = {"parallel.pp", "parallel.vpp", "parallel.ep"};
+    TRY(copy_config(c, &v->cfg, e));
+    for (int i = 0; i < 3; i++) {
+        snprintf(number[i], sizeof number[i], "%d", value[i]);
+        TRY(config_set(c, name[i], number[i], NULL, e));
+    }
+    snprintf(number[0], sizeof number[0], "%d", way->ranks);
+    TRY(config_set(c, "parallel.ranks", number[0], NULL, e));
+    if (way->pp * way->vpp > 1)
+        TRY(cut_pattern(c, way->pp * way->vpp, e));
+    TRY(set_options(c, way->options, e));
+    return ST_OK;
+}
+
+static int finish_config(struct config *c, struct err *e)
+{
+    if (c->model.vocab == 0) {
+        struct tokenizer tok;
+        TRY(tokenizer_open(&tok, c->data.tokenizer, c->data.eod, e));
+        int st = config_set_auto(c, "model.vocab", tok.vocab, e);
+        tokenizer_close(&tok);
+        TRY(st);
+    }
+    return config_finish(c, e);
+}
+
+/* ---- the plain rank ------------------------------------------------------------------------------------------------------- */
+
+static int keep(double **out, const struct tensor *t, struct err *e)
+{
+    int64_t n = tensor_elems(t);
+    TRY(mem_array((void **)out, (size_t)max_i64(n, 1), sizeof **out, e));
+    for (int64_t i = 0; i < n; i++)
+        (*out)[i] = tensor_get(t, i);
+    return ST_OK;
+}
+
+static int keep_moments(struct verify *v, const struct trainer *t, struct err *e)
+{
+    for (int k = 0; k < t->model.params.n; k++) {
+        int index;
+        bool is_new;
+        TRY(param_add(&v->params, &t->model.params.list[k].p, &index, &is_new, e));
+        struct tensor m = t->model.params.list[k].p.buffer ? (struct tensor){0} : optim_state(&t->model, k, 0);
+        if (m.data != NULL)
+            TRY(keep(&v->moment[k], &m, e));
+    }
+    return ST_OK;
+}
+
+static int run_plain(struct verify *v, struct trainer *t, struct err *e)
+{
+    TRY(trainer_open(t, &v->cfg, NULL, true, e));
+    TRY(mem_array((void **)&v->moment, (size_t)t->model.params.n, sizeof *v->moment, e));
+    TRY(mem_array((void **)&v->value, (size_t)t->model.params.n, sizeof *v->value, e));
+    for (int s = 0; s < VERIFY_STEPS; s++) {
+        struct step_result r;
+        TRY(trainer_step(t, &r, e));
+        v->loss[s] = r.loss;
+        v->norm[s] = r.grad_norm;
+        if (s == 0)
+            TRY(keep_moments(v, t, e));
+    }
+    for (int k = 0; k < t->model.params.n; k++) {
+        struct tensor p = model_param(&t->model, k);
+        TRY(keep(&v->value[k], &p, e));
+    }
+    return ST_OK;
+}
+
+int verify_open(struct verify **out, const struct config *small, struct err *e)
+{
+    struct verify *v = NULL;
+    struct trainer t = {0};
+    TRY(mem_array((void **)&v, 1, sizeof *v, e));
+    *out = v;
+    param_table_init(&v->params);
+    v->has_config = true;
+    TRY(copy_config(&v->cfg, small, e));
+    TRY(finish_config(&v->cfg, e));
+    int st = run_plain(v, &t, e);
+    trainer_close(&t);
+    return st;
+}
+
+void verify_close(struct verify *v)
+{
+    if (v == NULL)
+        return;
+    for (int k = 0; k < v->params.n; k++) {
+        if (v->moment != NULL)
+            free(v->moment[k]);
+        if (v->value != NULL)
+            free(v->value[k]);
+    }
+    free(v->moment);
+    free(v->value);
+    param_table_release(&v->params);
+    if (v->has_config)
+        config_release(&v->cfg);
+    free(v);
+}
+
+/* ---- one way ---------------------------------------------------------------------------------------------------------------- */
+
+struct rank_run {
+    const struct verify *v;
+    const struct verify_case *way;
+    const struct verify_sabotage *wrong;
+    struct rank_found {
+        double loss, norm, grad, param;
+        char key[128];
+        bool done;
+    } found[16];
+};
+
+/* Largest difference of t from elements [first, ...) of whole, over the whole's largest. */
+static double difference(const struct tensor *t, const double *whole, int64_t whole_n, int64_t first)
+{
+    double most = 0, size = 0;
+    for (int64_t i = 0; i < whole_n; i++)
+        size = fmax(size, fabs(whole[i]));
+    for (int64_t i = 0, n = tensor_elems(t); i < n; i++) {
+        double d = fabs(tensor_get(t, i) - whole[first + i]);
+        if (isnan(d))
+            return INFINITY;
+        most = fmax(most, d);
+    }
+    return most == 0 ? 0 : most / fmax(size, 1e-300);
+}
+
+static void note(struct rank_found *f, double *worst, double d, const char *key)
+{
+    if (d > fmax(f->grad, f->param))
+        snprintf(f->key, sizeof f->key, "%s", key);
+    *worst = fmax(*worst, d);
+}
+
+static void compare_params(struct rank_run *run, const struct trainer *t, bool moments)
+{
+    struct rank_found *f = &run->found[t->model.mesh.rank];
+    const struct verify *v = run->v;
+    for (int k = 0; k < t->model.params.n; k++) {
+        const struct param *p = &t->model.params.list[k].p;
+        int at = param_find(&v->params, p->key);
+        if (at < 0 || param_elems(p) > param_elems(&v->params.list[at].p)) { /* a stage that builds other layers */
+            note(f, &f->param, INFINITY, p->key);
+            continue;
+        }
+        int64_t n = param_elems(&v->params.list[at].p), first = slice_first(p);
+        if (!moments) {
+            struct tensor x = model_param(&t->model, k);
+            note(f, &f->param, difference(&x, v->value[at], n, first), p->key);
+        } else if (!p->buffer) {
+            struct tensor m = optim_state(&t->model, k, 0);
+            note(f, &f->grad, difference(&m, v->moment[at], n, first + shard_updated(&t->model, k).first), p->key);
+        }
+    }
+}
+
+static double relative(double a, double b) { return a == b ? 0 : fabs(a - b) / fmax(fabs(b), 1e-300); }
+
+static int run_steps(struct rank_run *run, struct trainer *t, struct err *e)
+{
+    struct rank_found *f = &run->found[t->model.mesh.rank];
+    for (int s = 0; s < VERIFY_STEPS; s++) {
+        struct step_result r;
+        TRY(trainer_step(t, &r, e));
+        f->loss = fmax(f->loss, relative(r.loss, run->v->loss[s]));
+        f->norm = fmax(f->norm, relative(r.grad_norm, run->v->norm[s]));
+        if (s == 0)
+            compare_params(run, t, true);
+    }
+    compare_params(run, t, false);
+    f->done = true;
+    return ST_OK;
+}
+
+static int run_rank(struct world *w, void *ctx, struct err *e)
+{
+    struct rank_run *run = ctx;
+    struct rank_place place = place_alone();
+    struct config c = {0};
+    struct trainer t = {0};
+    int st, rank = w != NULL ? world_rank(w) : 0;
+    TRY_OUT(way_config(&c, run->v, run->way, e));
+    if (run->wrong != NULL && run->wrong->config != NULL)
+        run->wrong->config(&c, rank);
+    TRY_OUT(finish_config(&c, e));
+    TRY_OUT(place_open(&place, &c, w, rank, run->way->ranks, e));
+    place.threads = 1;
+    TRY_OUT(trainer_open_on(&t, &c, &place, NULL, true, e));
+    if (run->wrong != NULL && run->wrong->trainer != NULL)
+        run->wrong->trainer(&t);
+    TRY_OUT(run_steps(run, &t, e));
+out:
+    trainer_close(&t);
+    place_close(&place);
+    config_release(&c);
+    return st;
+}
+
+static void sum_up(const struct rank_run *run, struct verify_row *row)
+{
+    double worst = -1;
+    for (int r = 0; r < run->way->ranks; r++) {
+        const struct rank_found *f = &run->found[r];
+        double d = fmax(f->grad, f->param);
+        row->loss = fmax(row->loss, f->loss);
+        row->norm = fmax(row->norm, f->norm);
+        row->grad = fmax(row->grad, f->grad);
+        row->param = fmax(row->param, f->param);
+        if (d > worst && f->key[0] != '\0') {
+            snprintf(row->where, sizeof row->where, "%s, rank %d", f->key, r);
+            worst = d;
+        }
+    }
+    double most = fmax(fmax(row->loss, row->norm), fmax(row->grad, row->param));
+    row->outcome = most == 0 ? VERIFY_SAME_BITS : most <= VERIFY_ALLOWED ? VERIFY_CLOSE : VERIFY_DIFFERS;
+}
+
+int verify_run(struct verify *v, const struct verify_case *way, const struct verify_sabotage *wrong, struct verify_row *row, struct err *e)
+{
+    double begin = time_now();
+    struct rank_run run = {.v = v, .way = way, .wrong = wrong};
+    struct world_opts o = {.kind = COMM_THREADS, .ranks = way->ranks, .timeout = 60};
+    struct err why = {0};
+    *row = (struct verify_row){.way = way};
+    if (way->ranks > countof(run.found))
+        return err_set(e, ST_INTERNAL, "%d ranks are more than %d", way->ranks, countof(run.found));
+    int st = world_threads(&o, run_rank, &run, &why);
+    row->seconds = time_now() - begin;
+    if (st == ST_USAGE) {
+        row->outcome = VERIFY_REFUSED;
+        row->why = why;
+        return ST_OK;
+    }
+    if (st != ST_OK) {
+        *e = why;
+        err_in(e, "way '%s'", way->name);
+        return st;
+    }
+    sum_up(&run, row);
+    return ST_OK;
+}

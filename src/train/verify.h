@@ -1,0 +1,46 @@
+/* verify: does every mesh and every schedule that a config allows train the same model? A small model of the same kind is run
+ * by one plain rank and by thread ranks in each of the ways, in double precision, and what they end with is compared. */
+#ifndef BRAID_TRAIN_VERIFY_H
+#define BRAID_TRAIN_VERIFY_H
+
+#include "train/train.h"
+
+enum { VERIFY_STEPS = 2, VERIFY_BATCH = 8 };
+#define VERIFY_ALLOWED 1e-9 /* difference over the largest value of the tensor; sums in another order give 1e-15 */
+
+struct verify_case {
+    const char *name;
+    int ranks, pp, vpp, ep;
+    const char *options; /* beside those: "parallel.overlap=ep plan.delay_dw=on" */
+};
+/* Every way; those that need experts are not for models without. */
+const struct verify_case *verify_cases(int *n);
+
+enum verify_outcome { VERIFY_SAME_BITS, VERIFY_CLOSE, VERIFY_DIFFERS, VERIFY_REFUSED };
+struct verify_row {
+    const struct verify_case *way;
+    enum verify_outcome outcome;
+    double loss, norm;          /* relative differences, the worst step */
+    double grad, param;         /* largest differences: first moments after one step, parameters at the end */
+    char where[160];            /* parameter with the largest, and the rank that has it */
+    double seconds;
+    struct err why;             /* refused: the reason */
+};
+
+/* For tests: what is wrong on purpose. Called on the rank's own config, and on its trainer before the first step. */
+struct verify_sabotage {
+    void (*config)(struct config *c, int rank);
+    void (*trainer)(struct trainer *t);
+};
+
+/* The small config: the user's kinds of layers, options and joints, small numbers. dir: a folder for data. */
+int verify_config(struct config *small, const struct config *user, const char *dir, struct err *e);
+/* Whether a way makes sense for the model. */
+bool verify_applies(const struct config *small, const struct verify_case *way);
+
+struct verify; /* what the plain rank gave */
+int verify_open(struct verify **out, const struct config *small, struct err *e);
+int verify_run(struct verify *v, const struct verify_case *way, const struct verify_sabotage *wrong, struct verify_row *row, struct err *e);
+void verify_close(struct verify *v);
+
+#endif

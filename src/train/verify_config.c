@@ -1,0 +1,193 @@
+/* A small model of the kind a config describes, and the ways to run it; see verify.h. */
+#include "train/verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct verify_case cases[] = {
+    {"weight gradients delayed", 1, 1, 1, 1, "plan.delay_dw=on"},
+    {"everything recomputed", 1, 1, 1, 1, "plan.recompute=full"},
+    {"lanes in random order, memory poisoned", 1, 1, 1, 1, "plan.random_lanes=7 plan.poison=on"},
+    {"2 virtual stages on one rank", 1, 1, 2, 1, ""},
+    {"4 virtual stages on one rank", 1, 1, 4, 1, ""},
+    {"DP2", 2, 1, 1, 1, ""},
+    {"DP4", 4, 1, 1, 1, ""},
+    {"DP4, whole optimizer on each rank", 4, 1, 1, 1, "parallel.zero=off"},
+    {"PP2", 2, 2, 1, 1, ""},
+    {"PP4", 4, 4, 1, 1, ""},
+    {"PP2 x VPP2", 2, 2, 2, 1, ""},
+    {"PP2 x VPP2, delayed, recomputed", 2, 2, 2, 1, "plan.delay_dw=on plan.recompute=full"},
+    {"DP2 x PP2", 4, 2, 1, 1, ""},
+    {"EP2", 2, 1, 1, 2, ""},
+    {"EP4", 4, 1, 1, 4, ""},
+    {"DP2 x EP2", 4, 1, 1, 2, ""},
+    {"EP4, slabs that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
+    {"EP2, overlap", 2, 1, 1, 2, "parallel.overlap=ep"},
+    {"EP2, overlap, weight gradients delayed", 2, 1, 1, 2, "parallel.overlap=ep plan.delay_dw=on"},
+    {"EP2, weight gradients under the way back", 2, 1, 1, 2, "parallel.overlap=dw"},
+    {"PP2 x EP2", 4, 2, 1, 2, ""},
+    {"PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, "parallel.overlap=ep"},
+    {"PP2 x VPP2 x EP2, overlap, delayed", 4, 2, 2, 2, "parallel.overlap=ep plan.delay_dw=on"},
+};
+
+const struct verify_case *verify_cases(int *n)
+{
+    *n = countof(cases);
+    return cases;
+}
+
+bool verify_applies(const struct config *small, const struct verify_case *way)
+{
+    bool experts = strchr(small->model.pattern, 'E') != NULL;
+    return experts || way->ep == 1;
+}
+
+/* ---- the pattern: every kind of item the user's has, about eight of them ------------------------------------------- */
+
+enum { ITEMS = 8 };
+
+static bool same_item(const struct pattern *p, int a, int b)
+{
+    const struct pattern_item *x = &p->items[a], *y = &p->items[b];
+    return x->n == y->n && x->grouped == y->grouped && memcmp(p->symbols + x->first, p->symbols + y->first, x->n) == 0;
+}
+
+static bool seen_before(const struct pattern *p, int item)
+{
+    for (int i = 0; i < item; i++)
+        if (same_item(p, i, item))
+            return true;
+    return false;
+}
+
+static void add_item(struct buf *out, const struct pattern *p, int item)
+{
+    const struct pattern_item *x = &p->items[item];
+    buf_addf(out, x->grouped ? "[%.*s]" : "%.*s", (int)x->n, p->symbols + x->first);
+}
+
+/* The first eight items and whatever kinds come only later; repeated until four stages have something to do. */
+static void small_pattern(struct buf *out, const struct pattern *p)
+{
+    int n = 0;
+    for (int round = 0; n < 4 && p->n_items > 0; round++)
+        for (int i = 0; i < p->n_items; i++)
+            if ((round == 0 || n < 4) && (i < ITEMS || !seen_before(p, i))) {
+                add_item(out, p, i);
+                n++;
+            }
+    for (int k = 0; k < p->n_mtp_depths; k++)
+        buf_addf(out, "/%.*s", p->n_mtp_layers, p->mtp_symbols);
+}
+
+/* ---- numbers -------------------------------------------------------------------------------------------------------- */
+
+struct setting {
+    const char *name;
+    int64_t value;
+    bool always; /* else only where the user's value is larger */
+};
+
+static int64_t user_value(const struct config *user, const char *name)
+{
+    struct buf b;
+    buf_init(&b, 0);
+    const char *text = config_value_text(user, name, &b);
+    int64_t v = text != NULL ? strtoll(text, NULL, 10) : 0;
+    buf_release(&b);
+    return v;
+}
+
+static int set_number(struct config *c, const char *name, int64_t v, struct err *e)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)v);
+    return config_set(c, name, text, NULL, e);
+}
+
+/* Sizes that fit together: four heads of eight channels; eight experts, which two and four ranks can share. */
+static int small_numbers(struct config *c, const struct config *user, struct err *e)
+{
+    const struct config_model *u = &user->model;
+    static const struct setting sizes[] = {
+        {"model.hidden", 32, true}, {"model.heads", 4, true}, {"model.head_dim", 8, true}, {"model.ffn", 24, true}, {"model.vocab", 0, true},
+        {"model.vocab_multiple", 1, true}, {"model.layers", 0, true}, {"model.mtp_layers", 0, true}, {"model.mla_kv_rank", 12, false},
+        {"model.mla_q_rank", 10, false}, {"model.mla_nope", 6, false}, {"model.mla_rope", 4, false}, {"model.mla_v", 6, false},
+        {"model.gdn_value_heads", 4, true}, {"model.gdn_key_heads", 2, true}, {"model.gdn_key_dim", 6, false}, {"model.gdn_value_dim", 6, false},
+        {"model.gdn_chunk", 8, false}, {"model.mamba_heads", 4, true}, {"model.mamba_head_dim", 8, false}, {"model.mamba_state", 6, false},
+        {"model.mamba_groups", 2, true}, {"model.mamba_chunk", 8, false}, {"model.experts", 8, true}, {"model.expert_ffn", 12, true},
+        {"model.shared_ffn", 10, false}, {"model.glu_interleave", 4, false}, {"model.attn_window", 7, false},
+        {"model.router_hash_layers", 1, false}, {"train.seq", 16, true}, {"train.micro_batch", 1, true},
+        {"train.global_batch", VERIFY_BATCH, true}, {"train.steps", VERIFY_STEPS, true}, {"train.warmup", 0, true},
+        {"train.decay_steps", 0, true}, {"train.wsd_steps", 0, true}, {"train.loss_chunk", 0, true}, {"train.eval_every", 0, true}, {"run.threads", 1, true},
+        {"run.save_every", 0, true}, {"parallel.ranks", 0, true}, {"parallel.pp", 1, true}, {"parallel.vpp", 0, true}, {"parallel.ep", 1, true},
+        {"parallel.pp_group", 0, true},
+    };
+    for (int i = 0; i < countof(sizes); i++)
+        if (sizes[i].always || user_value(user, sizes[i].name) > sizes[i].value)
+            TRY(set_number(c, sizes[i].name, sizes[i].value, e));
+    TRY(set_number(c, "model.kv_heads", u->kv_heads == u->heads ? 4 : u->kv_heads == 1 ? 1 : 2, e));
+    TRY(set_number(c, "model.topk", min_i64(u->topk, 4), e));
+    bool grouped = u->router_group_topk > 0;
+    TRY(set_number(c, "model.router_groups", grouped ? 4 : 0, e));
+    return set_number(c, "model.router_group_topk", grouped ? 2 : 0, e);
+}
+
+static int set_words(struct config *c, const char *const (*words)[2], int n, struct err *e)
+{
+    for (int i = 0; i < n; i++)
+        TRY(config_set(c, words[i][0], words[i][1], NULL, e));
+    return ST_OK;
+}
+
+/* Text that repeats itself a little: enough for a loss that falls and routers that differ. */
+static int write_data(const char *path, struct err *e)
+{
+    enum { BYTES = 4096 };
+    char text[BYTES];
+    for (int i = 0; i < BYTES; i++)
+        text[i] = (char)('a' + (int)rng_below(5, (uint64_t)i / 3 * (uint64_t)(i % 7 + 1), 24));
+    return file_write_atomic(path, text, sizeof text, e);
+}
+
+static int shrink(struct config *small, const struct config *user, const char *data, struct err *e)
+{
+    static const char *const words[][2] = {
+        {"run.device", "ref"}, {"run.resume", "never"}, {"run.load", ""}, {"run.load_weights", ""}, {"run.quiet", "on"}, {"run.tensorboard", "off"},
+        {"run.report", "off"}, {"run.dir", ""}, {"data.valid", ""}, {"data.split", ""}, {"data.tokenizer", "bytes"}, {"plan.trace", ""},
+        {"plan.find_nan", "off"}, {"train.schedule", "constant"}, {"train.record_routes", ""}, {"train.replay_routes", ""}, {"train.min_lr", "0"},
+        {"parallel.comm", "auto"}, {"parallel.overlap", "none"}, {"parallel.ep_capacity", "0"}, {"parallel.bucket_mb", "0.01"}, {"model.init_std", "0.1"},
+        {"model.mtp_pattern", ""}, {"model.attn_ratio", "0"}, {"model.mlp_ratio", "0"},
+    };
+    struct pattern p;
+    struct buf b;
+    int st;
+    buf_init(&b, 0);
+    config_write(user, &b, false);
+    TRY_OUT(buf_check(&b, e));
+    TRY_OUT(config_read_ini_text(small, b.text, b.len, "config", e));
+    TRY_OUT(pattern_parse(&p, user->model.pattern, e));
+    TRY_OUT(small_numbers(small, user, e));
+    TRY_OUT(set_words(small, words, countof(words), e));
+    TRY_OUT(config_set(small, "data.train", data, NULL, e));
+    buf_release(&b);
+    buf_init(&b, 0);
+    small_pattern(&b, &p);
+    TRY_OUT(buf_check(&b, e));
+    TRY_OUT(config_set(small, "model.pattern", b.text, NULL, e));
+out:
+    buf_release(&b);
+    return st;
+}
+
+int verify_config(struct config *small, const struct config *user, const char *dir, struct err *e)
+{
+    char *data = path_join(dir, "verify.txt");
+    if (data == NULL)
+        return err_set(e, ST_NOMEM, "out of memory");
+    int st = write_data(data, e);
+    if (st == ST_OK)
+        st = shrink(small, user, data, e);
+    free(data);
+    return st;
+}

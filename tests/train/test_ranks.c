@@ -1,0 +1,503 @@
+/* train/: many ranks, as threads of this process, against one rank: losses, updates, checkpoints of any mesh on any other,
+ * resuming, stopping, failing. Assertions stay in the main thread: a rank only returns. */
+#include "run.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+/* ---- meshes ---------------------------------------------------------------------------------------------------------- */
+
+/* A mesh is a number of ranks and the options that divide them. All have the same global batch and microbatch. */
+struct mesh_case {
+    const char *name;
+    int ranks;
+    const char *options;
+};
+
+/* A model that can be divided in every way the meshes ask for. */
+struct model_case {
+    const char *name, *options;
+    const struct mesh_case *mesh;
+    int n_meshes;
+};
+
+static const struct mesh_case dense_meshes[] = {
+    {"one", 1, ""},
+    {"dp2", 2, "parallel.bucket_mb=0.001"},
+    {"dp4", 4, ""},
+    {"dp4 off", 4, "parallel.zero=off"},
+    {"dp3", 3, "parallel.bucket_mb=0.004"},
+    {"pp2", 2, "parallel.pp=2"},
+    {"pp2 dp2", 4, "parallel.pp=2"},
+};
+static const struct mesh_case expert_meshes[] = {
+    {"one", 1, ""},
+    {"dp2", 2, "parallel.bucket_mb=0.002"},
+    {"dp4", 4, "parallel.zero=off"},
+    {"ep2", 2, "parallel.ep=2"},
+    {"ep2 of 4", 4, "parallel.ep=2 parallel.bucket_mb=0.002"},
+    {"ep4 tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, /* too little: buffers grow and the step is taken again */
+    {"pp2 ep2", 4, "parallel.pp=2 parallel.ep=2"},
+};
+/* Embedding and head share a weight, which both ends of a pipeline hold, as do depths of prediction. */
+static const struct mesh_case deep_meshes[] = {
+    {"one", 1, ""},
+    {"pp2", 2, "parallel.pp=2"},
+    {"pp2 dp2", 4, "parallel.pp=2 parallel.zero=off"},
+    {"pp2 vpp2", 2, "parallel.pp=2 model.pattern=*|-|*|-/*-"},
+};
+static const struct model_case models[] = {
+    {"odd sizes", "model.pattern=*-*- model.hidden=18 model.heads=3 model.ffn=25 model.bias=on model.qk_norm=on", dense_meshes,
+     countof(dense_meshes)},
+    {"experts",
+     "model.pattern=*E-E model.experts=4 model.topk=2 model.expert_ffn=12 model.router_score=sigmoid model.router_bias=on model.seq_aux_loss=0.01",
+     expert_meshes, countof(expert_meshes)},
+    /* Documents within samples: how many labels count differs from rank to rank. */
+    {"deep", "model.pattern=*-*-/*- model.tied=on model.mtp_scale=0.3 model.dropout=0.1 data.eod=on data.eod_mask=on model.vocab=257", deep_meshes,
+     countof(deep_meshes)},
+};
+
+static const char *const common = "train.micro_batch=1 train.global_batch=12 train.seq=8 train.clip=0.5 run.save_every=0 run.keep=0";
+
+/* ---- running ----------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_STEPS = 32 };
+struct job {
+    const struct config *cfg;
+    const char *from; /* run folder or NULL */
+    int steps;        /* taken here; -1: trainer_run */
+    bool save, replan;
+    int poison_rank;  /* a parameter of this rank becomes NaN; -1: of none */
+    /* what came out */
+    double loss[MOST_STEPS], norm[MOST_STEPS], eval, bits;
+    int64_t optim_bytes[8], skipped[8], replayed[8], at[8];
+};
+
+static int poison(struct trainer *t, struct err *e)
+{
+    struct tensor p = model_param(&t->model, param_find(&t->model.params, "decoder.layers.1.mlp.linear_fc2.weight"));
+    if (p.data == NULL)
+        return err_set(e, ST_INTERNAL, "no such parameter");
+    tensor_set(&p, 5, NAN);
+    return ST_OK;
+}
+
+static int take_steps(struct trainer *t, struct job *j, int rank, struct err *e)
+{
+    for (int i = 0; i < j->steps; i++) {
+        struct step_result r;
+        TRY(trainer_step(t, &r, e));
+        if (j->replan)
+            TRY(trainer_replan(t, e));
+        if (rank == 0 && i < MOST_STEPS) {
+            j->loss[i] = r.loss;
+            j->norm[i] = r.grad_norm;
+        }
+    }
+    return ST_OK;
+}
+
+static int one_rank(struct trainer *t, const struct rank_place *place, struct job *j, struct err *e)
+{
+    struct ckpt *from = NULL;
+    int rank = place->mesh.rank;
+    if (j->from != NULL)
+        TRY(ckpt_open(&from, j->from, e));
+    int st = trainer_open_on(t, j->cfg, place, from, true, e);
+    ckpt_close(from);
+    TRY(st);
+    j->optim_bytes[rank] = t->model.mem.allocated[ARENA_OPTIM];
+    if (j->poison_rank == rank)
+        TRY(poison(t, e));
+    TRY(j->steps < 0 ? trainer_run(t, e) : take_steps(t, j, rank, e));
+    j->skipped[rank] = t->skipped;
+    j->replayed[rank] = t->replayed;
+    j->at[rank] = t->step;
+    double loss = 0, bits = 0;
+    if (t->has_eval && j->steps >= 0)
+        TRY(trainer_eval(t, &loss, &bits, e));
+    if (rank == 0) {
+        j->eval = loss;
+        j->bits = bits;
+    }
+    return j->save ? trainer_save(t, e) : ST_OK;
+}
+
+static int rank_main(struct world *w, void *ctx, struct err *e)
+{
+    struct job *j = ctx;
+    struct rank_place place;
+    struct trainer t = {0};
+    int st = place_open(&place, j->cfg, w, 0, world_size(w), e);
+    if (st == ST_OK)
+        st = one_rank(&t, &place, j, e);
+    trainer_close(&t);
+    place_close(&place);
+    return st;
+}
+
+static int run_job(struct job *j, int ranks, struct err *e)
+{
+    struct world_opts o = {.kind = COMM_THREADS, .ranks = ranks, .timeout = 60};
+    return world_threads(&o, rank_main, j, e);
+}
+
+/* A folder of short texts, each a document. */
+static void write_documents(const struct playground *pg)
+{
+    struct err e = {0};
+    char *folder = path_join(pg->dir, "documents");
+    assert_ok(file_make_dirs(folder, &e), &e);
+    for (uint64_t i = 0; i < 60; i++) {
+        char path[256], text[64];
+        size_t n = 5 + rng_below(3, i, 40);
+        for (size_t k = 0; k < n; k++)
+            text[k] = (char)('a' + rng_below(4, 100 * i + k, 26));
+        snprintf(path, sizeof path, "%s/%02d.txt", folder, (int)i);
+        assert_ok(file_write_atomic(path, text, n, &e), &e);
+    }
+    free(folder);
+}
+
+/* A config of one model on one mesh, saving into folder `run` of the playground. */
+static void mesh_config(struct config *c, struct playground *pg, const char *run, const char *model, const struct mesh_case *m, const char *more)
+{
+    char options[1200];
+    free(pg->run);
+    pg->run = path_join(pg->dir, run);
+    bool documents = strstr(model, "data.eod_mask") != NULL;
+    if (documents)
+        write_documents(pg);
+    snprintf(options, sizeof options, "%s %s parallel.ranks=%d %s %s%s%s%s", common, model, m->ranks, m->options, more,
+             documents ? " data.train=" : "", documents ? pg->dir : "", documents ? "/documents" : "");
+    run_config(c, pg, options);
+}
+
+/* Steps on a mesh, from a checkpoint or the start, saved; returns what came out. */
+static struct job run_on(struct playground *pg, const char *run, const char *model, const struct mesh_case *m, const char *from, int steps,
+                         const char *more)
+{
+    struct config c;
+    struct err e = {0};
+    mesh_config(&c, pg, run, model, m, more);
+    struct job j = {.cfg = &c, .from = from, .steps = steps, .save = true, .poison_rank = -1};
+    if (run_job(&j, m->ranks, &e) != ST_OK) {
+        err_print(&e, stderr);
+        fail_msg("%s, mesh %s", run, m->name);
+    }
+    config_release(&c);
+    return j;
+}
+
+/* ---- comparing checkpoints ------------------------------------------------------------------------------------------------- */
+
+/* Largest difference of parameters (and moments); -1: the keys differ. equal: bit for bit. */
+static double compare_runs(const char *a, const char *b, bool *equal)
+{
+    struct err e = {0};
+    struct ckpt *x, *y;
+    double most = 0;
+    assert_ok(ckpt_open(&x, a, &e), &e);
+    assert_ok(ckpt_open(&y, b, &e), &e);
+    *equal = ckpt_count(x) == ckpt_count(y) && ckpt_step(x) == ckpt_step(y);
+    for (int i = 0; *equal && i < ckpt_count(x); i++) {
+        struct ckpt_tensor p = ckpt_at(x, i), q = ckpt_at(y, i);
+        struct st_difference d;
+        assert_string_equal(p.key, q.key);
+        assert_ok(st_compare(&p.view, &q.view, &d, &e), &e);
+        most = fmax(most, d.count > 0 ? d.max_abs : 0);
+    }
+    *equal &= most == 0;
+    ckpt_close(x);
+    ckpt_close(y);
+    return most;
+}
+
+static void assert_same_files(const struct playground *pg, const char *a, const char *b)
+{
+    char *x = path_join(pg->dir, a), *y = path_join(pg->dir, b);
+    bool equal;
+    double most = compare_runs(x, y, &equal);
+    if (!equal)
+        fail_msg("checkpoints of %s and %s differ by up to %g", a, b, most);
+    free(x);
+    free(y);
+}
+
+static void assert_near(const double *a, const double *b, int n, double bound, const char *what)
+{
+    for (int i = 0; i < n; i++)
+        if (!(fabs(a[i] - b[i]) <= bound * fabs(a[i])))
+            fail_msg("%s, step %d: %.17g and %.17g", what, i + 1, a[i], b[i]);
+}
+
+/* ---- tests ------------------------------------------------------------------------------------------------------------------------ */
+
+/* In double what remains are orders of sums; fp32 is as the promise says. */
+static void every_mesh_learns_like_one_rank(void **state)
+{
+    (void)state;
+    enum { STEPS = 10 };
+    static const struct {
+        const char *device;
+        double loss, norm, values;
+    } kinds[] = {{"run.device=ref", 1e-10, 1e-8, 1e-6}, {"run.device=cpu", 1e-5, 1e-3, 0.02}};
+    struct playground pg;
+    playground_open(&pg);
+    for (int k = 0; k < countof(kinds); k++)
+        for (int i = 0; i < countof(models); i++) {
+            struct job one = {0};
+            for (int j = 0; j < models[i].n_meshes; j++) {
+                const struct mesh_case *m = &models[i].mesh[j];
+                char run[80], first[80], more[160], label[160];
+                bool equal;
+                snprintf(run, sizeof run, "learn %d %d %s", k, i, m->name);
+                snprintf(first, sizeof first, "learn %d %d %s", k, i, models[i].mesh[0].name);
+                snprintf(more, sizeof more, "%s data.split=70,30 train.eval_batches=5", kinds[k].device);
+                snprintf(label, sizeof label, "%s on %s, %s", models[i].name, m->name, kinds[k].device);
+                struct job got = run_on(&pg, run, models[i].options, m, NULL, STEPS, more);
+                if (j == 0)
+                    one = got;
+                assert_near(one.loss, got.loss, STEPS, kinds[k].loss, label);
+                assert_int_equal(got.replayed[0] > 0, strstr(m->name, "tight") != NULL);
+                assert_near(one.norm, got.norm, STEPS, kinds[k].norm, label);
+                assert_near(&one.eval, &got.eval, 1, kinds[k].loss, "evaluation");
+                assert_true(one.bits > 0 && fabs(one.bits - got.bits) <= kinds[k].loss * one.bits);
+                char *a = path_join(pg.dir, first), *b = path_join(pg.dir, run);
+                double most = compare_runs(a, b, &equal);
+                if (!(most <= kinds[k].values))
+                    fail_msg("%s: values differ by %g", label, most);
+                assert_true(j == 0 || !equal || m->ranks == 1); /* it was another order of sums */
+                free(a);
+                free(b);
+            }
+        }
+    playground_close(&pg);
+}
+
+/* Evaluation adds up batches in their own order: the very same number from the same weights. */
+static void evaluation_is_the_same_number_on_every_mesh(void **state)
+{
+    (void)state;
+    struct playground pg;
+    double want = 0;
+    playground_open(&pg);
+    for (int j = 0; j < countof(dense_meshes); j++) {
+        struct job got = run_on(&pg, "eval", models[0].options, &dense_meshes[j], NULL, 0, "data.split=70,30 train.eval_batches=5");
+        want = j == 0 ? got.eval : want;
+        assert_true(want > 1 && got.eval == want);
+    }
+    playground_close(&pg);
+}
+
+/* Who updates what does not change a bit: sharded or not, in one message or many. */
+static void sharding_and_buckets_change_no_bit(void **state)
+{
+    (void)state;
+    static const char *const ways[] = {"", "parallel.zero=off", "parallel.bucket_mb=0.001", "parallel.zero=off parallel.bucket_mb=0.003",
+                                       "plan.random_lanes=7 plan.poison=on parallel.bucket_mb=0.002"};
+    static const struct {
+        int model, ranks;
+    } cases[] = {{0, 2}, {0, 3}, {1, 4}};
+    struct playground pg;
+    playground_open(&pg);
+    for (int i = 0; i < countof(cases); i++) {
+        int64_t all = 0;
+        for (int w = 0; w < countof(ways); w++) {
+            struct mesh_case m = {ways[w], cases[i].ranks, ways[w]};
+            char run[32];
+            snprintf(run, sizeof run, "way %d %d", i, w);
+            struct job got = run_on(&pg, run, models[cases[i].model].options, &m, NULL, 6, "train.clip=0.1");
+            assert_true(got.norm[0] > 0.1); /* clipping takes part */
+            if (w > 0) {
+                char first[32];
+                snprintf(first, sizeof first, "way %d 0", i);
+                assert_same_files(&pg, first, run);
+            }
+            /* Moments of a share: about one of so many parts. */
+            if (w == 1)
+                all = got.optim_bytes[0];
+            if (w == 2)
+                assert_true(got.optim_bytes[0] < all / cases[i].ranks + 64 * 1024 && got.optim_bytes[0] >= all / cases[i].ranks);
+        }
+    }
+    playground_close(&pg);
+}
+
+/* From each mesh to each: parameters and moments arrive bit for bit, and a run that stays on its mesh goes on as if it had not
+ * stopped. */
+static void any_checkpoint_loads_on_any_mesh(void **state)
+{
+    (void)state;
+    struct playground pg;
+    playground_open(&pg);
+    for (int i = 0; i < countof(models); i++)
+        for (int j = 0; j < models[i].n_meshes; j++) {
+            const struct mesh_case *m = &models[i].mesh[j];
+            char run[48], loaded[48], straight[48];
+            snprintf(run, sizeof run, "save %d %d", i, j);
+            snprintf(straight, sizeof straight, "straight %d %d", i, j);
+            run_on(&pg, run, models[i].options, m, NULL, 3, "");
+            char *from = path_join(pg.dir, run);
+            for (int k = 0; k < models[i].n_meshes; k++) {
+                snprintf(loaded, sizeof loaded, "load %d %d %d", i, j, k);
+                run_on(&pg, loaded, models[i].options, &models[i].mesh[k], from, 0, "");
+                assert_same_files(&pg, run, loaded);
+            }
+            run_on(&pg, straight, models[i].options, m, NULL, 5, "");
+            snprintf(loaded, sizeof loaded, "resume %d %d", i, j);
+            run_on(&pg, loaded, models[i].options, m, from, 2, "");
+            assert_same_files(&pg, straight, loaded);
+            free(from);
+        }
+    playground_close(&pg);
+}
+
+/* Planning again between steps, as growing buffers do: nothing persistent moves. */
+static void planning_again_changes_nothing(void **state)
+{
+    (void)state;
+    struct playground pg;
+    struct config c;
+    struct err e = {0};
+    playground_open(&pg);
+    for (int i = 0; i < countof(models); i++) {
+        char plain[32], again[32];
+        snprintf(plain, sizeof plain, "plain %d", i);
+        snprintf(again, sizeof again, "again %d", i);
+        run_on(&pg, plain, models[i].options, &models[i].mesh[1], NULL, 4, "");
+        mesh_config(&c, &pg, again, models[i].options, &models[i].mesh[1], "");
+        struct job j = {.cfg = &c, .steps = 4, .save = true, .replan = true, .poison_rank = -1};
+        assert_ok(run_job(&j, models[i].mesh[1].ranks, &e), &e);
+        config_release(&c);
+        assert_same_files(&pg, plain, again);
+    }
+    playground_close(&pg);
+}
+
+/* What is not finite on one rank is not finite for all: they skip together, or stop and say where it was. */
+static void a_bad_value_on_one_rank_concerns_all(void **state)
+{
+    (void)state;
+    struct playground pg;
+    struct config c;
+    struct err e = {0};
+    const struct mesh_case m = {"dp3", 3, ""};
+    playground_open(&pg);
+    mesh_config(&c, &pg, "skip", models[0].options, &m, "train.nonfinite=skip");
+    struct job j = {.cfg = &c, .steps = 3, .poison_rank = 1};
+    assert_ok(run_job(&j, m.ranks, &e), &e);
+    for (int r = 0; r < m.ranks; r++) /* once: the value's owner has a good one and gives it to all */
+        assert_int_equal(j.skipped[r], 1);
+    config_release(&c);
+    mesh_config(&c, &pg, "stop", models[0].options, &m, "parallel.zero=off"); /* else the owner of the value heals it */
+    j = (struct job){.cfg = &c, .steps = 3, .poison_rank = 1};
+    assert_fails(run_job(&j, m.ranks, &e), ST_NONFINITE, &e, "first non-finite value");
+    assert_non_null(strstr(e.msg, "1.mlp"));
+    config_release(&c);
+    playground_close(&pg);
+}
+
+/* SIGTERM reaches one thread; all ranks end after the same step, and the checkpoint goes on where they were. */
+static void a_signal_stops_all_ranks_after_one_step(void **state)
+{
+    (void)state;
+    struct playground pg;
+    struct config c;
+    struct err e = {0};
+    sigset_t set, before;
+    const struct mesh_case *m = &dense_meshes[1];
+    playground_open(&pg);
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set, &before);
+    mesh_config(&c, &pg, "signal", models[0].options, m, "train.steps=6");
+    kill(getpid(), SIGTERM);
+    struct job j = {.cfg = &c, .steps = -1, .poison_rank = -1};
+    assert_fails(run_job(&j, m->ranks, &e), ST_INTERRUPTED, &e, "stopped after step 1 of 6; a checkpoint was saved");
+    err_clear(&e);
+    j = (struct job){.cfg = &c, .steps = -1, .from = c.run.dir, .poison_rank = -1};
+    assert_ok(run_job(&j, m->ranks, &e), &e);
+    assert_true(j.at[0] == 6 && j.at[1] == 6);
+    config_release(&c);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    run_on(&pg, "whole", models[0].options, m, NULL, 6, "train.steps=6");
+    assert_same_files(&pg, "whole", "signal");
+    playground_close(&pg);
+}
+
+/* Losses and what layers report, as logged. Times differ; the rest of each line must not. */
+static char *logged(const struct playground *pg, const char *run)
+{
+    struct err e = {0};
+    char *dir = path_join(pg->dir, run), *path = path_join(dir, "metrics.jsonl"), *text, *out = calloc(1, 1 << 16);
+    size_t n;
+    assert_non_null(out);
+    assert_ok(file_read(path, 1 << 20, &text, &n, &e), &e);
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        const char *extra = strstr(line, "\"extra\"");
+        if (extra != NULL)
+            strcat(strcat(out, extra), "\n");
+    }
+    free(text);
+    free(path);
+    free(dir);
+    return out;
+}
+
+static void the_log_of_several_ranks_is_that_of_one(void **state)
+{
+    (void)state;
+    struct playground pg;
+    char *one = NULL;
+    playground_open(&pg);
+    for (int i = 0; i < countof(expert_meshes); i++) {
+        struct config c;
+        struct err e = {0};
+        mesh_config(&c, &pg, expert_meshes[i].name, models[1].options, &expert_meshes[i], "train.steps=2 train.warmup=0 run.device=ref train.lr=1e-9");
+        struct job j = {.cfg = &c, .steps = -1, .poison_rank = -1};
+        assert_ok(run_job(&j, expert_meshes[i].ranks, &e), &e);
+        config_release(&c);
+        char *text = logged(&pg, expert_meshes[i].name);
+        if (one == NULL)
+            one = text;
+        assert_string_equal(one, text);
+        if (text != one)
+            free(text);
+    }
+    assert_non_null(strstr(one, "expert load max/layer 1"));
+    assert_non_null(strstr(one, "router seq aux loss/layer 3"));
+    free(one);
+    playground_close(&pg);
+}
+
+static void what_does_not_divide_is_refused(void **state)
+{
+    (void)state;
+    struct playground pg;
+    struct config c;
+    struct err e = {0};
+    const struct mesh_case five = {"dp5", 5, ""};
+    playground_open(&pg);
+    mesh_config(&c, &pg, "five", models[0].options, &five, "");
+    struct job j = {.cfg = &c, .steps = 1, .poison_rank = -1};
+    assert_fails(run_job(&j, five.ranks, &e), ST_USAGE, &e, "train.global_batch = 12 does not divide");
+    config_release(&c);
+    playground_close(&pg);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_mesh_learns_like_one_rank),
+        cmocka_unit_test(evaluation_is_the_same_number_on_every_mesh),
+        cmocka_unit_test(sharding_and_buckets_change_no_bit),
+        cmocka_unit_test(any_checkpoint_loads_on_any_mesh),
+        cmocka_unit_test(planning_again_changes_nothing),
+        cmocka_unit_test(a_bad_value_on_one_rank_concerns_all),
+        cmocka_unit_test(a_signal_stops_all_ranks_after_one_step),
+        cmocka_unit_test(the_log_of_several_ranks_is_that_of_one),
+        cmocka_unit_test(what_does_not_divide_is_refused),
+    };
+    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+}
