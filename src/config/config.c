@@ -337,6 +337,24 @@ static int take_saved(struct config *c, const struct config *saved, const struct
     return st;
 }
 
+/* '|' says where a stack is cut for pipeline stages, not what it is. */
+static bool same_pattern(const char *a, const char *b)
+{
+    for (;; a++, b++) {
+        while (*a == '|')
+            a++;
+        while (*b == '|')
+            b++;
+        if (*a != *b || *a == '\0')
+            return *a == *b;
+    }
+}
+
+static bool same_model(const struct config *a, const struct config *b, const struct option *o)
+{
+    return option_equal(a, b, o) || (strcmp(o->name, "model.pattern") == 0 && same_pattern(a->model.pattern, b->model.pattern));
+}
+
 int config_load_saved(struct config *c, const char *text, size_t len, const char *label,
                       enum config_saved_mode mode, struct buf *changes, struct err *e)
 {
@@ -347,7 +365,7 @@ int config_load_saved(struct config *c, const char *text, size_t len, const char
     TRY_OUT(derive_depths(c, e)); /* as the saved pattern was */
     for (int i = 0; i < config_n_options; i++) {
         const struct option *o = &config_options[i];
-        if ((o->flags & OPT_MODEL) && user_set(c, o) && !option_equal(c, &saved, o)) {
+        if ((o->flags & OPT_MODEL) && user_set(c, o) && !same_model(c, &saved, o)) {
             st = conflict(c, &saved, o, label, e);
             goto out;
         }

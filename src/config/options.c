@@ -477,24 +477,24 @@ const struct option config_options[] = {
         "link of parallel.loop_gbps would.")),
     ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("what the launcher says, else 1"), HELP(
         "Ranks of the run. Given without a launcher, they are threads of one process.")),
-    ROW(parallel.pp, "1", OPT_RUN, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
+    ROW(parallel.pp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
         "Pipeline stages. | in model.pattern cuts the stack; without it, layers are dealt out evenly.")),
-    ROW(parallel.vpp, "0", OPT_RUN, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"), HELP(
+    ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"), HELP(
         "Virtual stages of each pipeline stage (interleaved schedule).")),
-    ROW(parallel.pp_group, "0", OPT_RUN, RANGE(0, 4096), ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
+    ROW(parallel.pp_group, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
         "Microbatches that one virtual stage takes in a row; 0 = parallel.pp.")),
-    ROW(parallel.ep, "1", OPT_RUN, RANGE(1, 4096), ALIAS("expert-model-parallel-size"), HELP(
+    ROW(parallel.ep, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("expert-model-parallel-size"), HELP(
         "Ranks that share the experts of a layer: each holds experts / ep of them and tokens travel. The other ranks of a "
         "stage, ranks / pp in all, share the batch.")),
-    ROW(parallel.overlap, "none", OPT_RUN, ONE_OF(overlap_values), FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
+    ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values), FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
         "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
         "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the way back of "
         "the same microbatch's tokens. Results stay bit for bit the same.")),
-    ROW(parallel.zero, "on", OPT_RUN, FLAG("use-distributed-optimizer", "on"), HELP(
+    ROW(parallel.zero, "on", OPT_RUN | OPT_LOCAL, FLAG("use-distributed-optimizer", "on"), HELP(
         "Each rank keeps the optimizer state of its share of every parameter and updates that share only (ZeRO-1).")),
-    ROW(parallel.bucket_mb, "40", OPT_RUN, RANGE(0.001, 1e6), HELP(
+    ROW(parallel.bucket_mb, "40", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(
         "Gradients reduced in one message, in MB.")),
-    ROW(parallel.ep_capacity, "0", OPT_RUN, RANGE(0, 4096), HELP(
+    ROW(parallel.ep_capacity, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), HELP(
         "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step needs more, "
         "buffers grow and the step is taken again; nothing is dropped.")),
     ROW(parallel.timeout, "600", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
