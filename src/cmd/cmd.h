@@ -35,6 +35,17 @@ int cmd_finish(struct config *c, struct err *e);
  * options from it. */
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e);
 
+/* A file of random tokens in a temporary place, for steps that are only timed: the data path is part of them. The caller removes it. */
+int cmd_random_data(struct config *c, char *path, size_t size, struct err *e);
+
+/* ---- the schedule of all ranks (plan_timeline.c) ---------------------------------------------------------------------- */
+
+/* Words of `braid plan` that ask for it, as they were given; NULL: not. */
+struct timeline_words {
+    const char *file, *predict, *measure, *flops, *attention, *bandwidth, *link_gbps, *link_us, *node_gbps, *node_gpus, *beside, *memory;
+};
+int plan_timeline(struct config *c, const struct timeline_words *w, struct err *e);
+
 /* ---- ranks: a launcher's processes, or threads of this one ------------------------------------------------------------- */
 
 struct cmd_ranks {

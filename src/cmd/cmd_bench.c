@@ -8,9 +8,10 @@
 
 static const char usage[] =
     "usage: braid bench [OP[,OP...]] [--seconds=0.3] [--json=FILE]      every op, or those whose name starts with OP\n"
-    "       braid bench train [FILE.ini] [--profile=on] [--json=FILE] [--section.key=value ...]   whole steps on random tokens\n\n"
+    "       braid bench train [FILE.ini] [--profile=on] [--bits=on] [--json=FILE] [--section.key=value ...]   whole steps on random tokens\n\n"
     "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured time.\n"
-    "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the last.\n";
+    "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the last.\n"
+    "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. Ranks as with braid train.\n";
 
 /* Whether the name starts with one of a comma list. */
 static bool listed(const char *name, const char *prefixes)
@@ -96,8 +97,7 @@ static int run_ops(int argc, char **argv, struct err *e)
 
 /* ---- whole steps ------------------------------------------------------------------------------------------------- */
 
-/* A file of random tokens in a temporary place: the data path is part of a step. */
-static int random_data(struct config *c, char *path, size_t size, struct err *e)
+int cmd_random_data(struct config *c, char *path, size_t size, struct err *e)
 {
     snprintf(path, size, "/tmp/braid-bench-XXXXXX");
     int fd = mkstemp(path);
@@ -130,15 +130,25 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Steps on each rank; rank 0 reports. */
+struct steps_job {
+    struct config c;
+    struct cmd_ranks ranks;
+    bool profile, bits;
+    const char *json;
+    double opened;
+    char data[64]; /* made here, to be removed; "" if none */
+};
+
 static int write_json(const struct trainer *t, const char *path, double median, double best, int n, int64_t tokens, int64_t bytes, double flops,
                       double peak, struct err *e)
 {
     struct buf out;
     buf_init(&out, 0);
     buf_addf(&out, "{\"device\":\"%s\",\"pattern\":\"%s\",\"parameters\":%lld,\"memory_bytes\":%lld,\"steps\":%d,\"ms_per_step\":%.4f,\"best_ms\":%.4f,"
-             "\"tokens_per_second\":%.2f,\"flops_per_step\":%.6g,\"peak_flops\":%.6g,\"mfu\":%.5f}\n", t->dev.name, t->cfg->model.pattern,
+             "\"tokens_per_second\":%.2f,\"flops_per_step\":%.6g,\"peak_flops\":%.6g,\"mfu\":%.5f,\"ranks\":%d}\n", t->dev.name, t->cfg->model.pattern,
              (long long)param_table_elems(&t->model.params), (long long)bytes, n, median * 1e3, best * 1e3, (double)tokens / median, flops, peak,
-             peak > 0 ? flops / median / peak : 0.0);
+             peak > 0 ? flops / median / peak : 0.0, t->model.mesh.world);
     int st = buf_check(&out, e);
     if (st == ST_OK)
         st = file_write_atomic(path, out.text, out.len, e);
@@ -148,11 +158,12 @@ static int write_json(const struct trainer *t, const char *path, double median, 
 
 static int print_steps(struct trainer *t, const char *json_path, double median, double best, int n, int64_t tokens, struct err *e)
 {
-    double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq) * (double)tokens, peak = t->peak_flops;
+    double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq) * (double)tokens, ranks = t->model.mesh.world;
+    double peak = t->peak_flops * ranks;
     if (t->dev.kind == DEV_CUDA) {
         struct roofline r = {0};
         TRY(roofline_measure(&t->dev, &r, e));
-        peak = r.flops_per_s;
+        peak = r.flops_per_s * ranks;
         printf("ceilings: %.1f TFLOP/s (product of 8192^3), %.3f TB/s (copy)\n", r.flops_per_s * 1e-12, r.bytes_per_s * 1e-12);
     }
     int64_t bytes = 0;
@@ -166,21 +177,42 @@ static int print_steps(struct trainer *t, const char *json_path, double median, 
     return ST_OK;
 }
 
-static int time_steps(struct trainer *t, double opened, const char *json_path, struct err *e)
+/* All parameters of this rank, added to the fingerprint. */
+static int add_param_bits(struct trainer *t, uint64_t *bits, struct err *e)
+{
+    for (int k = 0; k < t->model.params.n; k++) {
+        struct tensor host, p = model_param(&t->model, k);
+        TRY(dev_fetch(&t->dev, &p, &host, e));
+        *bits = hash64(host.data, (size_t)tensor_bytes(&host), *bits);
+        dev_fetched(&t->dev, &host);
+    }
+    return ST_OK;
+}
+
+static int time_steps(struct trainer *t, const struct steps_job *j, struct err *e)
 {
     enum { MAX = 1000, WARM = 2 };
     double seconds[MAX];
     int n = (int)min_i64(t->cfg->train.steps, MAX);
+    bool speaks = trainer_speaks(t);
+    uint64_t bits = 0;
     struct step_result r = {0};
     for (int i = 0; i < n + WARM; i++) {
         TRY(trainer_step(t, &r, e));
-        if (i == 0)
-            printf("start_to_first_step_s: %.3f\n", time_now() - opened);
+        const double said[2] = {r.loss, r.grad_norm};
+        bits = hash64(said, sizeof said, bits);
+        if (i == 0 && speaks)
+            printf("start_to_first_step_s: %.3f\n", time_now() - j->opened);
         if (i >= WARM)
             seconds[i - WARM] = r.seconds;
     }
+    if (j->bits)
+        TRY(add_param_bits(t, &bits, e));
+    if (!speaks)
+        return ST_OK;
     qsort(seconds, (size_t)n, sizeof seconds[0], ascending);
-    TRY(print_steps(t, json_path, seconds[n / 2], seconds[0], n, r.tokens, e));
+    TRY(print_steps(t, j->json, seconds[n / 2], seconds[0], n, r.tokens, e));
+    printf("loss: %.17g\nbits: %016llx (losses and norms of all steps%s)\n", r.loss, (unsigned long long)bits, j->bits ? ", parameters" : "");
     return t->trace ? trace_write(t->trace, t->cfg->plan.trace, e) : ST_OK;
 }
 
@@ -198,7 +230,7 @@ static int profile(struct trainer *t, struct err *e)
     t->exec.trace = t->trace;
     if (st == ST_OK)
         st = trace_table(trace, &out, e);
-    if (st == ST_OK)
+    if (st == ST_OK && trainer_speaks(t))
         fputs(out.text, stdout);
 out:
     trace_close(trace);
@@ -206,33 +238,57 @@ out:
     return st;
 }
 
+/* Processes of a launcher compare their configs before they come here: each has random data of its own, with the same values. */
+static int bench_rank(const struct rank_place *place, void *ctx, struct err *e)
+{
+    struct steps_job *j = ctx;
+    struct trainer t = {0};
+    int st = ST_OK;
+    if (j->c.data.train[0] == '\0') {
+        st = cmd_random_data(&j->c, j->data, sizeof j->data, e);
+        if (st == ST_OK)
+            st = config_set(&j->c, "data.train", j->data, NULL, e);
+    }
+    if (place->mesh.all != NULL)
+        st = comm_agree(place->mesh.all, "data", st, e);
+    if (st == ST_OK)
+        st = trainer_open_on(&t, &j->c, place, NULL, true, e);
+    if (st == ST_OK)
+        st = time_steps(&t, j, e);
+    if (st == ST_OK && j->profile)
+        st = profile(&t, e);
+    trainer_close(&t);
+    return st;
+}
+
+static int prepare_train(struct steps_job *j, int argc, char **argv, struct err *e)
+{
+    struct config_extra extra[] = {{.name = "profile"}, {.name = "bits"}, {.name = "json"}};
+    struct config_args args = {.extra = extra, .n_extra = countof(extra)};
+    TRY(cmd_config(&j->c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 0, e));
+    if ((extra[0].value && !parse_bool(extra[0].value, &j->profile)) || (extra[1].value && !parse_bool(extra[1].value, &j->bits)))
+        return err_set(e, ST_USAGE, "--profile and --bits take on or off");
+    j->json = extra[2].value;
+    TRY(cmd_count_ranks(&j->c, &j->ranks, e));
+    TRY(cmd_finish(&j->c, e));
+    if (j->ranks.kind != COMM_THREADS || j->c.data.train[0] != '\0')
+        return ST_OK;
+    TRY(cmd_random_data(&j->c, j->data, sizeof j->data, e)); /* threads share it */
+    return config_set(&j->c, "data.train", j->data, NULL, e);
+}
+
 static int run_train(int argc, char **argv, struct err *e)
 {
-    struct config c;
-    struct config_extra extra[] = {{.name = "profile"}, {.name = "json"}};
-    struct config_args args = {.extra = extra, .n_extra = countof(extra)};
-    struct trainer t = {0};
-    bool with_profile = false;
-    char path[64] = "";
-    double opened = time_now();
-    int st;
-    TRY_OUT(cmd_config(&c, argc, argv, &args, e));
-    TRY_OUT(cmd_words(&args, 0, e));
-    if (extra[0].value != NULL && !parse_bool(extra[0].value, &with_profile))
-        TRY_OUT(err_set(e, ST_USAGE, "--profile takes on or off"));
-    TRY_OUT(cmd_finish(&c, e));
-    if (c.data.train[0] == '\0') {
-        TRY_OUT(random_data(&c, path, sizeof path, e));
-        TRY_OUT(config_set(&c, "data.train", path, NULL, e));
-    }
-    TRY_OUT(trainer_open(&t, &c, NULL, true, e));
-    TRY_OUT(time_steps(&t, opened, extra[1].value, e));
-    st = with_profile ? profile(&t, e) : ST_OK;
-out:
-    trainer_close(&t);
-    config_release(&c);
-    if (path[0])
-        remove(path);
+    struct steps_job j = {.opened = time_now()};
+    int st = prepare_train(&j, argc, argv, e);
+    if (st != ST_OK)
+        st = cmd_tell_ranks(st, e);
+    else
+        st = cmd_run_ranks(&j.c, &j.ranks, bench_rank, &j, e);
+    config_release(&j.c);
+    if (j.data[0] != '\0')
+        remove(j.data);
     return st;
 }
 

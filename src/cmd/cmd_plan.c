@@ -5,7 +5,12 @@ static const char usage[] =
     "usage: braid plan [FILE.ini] [--section.key=value ...] [--steps=on] [--params=on]\n\n"
     "Prints the stack, parameters, FLOPs, every arena and the memory of each layer; with --steps=on every step with its\n"
     "lane, waits and addresses, with --params=on every parameter. Nothing is allocated; training allocates exactly this.\n"
-    "With --parallel.ranks=N the plan is that of rank 0, followed by the memory of each rank (of each stage, when there are many).\n";
+    "With --parallel.ranks=N the plan is that of rank 0, followed by the memory of each rank (of each stage, when there are many).\n\n"
+    "       braid plan [FILE.ini] --timeline=OUT.svg|OUT.json [--measure=on] [MACHINE]      the schedule of all ranks\n"
+    "       braid plan [FILE.ini] --predict=default|GPUS:PPxVPPxEP,... [MACHINE]            a table of steps on such meshes\n"
+    "MACHINE: --flops=620 --attention=400 (TFLOP/s) --bandwidth=4 (TB/s) --link_gbps=45 --link_us=15 (to other machines, GB/s of each GPU)\n"
+    "         --node_gbps=370 --node_gpus=8 (within a machine) --beside=0.12 (share by which computing is slower beside a busy link) --memory=141 (GB)\n"
+    "Times are predicted from these numbers; with --measure=on those of computing are measured here, on one rank with the whole model.\n";
 
 static void totals(const struct trainer *t, struct buf *out)
 {
@@ -57,7 +62,9 @@ static int all_ranks(const struct config *c, const struct mesh *m, struct buf *o
 
 static int run(struct config *c, int argc, char **argv, struct trainer *t, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "steps"}, {.name = "params"}};
+    struct config_extra extra[] = {{.name = "steps"}, {.name = "params"}, {.name = "timeline"}, {.name = "predict"}, {.name = "measure"}, {.name = "flops"},
+                                   {.name = "attention"}, {.name = "bandwidth"}, {.name = "link_gbps"}, {.name = "link_us"}, {.name = "node_gbps"},
+                                   {.name = "node_gpus"}, {.name = "beside"}, {.name = "memory"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     bool steps = false, params = false;
     TRY(cmd_config(c, argc, argv, &args, e));
@@ -65,6 +72,11 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     if ((extra[0].value && !parse_bool(extra[0].value, &steps)) || (extra[1].value && !parse_bool(extra[1].value, &params)))
         return err_set(e, ST_USAGE, "--steps and --params take on or off");
     TRY(cmd_finish(c, e));
+    if (extra[2].value != NULL || extra[3].value != NULL) {
+        const struct timeline_words w = {extra[2].value, extra[3].value, extra[4].value, extra[5].value, extra[6].value, extra[7].value, extra[8].value,
+                                         extra[9].value, extra[10].value, extra[11].value, extra[12].value, extra[13].value};
+        return plan_timeline(c, &w, e);
+    }
     struct rank_place place;
     TRY(place_on_paper(&place, c, 0, e));
     TRY(trainer_plan_on(t, c, &place, true, e));

@@ -1,5 +1,7 @@
 /* braid train: a new run, or the continuation of one. */
 #include "cmd/cmd.h"
+#include "dev/cuda.h"
+#include "ops/mhc/mhc_choose.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -86,6 +88,11 @@ static void announce(const struct trainer *t)
     fprintf(stderr, "%s\nmodel %s: %s parameters%s, %s planned and allocated\n%s", t->dev.name, t->cfg->model.pattern,
             human_count((double)param_table_elems(&t->model.params), count, sizeof count), m->world > 1 ? " on this rank" : "",
             human_bytes((double)bytes, memory, sizeof memory), text.text ? text.text : "");
+    if (t->cfg->model.mhc_streams > 0 && t->dev.kind == DEV_CUDA) {
+        const struct cuda_dev *gpu = t->dev.impl;
+        struct mhc_shape s = {.real = t->dev.real, .streams = t->cfg->model.mhc_streams, .channels = t->cfg->model.hidden, .hopper = gpu->hopper, .aligned = true};
+        fprintf(stderr, "hyper-connections: %s\n", mhc_way_name(mhc_choose((enum mhc_kernels)t->cfg->mhc.kernels, &s)));
+    }
     buf_release(&text);
 }
 

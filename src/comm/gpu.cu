@@ -142,7 +142,8 @@ __device__ static unsigned long long now_ns()
     return t;
 }
 
-enum { LINK_BLOCKS = 16, LINK_THREADS = 512, LINK_UNROLL = 8 };
+enum { LINK_MOST_BLOCKS = 32, LINK_THREADS = 512, LINK_UNROLL = 16 };
+static const double LINK_BLOCK_RATE = 60; // GB/s that one block copies with ease
 
 // Each block copies its share in chunks and waits after each until the rate allows the next. Few blocks: compute beside them
 // keeps nearly the whole GPU, as it would beside a network card. 16 bytes at a time, the rest byte by byte.
@@ -183,6 +184,11 @@ __global__ static void slow_copy_kernel(char *dst, const char *src, int64_t byte
 extern "C" int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds)
 {
     double per_byte = bytes > 0 ? seconds * 1e9 / (double)bytes : 0;
-    slow_copy_kernel<<<LINK_BLOCKS, LINK_THREADS, 0, stream_of(l)>>>((char *)dst, (const char *)src, bytes, latency * 1e9, per_byte);
+    if (latency == 0 && per_byte < 1e-3) // faster than so few blocks: a link without limits, as schedules are compared with
+        return dst != src ? gpu_comm_copy(l, dst, src, bytes) : ST_OK;
+    double blocks = per_byte > 0 ? 1 / per_byte / LINK_BLOCK_RATE + 1 : 1; // no more than the rate needs: each takes room from what computes
+    int64_t most = min_i64(max_i64(ceil_div(bytes, (int64_t)LINK_THREADS * LINK_UNROLL * 16), 1), LINK_MOST_BLOCKS);
+    int n = blocks < (double)most ? (int)blocks : (int)most;
+    slow_copy_kernel<<<(unsigned)n, LINK_THREADS, 0, stream_of(l)>>>((char *)dst, (const char *)src, bytes, latency * 1e9, per_byte);
     return cuda_launched(l, "slow copy");
 }

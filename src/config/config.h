@@ -41,6 +41,10 @@
 #define CONFIG_DROP(X) X(CFG_DROP_PROBS, "probs") X(CFG_DROP_LATE, "position")
 #define CONFIG_MAMBA_NORM(X) X(CFG_MAMBA_NORM_GROUP, "group") X(CFG_MAMBA_NORM_WHOLE, "whole")
 #define CONFIG_MHC(X) X(CFG_MHC_D, "d") X(CFG_MHC_S, "s")
+/* In the order of enum mhc_kernels. */
+#define CONFIG_MHC_KERNELS(X)                                                                      \
+    X(CFG_MHC_KERNELS_AUTO, "auto") X(CFG_MHC_KERNELS_BOUNDARY, "boundary")                     \
+    X(CFG_MHC_KERNELS_PRIMITIVE, "primitive") X(CFG_MHC_KERNELS_REF, "ref")
 #define CONFIG_GRANULARITY(X)                                                                      \
     X(CFG_GRANULARITY_NONE, "none") X(CFG_GRANULARITY_SELECTIVE, "selective")                      \
     X(CFG_GRANULARITY_FULL, "full")
@@ -86,6 +90,7 @@ enum config_router { CONFIG_ROUTER(CONFIG_ENUM_ID) };
 enum config_drop { CONFIG_DROP(CONFIG_ENUM_ID) };
 enum config_mamba_norm { CONFIG_MAMBA_NORM(CONFIG_ENUM_ID) };
 enum config_mhc { CONFIG_MHC(CONFIG_ENUM_ID) };
+enum config_mhc_kernels { CONFIG_MHC_KERNELS(CONFIG_ENUM_ID) };
 enum config_granularity { CONFIG_GRANULARITY(CONFIG_ENUM_ID) };
 enum config_init_scale { CONFIG_INIT_SCALE(CONFIG_ENUM_ID) };
 enum config_schedule { CONFIG_SCHEDULE(CONFIG_ENUM_ID) };
@@ -201,13 +206,16 @@ struct config_plan {
     const char *recompute;
     int recompute_granularity;   /* enum config_granularity */
     const char *recompute_block; /* "off", "auto" or a number */
-    bool mhc_fused;
     int fused_experts; /* enum config_fused */
     bool delay_dw, poison;
     int64_t random_lanes;
     bool sync, find_nan, graphs;
     const char *trace;
     int64_t trace_steps;
+};
+
+struct config_mhc_run {
+    int kernels; /* enum config_mhc_kernels */
 };
 
 struct config_parallel {
@@ -255,6 +263,7 @@ struct config {
     struct config_data data;
     struct config_run run;
     struct config_plan plan;
+    struct config_mhc_run mhc;
     struct config_gpu gpu;
     struct config_parallel parallel;
     struct config_generate generate;

@@ -13,6 +13,7 @@ static const char *const router_values[] = {CONFIG_ROUTER(VALUE_TEXT) NULL};
 static const char *const drop_values[] = {CONFIG_DROP(VALUE_TEXT) NULL};
 static const char *const mamba_norm_values[] = {CONFIG_MAMBA_NORM(VALUE_TEXT) NULL};
 static const char *const mhc_values[] = {CONFIG_MHC(VALUE_TEXT) NULL};
+static const char *const mhc_kernels_values[] = {CONFIG_MHC_KERNELS(VALUE_TEXT) NULL};
 static const char *const granularity_values[] = {CONFIG_GRANULARITY(VALUE_TEXT) NULL};
 static const char *const init_scale_values[] = {CONFIG_INIT_SCALE(VALUE_TEXT) NULL};
 static const char *const schedule_values[] = {CONFIG_SCHEDULE(VALUE_TEXT) NULL};
@@ -429,9 +430,6 @@ const struct option config_options[] = {
         "With mhc_streams: keep the streams only in front of every so many layers and make those between "
         "again, a block at a time, in the backward pass. off, a number of layers, or auto for the number "
         "that needs least memory. Results stay bit for bit the same.")),
-    ROW(plan.mhc_fused, "off", OPT_RUN, FLAG("use-fused-mhc", "on"), HELP(
-        "Understood so that Megatron's command lines work: hyper-connections always run fused, one "
-        "kernel from the combine of a layer to the norm of the next. Needs mhc_streams.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
         "Products and activations of experts in one op; the backward pass makes the activations again on the way and only "
         "their inputs are kept. auto: on a GPU. off: in separate steps, as plan.recompute says.")),
@@ -452,6 +450,11 @@ const struct option config_options[] = {
     ROW(plan.trace_steps, "3", OPT_RUN, RANGE(1, 10000), HELP(
         "Optimizer steps that plan.trace covers.")),
 
+    /* ---- [mhc] ---------------------------------------------------------------------------- */
+    ROW(mhc.kernels, "auto", OPT_RUN, ONE_OF(mhc_kernels_values), FLAG("use-fused-mhc", "boundary"), HELP(
+        "Kernels of hyper-connections on a GPU. boundary: fused from the combine of a layer to the norm of the next, an error "
+        "where none fit. primitive: separate kernels. ref: the same without vectors, to compare with. auto: the fastest for "
+        "the shape; the start of a run names it. Host devices have fused ones only. Needs mhc_streams.")),
     /* ---- [gpu] ---------------------------------------------------------------------------- */
     ROW(gpu.precision, "bf16", OPT_RUN, ONE_OF(precision_values), HELP(
         "With run.device=cuda: type of activations and of the weights that layers work with. Masters, gradients and "
@@ -532,6 +535,7 @@ const struct section config_sections[] = {
     {"data", "What it is trained on."},
     {"run", "Where it runs and what it writes."},
     {"plan", "Memory against time, and debugging of the schedule."},
+    {"mhc", "Hyper-connections: how they are run."},
     {"gpu", "How a GPU is used, with run.device=cuda."},
     {"parallel", "Many ranks: how a run is dealt out to them."},
     {"generate", "Text generation."},

@@ -1,14 +1,25 @@
 /* Dense products through cuBLASLt. One algorithm per shape, the library's first choice among those whose sums have a
- * fixed order, remembered; a workspace per lane, so that lanes do not share partial sums. */
+ * fixed order, remembered; a workspace per lane, so that lanes do not share partial sums.
+ *
+ * Another algorithm may be faster, and gives other bits. Where the run allows that (dev_gpu.fast), or names a file that keeps
+ * the choices (dev_gpu.gemm_table), the library's first few are timed when a shape is first met, on its own operands and
+ * with the result put aside. With a file, shapes found in it are not timed: runs with the same file give the same bits. */
 #include "dev/cuda.h"
 #include "dev/vendor.h"
 
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
+#include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { WORKSPACE_BYTES = 64 << 20, MAX_PLANS = 4096 };
+enum { WORKSPACE_BYTES = 64 << 20, MAX_PLANS = 4096, MAX_CANDIDATES = 8 };
+
+/* Timing: only products worth it, a bounded time for all of them, and only a gain that is more than noise. */
+#define TUNE_LEAST_FLOPS 1e10
+#define TUNE_SECONDS     4.0
+#define TUNE_GAIN        0.985
 
 /* What decides the algorithm. Compared bytewise: no padding, always zeroed first. */
 struct shape_key {
@@ -21,13 +32,26 @@ struct blas_plan {
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
 };
+/* A line of the file of choices. */
+struct table_row {
+    struct shape_key key;
+    cublasLtMatmulAlgo_t algo;
+};
 struct blas {
     void *lib;
     cublasLtHandle_t handle;
+    bool tunes;
+    double tuned_seconds;
+    cudaEvent_t begin, end;
+    FILE *table; /* NULL: choices are not kept */
+    struct table_row *row;
+    int n_rows;
+    size_t cap_rows;
     void *workspace[CUDA_LANES];
     struct blas_plan *plan;
     int n_plans;
     size_t cap_plans;
+    size_t (*version)(void);
     cublasStatus_t (*create)(cublasLtHandle_t *);
     cublasStatus_t (*destroy)(cublasLtHandle_t);
     cublasStatus_t (*matmul)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *, cublasLtMatrixLayout_t, const void *,
@@ -53,6 +77,7 @@ static int blas_status(struct err *e, cublasStatus_t code, const char *what)
 static int find_functions(struct blas *b, struct err *e)
 {
     const struct vendor_symbol list[] = {
+        {"cublasLtGetVersion", (void **)&b->version},
         {"cublasLtCreate", (void **)&b->create},
         {"cublasLtDestroy", (void **)&b->destroy},
         {"cublasLtMatmul", (void **)&b->matmul},
@@ -69,6 +94,109 @@ static int find_functions(struct blas *b, struct err *e)
     return vendor_find(b->lib, list, countof(list), e);
 }
 
+/* ---- the file of choices: a line that names GPU and library, then a line for each shape ------------------------------- */
+
+enum { KEY_NUMBERS = 14 };
+
+static void key_numbers(const struct shape_key *k, int64_t n[KEY_NUMBERS])
+{
+    const int64_t all[KEY_NUMBERS] = {k->m,       k->n,       k->k,       k->lda,     k->ldb,     k->ldc,     k->ab,
+                                      k->c_type,  k->trans_a, k->trans_b, k->align_a, k->align_b, k->align_c, k->beta_is_zero};
+    memcpy(n, all, sizeof all);
+}
+
+static void key_from(struct shape_key *k, const int64_t n[KEY_NUMBERS])
+{
+    memset(k, 0, sizeof *k);
+    int64_t *wide[] = {&k->m, &k->n, &k->k, &k->lda, &k->ldb, &k->ldc};
+    int32_t *narrow[] = {&k->ab, &k->c_type, &k->trans_a, &k->trans_b, &k->align_a, &k->align_b, &k->align_c, &k->beta_is_zero};
+    for (int i = 0; i < KEY_NUMBERS; i++)
+        if (i < countof(wide))
+            *wide[i] = n[i];
+        else
+            *narrow[i - countof(wide)] = (int32_t)n[i];
+}
+
+static bool read_row(const char *line, struct table_row *row)
+{
+    int64_t n[KEY_NUMBERS];
+    int used = 0;
+    unsigned char *bytes = (unsigned char *)&row->algo;
+    for (int i = 0; i < KEY_NUMBERS; i++, line += used) {
+        long long v;
+        if (sscanf(line, "%lld%n", &v, &used) != 1)
+            return false;
+        n[i] = v;
+    }
+    key_from(&row->key, n);
+    while (*line == ' ')
+        line++;
+    for (size_t i = 0; i < sizeof row->algo; i++, line += 2) {
+        unsigned v;
+        if (sscanf(line, "%2x", &v) != 1)
+            return false;
+        bytes[i] = (unsigned char)v;
+    }
+    return true;
+}
+
+static int add_row(struct blas *b, const struct table_row *row, struct err *e)
+{
+    TRY(mem_grow((void **)&b->row, &b->cap_rows, (size_t)b->n_rows + 1, sizeof *b->row, e));
+    b->row[b->n_rows++] = *row;
+    return ST_OK;
+}
+
+/* us: of this algorithm, and of the library's first choice; for whoever reads the file. */
+static int write_row(struct blas *b, const struct table_row *row, double us, double first_us, struct err *e)
+{
+    int64_t n[KEY_NUMBERS];
+    const unsigned char *bytes = (const unsigned char *)&row->algo;
+    key_numbers(&row->key, n);
+    for (int i = 0; i < KEY_NUMBERS; i++)
+        fprintf(b->table, "%lld ", (long long)n[i]);
+    for (size_t i = 0; i < sizeof row->algo; i++)
+        fprintf(b->table, "%02x", bytes[i]);
+    fprintf(b->table, " %.1f us, first choice %.1f us\n", us, first_us);
+    return fflush(b->table) == 0 ? ST_OK : err_set(e, ST_IO, "gpu.gemm_table: cannot write: %s", strerror(errno));
+}
+
+static int read_table(struct blas *b, const char *path, const char *head, struct err *e)
+{
+    char line[1024];
+    if (fgets(line, sizeof line, b->table) == NULL) { /* new */
+        fputs(head, b->table);
+        return fflush(b->table) == 0 ? ST_OK : err_set(e, ST_IO, "%s: cannot write: %s", path, strerror(errno));
+    }
+    if (strcmp(line, head) != 0) {
+        err_set(e, ST_INVALID, "%s: choices for %.200s cannot be used here: %.200s", path, line, head);
+        return err_hint(e, "give gpu.gemm_table another file, which will be filled");
+    }
+    for (int n = 2; fgets(line, sizeof line, b->table) != NULL; n++) {
+        struct table_row row;
+        if (!read_row(line, &row))
+            return err_set(e, ST_INVALID, "%s:%d: not a product and its algorithm", path, n);
+        TRY(add_row(b, &row, e));
+    }
+    return ST_OK;
+}
+
+static int open_table(struct blas *b, const struct cuda_dev *c, struct err *e)
+{
+    const char *path = c->want.gemm_table;
+    char head[256];
+    b->tunes = c->want.fast;
+    if (path == NULL || path[0] == '\0')
+        return ST_OK;
+    b->tunes = true;
+    snprintf(head, sizeof head, "braid products, %s, %d SMs, cuBLASLt %zu\n", c->gpu_name, c->sm_count, b->version());
+    b->table = fopen(path, "a+");
+    if (b->table == NULL)
+        return err_set(e, ST_IO, "gpu.gemm_table: cannot open %s: %s", path, strerror(errno));
+    rewind(b->table);
+    return read_table(b, path, head, e);
+}
+
 int blas_open(struct cuda_dev *c, struct err *e)
 {
     static const char *const names[] = {"libcublasLt.so.13", "libcublasLt.so", NULL};
@@ -81,7 +209,9 @@ int blas_open(struct cuda_dev *c, struct err *e)
     TRY(blas_status(e, b->create(&b->handle), "cublasLtCreate"));
     for (int l = 0; l < CUDA_LANES; l++)
         TRY(cuda_status(e, (int)cudaMalloc(&b->workspace[l], WORKSPACE_BYTES), "cudaMalloc of a cuBLASLt workspace"));
-    return ST_OK;
+    TRY(cuda_status(e, (int)cudaEventCreate(&b->begin), "cudaEventCreate"));
+    TRY(cuda_status(e, (int)cudaEventCreate(&b->end), "cudaEventCreate"));
+    return open_table(b, c, e);
 }
 
 static void plan_free(struct blas *b, struct blas_plan *p)
@@ -104,6 +234,13 @@ void blas_close(struct cuda_dev *c)
     for (int i = 0; i < b->n_plans; i++)
         plan_free(b, &b->plan[i]);
     free(b->plan);
+    free(b->row);
+    if (b->table != NULL)
+        fclose(b->table);
+    if (b->begin != NULL)
+        cudaEventDestroy(b->begin);
+    if (b->end != NULL)
+        cudaEventDestroy(b->end);
     for (int l = 0; l < CUDA_LANES; l++)
         if (b->workspace[l] != NULL)
             cudaFree(b->workspace[l]);
@@ -161,14 +298,19 @@ static int describe(struct blas *b, struct blas_plan *p, struct err *e)
     return blas_status(e, b->layout_create(&p->c, ct, n, m, k->ldc), "layout of C");
 }
 
-static int choose(struct blas *b, struct blas_plan *p, struct err *e)
+/* What the library proposes for a shape, best first. */
+struct candidates {
+    cublasLtMatmulHeuristicResult_t list[MAX_CANDIDATES];
+    int n;
+};
+
+static int propose(struct blas *b, const struct blas_plan *p, int most, struct candidates *out, struct err *e)
 {
     cublasLtMatmulPreference_t pref = NULL;
     size_t room = WORKSPACE_BYTES;
     uint32_t align[3] = {(uint32_t)p->key.align_b, (uint32_t)p->key.align_a, (uint32_t)p->key.align_c};
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* partial sums in the workspace: a fixed order */
-    cublasLtMatmulHeuristicResult_t best;
-    int n = 0;
+    out->n = 0;
     TRY(blas_status(e, b->pref_create(&pref), "preference"));
     b->pref_set(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room);
     b->pref_set(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes);
@@ -176,18 +318,113 @@ static int choose(struct blas *b, struct blas_plan *p, struct err *e)
     b->pref_set(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[1], sizeof align[1]);
     b->pref_set(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[2], sizeof align[2]);
     b->pref_set(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[2], sizeof align[2]);
-    cublasStatus_t code = b->heuristic(b->handle, p->desc, p->a, p->b, p->c, p->c, pref, 1, &best, &n);
+    cublasStatus_t code = b->heuristic(b->handle, p->desc, p->a, p->b, p->c, p->c, pref, most, out->list, &out->n);
     b->pref_destroy(pref);
-    if (code != CUBLAS_STATUS_SUCCESS || n == 0)
+    if (code != CUBLAS_STATUS_SUCCESS || out->n == 0)
         return err_set(e, ST_UNSUPPORTED, "cuBLASLt has no algorithm for m %lld, n %lld, k %lld, strides %lld %lld %lld (status %d)",
                        (long long)p->key.m, (long long)p->key.n, (long long)p->key.k, (long long)p->key.lda, (long long)p->key.ldb,
                        (long long)p->key.ldc, (int)code);
-    p->algo = best.algo;
     return ST_OK;
 }
 
-static int plan_for(struct blas *b, const struct blas_call *g, struct blas_plan **out, struct err *e)
+/* ---- timing -------------------------------------------------------------------------------------------------------- */
+
+static cublasStatus_t multiply(const struct blas *b, const struct blas_plan *p, const cublasLtMatmulAlgo_t *algo, const struct blas_call *g, void *to,
+                               const struct lane *l)
 {
+    return b->matmul(b->handle, p->desc, &g->alpha, g->b, p->a, g->a, p->b, &g->beta, g->c, p->c, to, p->c, algo, b->workspace[l->index],
+                     WORKSPACE_BYTES, (cudaStream_t)cuda_stream(l));
+}
+
+/* Mean of several calls, in seconds; negative where the algorithm fails. */
+static double seconds_of(const struct blas *b, const struct blas_plan *p, const cublasLtMatmulAlgo_t *algo, const struct blas_call *g, void *to,
+                         const struct lane *l, int calls)
+{
+    float ms = -1;
+    cudaStream_t stream = (cudaStream_t)cuda_stream(l);
+    bool fine = multiply(b, p, algo, g, to, l) == CUBLAS_STATUS_SUCCESS && cudaEventRecord(b->begin, stream) == cudaSuccess;
+    for (int i = 0; i < calls && fine; i++)
+        fine = multiply(b, p, algo, g, to, l) == CUBLAS_STATUS_SUCCESS;
+    fine = fine && cudaEventRecord(b->end, stream) == cudaSuccess && cudaEventSynchronize(b->end) == cudaSuccess &&
+           cudaEventElapsedTime(&ms, b->begin, b->end) == cudaSuccess;
+    return fine ? 1e-3 * (double)ms / calls : -1;
+}
+
+/* The fastest of the candidates, in two rounds so that a clock that changes meets all of them. The first is kept unless
+ * another is clearly faster. to: room for the result. */
+static int fastest(const struct blas *b, const struct blas_plan *p, const struct candidates *c, const struct blas_call *g, void *to, const struct lane *l,
+                   double best[MAX_CANDIDATES])
+{
+    double flops = 2.0 * (double)g->m * (double)g->n * (double)g->k, want = 6e11 / flops;
+    int calls = want < 3 ? 3 : want > 20 ? 20 : (int)want, chosen = 0;
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; i < c->n; i++) {
+            double s = seconds_of(b, p, &c->list[i].algo, g, to, l, calls);
+            if (s > 0 && (round == 0 || best[i] < 0 || s < best[i]))
+                best[i] = s;
+            else if (round == 0)
+                best[i] = -1;
+        }
+    for (int i = 1; i < c->n; i++)
+        if (best[i] > 0 && (best[chosen] < 0 || best[i] < best[chosen]))
+            chosen = i;
+    return best[0] > 0 && best[chosen] > TUNE_GAIN * best[0] ? 0 : chosen;
+}
+
+/* Not while a run is being captured, nor where there is no room to put results aside: then the first choice stands. */
+static int tune(struct blas *b, const struct blas_plan *p, const struct candidates *c, const struct blas_call *g, const struct lane *l, int *chosen,
+                double best[MAX_CANDIDATES])
+{
+    enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    void *to = NULL;
+    size_t bytes = (size_t)(g->ldc * g->m) * dtype_bytes(g->c_type);
+    *chosen = 0;
+    best[0] = 0;
+    if (cudaStreamIsCapturing((cudaStream_t)cuda_stream(l), &capturing) != cudaSuccess || capturing != cudaStreamCaptureStatusNone)
+        return ST_OK;
+    if (cudaMalloc(&to, bytes) != cudaSuccess) {
+        cudaGetLastError();
+        return ST_OK;
+    }
+    double begin = time_now();
+    *chosen = fastest(b, p, c, g, to, l, best);
+    cudaFree(to);
+    b->tuned_seconds += time_now() - begin;
+    return ST_OK;
+}
+
+static bool from_table(const struct blas *b, struct blas_plan *p)
+{
+    for (int i = 0; i < b->n_rows; i++)
+        if (memcmp(&b->row[i].key, &p->key, sizeof p->key) == 0) {
+            p->algo = b->row[i].algo;
+            return true;
+        }
+    return false;
+}
+
+static int choose(struct blas *b, struct blas_plan *p, const struct blas_call *g, const struct lane *l)
+{
+    struct candidates c;
+    double best[MAX_CANDIDATES];
+    int chosen = 0;
+    if (from_table(b, p))
+        return ST_OK;
+    bool timed = b->tunes && b->tuned_seconds < TUNE_SECONDS && 2.0 * (double)g->m * (double)g->n * (double)g->k >= TUNE_LEAST_FLOPS;
+    TRY(propose(b, p, timed ? MAX_CANDIDATES : 1, &c, l->err));
+    if (timed)
+        TRY(tune(b, p, &c, g, l, &chosen, best));
+    p->algo = c.list[chosen].algo;
+    if (b->table == NULL)
+        return ST_OK;
+    struct table_row row = {.key = p->key, .algo = p->algo};
+    TRY(add_row(b, &row, l->err));
+    return write_row(b, &row, timed ? best[chosen] * 1e6 : 0, timed ? best[0] * 1e6 : 0, l->err);
+}
+
+static int plan_for(struct blas *b, const struct blas_call *g, struct blas_plan **out, const struct lane *l)
+{
+    struct err *e = l->err;
     struct shape_key key = key_of(g);
     for (int i = 0; i < b->n_plans; i++)
         if (memcmp(&b->plan[i].key, &key, sizeof key) == 0) {
@@ -201,7 +438,7 @@ static int plan_for(struct blas *b, const struct blas_call *g, struct blas_plan 
     *p = (struct blas_plan){.key = key};
     int st = describe(b, p, e);
     if (st == ST_OK)
-        st = choose(b, p, e);
+        st = choose(b, p, g, l);
     if (st != ST_OK) {
         plan_free(b, p);
         return st;
@@ -217,8 +454,6 @@ int blas_gemm(struct lane *l, const struct blas_call *g)
     struct blas_plan *p = NULL;
     if (g->m == 0 || g->n == 0)
         return ST_OK;
-    TRY(plan_for(b, g, &p, l->err));
-    cublasStatus_t code = b->matmul(b->handle, p->desc, &g->alpha, g->b, p->a, g->a, p->b, &g->beta, g->c, p->c, g->c, p->c, &p->algo,
-                                    b->workspace[l->index], WORKSPACE_BYTES, (cudaStream_t)cuda_stream(l));
-    return blas_status(l->err, code, "cublasLtMatmul");
+    TRY(plan_for(b, g, &p, l));
+    return blas_status(l->err, multiply(b, p, &p->algo, g, g->c, l), "cublasLtMatmul");
 }

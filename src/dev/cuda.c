@@ -235,6 +235,7 @@ static int choose_gpu(struct cuda_dev *c, struct err *e)
     struct cudaDeviceProp p;
     CUDA(e, cudaGetDeviceProperties(&p, c->want.index));
     c->sm_count = p.multiProcessorCount;
+    c->sm_budget = c->want.sms > 0 && c->want.sms < c->sm_count ? c->want.sms : c->sm_count;
     c->major = p.major;
     c->minor = p.minor;
     c->memory = (int64_t)p.totalGlobalMem;

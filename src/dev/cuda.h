@@ -12,6 +12,7 @@ enum { CUDA_LANES = 4 };
 struct cuda_dev {
     struct dev_gpu want;
     int sm_count, major, minor;
+    int sm_budget; /* for kernels that stay on their multiprocessors: sm_count or less */
     int64_t memory, free_memory, l2_bytes, smem_per_block;
     bool hopper; /* run the kernels for compute capability 9.0 */
     char gpu_name[64];

@@ -20,6 +20,7 @@ static int64_t elem_count(const struct tensor *t, int first)
 
 enum {
     PIECE_MB = 576,           /* scratch of one piece, where more than one is needed */
+    LONG_SEQ = 4096,          /* longer ones may take twice that: a piece wants eight heads or so to fill a GPU */
     WORKSPACE_SLACK = 1 << 16 /* the library asks for 256 bytes beside what the formulas say */
 };
 
@@ -93,7 +94,7 @@ int64_t dnn_attention_fwd_bytes(const struct dnn_attention *a)
 
 int64_t dnn_attention_bwd_bytes(const struct dnn_attention *a)
 {
-    int64_t limit = (int64_t)PIECE_MB << 20;
+    int64_t limit = ((int64_t)PIECE_MB << 20) * (a->q.dim[1] > LONG_SEQ ? 2 : 1);
     if (elem_count(&a->q, 0) == 0 || elem_count(&a->k, 0) == 0)
         return 0;
     struct piece p = largest_piece(a, true, limit), one = {1, 1};
@@ -128,8 +129,8 @@ struct plan {
 struct dnn {
     struct dnn_lib lib;
     cudnnHandle_t handle;
-    cudaStream_t side;
-    cudaEvent_t fork, join;
+    cudaStream_t side[STREAMS - 1]; /* beside the stream of the call */
+    cudaEvent_t fork, join[STREAMS - 1];
     struct plan **plan;
     size_t n_plans, cap_plans;
 };
@@ -180,9 +181,11 @@ static int open_handle(struct dnn *d, struct err *e)
 {
     TRY(dnn_lib_open(&d->lib, e));
     TRY(dnn_status(&d->lib, d->lib.create(&d->handle), "cudnnCreate", e));
-    TRY(cuda_status(e, (int)cudaStreamCreateWithFlags(&d->side, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
     TRY(cuda_status(e, (int)cudaEventCreateWithFlags(&d->fork, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
-    TRY(cuda_status(e, (int)cudaEventCreateWithFlags(&d->join, cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+    for (int i = 0; i < STREAMS - 1; i++) {
+        TRY(cuda_status(e, (int)cudaStreamCreateWithFlags(&d->side[i], cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
+        TRY(cuda_status(e, (int)cudaEventCreateWithFlags(&d->join[i], cudaEventDisableTiming), "cudaEventCreateWithFlags"));
+    }
     return ST_OK;
 }
 
@@ -210,12 +213,14 @@ void dnn_close(struct cuda_dev *c)
     for (size_t i = 0; i < d->n_plans; i++)
         free_plan(d->plan[i]);
     free(d->plan);
-    if (d->join != NULL)
-        cudaEventDestroy(d->join);
+    for (int i = 0; i < STREAMS - 1; i++) {
+        if (d->join[i] != NULL)
+            cudaEventDestroy(d->join[i]);
+        if (d->side[i] != NULL)
+            cudaStreamDestroy(d->side[i]);
+    }
     if (d->fork != NULL)
         cudaEventDestroy(d->fork);
-    if (d->side != NULL)
-        cudaStreamDestroy(d->side);
     if (d->handle != NULL)
         d->lib.destroy(d->handle);
     dnn_lib_close(&d->lib);
@@ -505,14 +510,19 @@ int dnn_attention_bwd(struct lane *l, const struct dnn_attention *call, bool *do
     if (c.plan->refused || (cut && a->q.dim[1] % 4 != 0)) /* pieces of odd length would begin at unaligned statistics */
         return ST_OK;
     *done = true;
-    cudaStream_t stream[STREAMS] = {cuda_stream(l), d->side};
-    if (c.streams == 1)
-        return run_pieces(d, a, &c, stream, l->err);
-    TRY(cuda_status(l->err, (int)cudaEventRecord(d->fork, stream[0]), "cudaEventRecord"));
-    TRY(cuda_status(l->err, (int)cudaStreamWaitEvent(d->side, d->fork, 0), "cudaStreamWaitEvent"));
+    cudaStream_t stream[STREAMS] = {cuda_stream(l)};
+    for (int64_t i = 1; i < c.streams; i++) {
+        stream[i] = d->side[i - 1];
+        if (i == 1)
+            TRY(cuda_status(l->err, (int)cudaEventRecord(d->fork, stream[0]), "cudaEventRecord"));
+        TRY(cuda_status(l->err, (int)cudaStreamWaitEvent(stream[i], d->fork, 0), "cudaStreamWaitEvent"));
+    }
     TRY(run_pieces(d, a, &c, stream, l->err));
-    TRY(cuda_status(l->err, (int)cudaEventRecord(d->join, d->side), "cudaEventRecord"));
-    return cuda_status(l->err, (int)cudaStreamWaitEvent(stream[0], d->join, 0), "cudaStreamWaitEvent");
+    for (int64_t i = 1; i < c.streams; i++) {
+        TRY(cuda_status(l->err, (int)cudaEventRecord(d->join[i - 1], stream[i]), "cudaEventRecord"));
+        TRY(cuda_status(l->err, (int)cudaStreamWaitEvent(stream[0], d->join[i - 1], 0), "cudaStreamWaitEvent"));
+    }
+    return ST_OK;
 }
 
 #else

@@ -62,6 +62,8 @@ struct dev_gpu {
     bool portable; /* kernels for compute capability 8.0 even where better ones exist */
     bool fast;     /* allow what is not deterministic */
     int index;     /* which GPU */
+    int sms;       /* multiprocessors that persistent kernels fill; 0: all */
+    const char *gemm_table; /* file that keeps which algorithm a product takes; NULL or empty: none. Lives as long as the device */
 };
 int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
 void dev_close(struct dev *d);

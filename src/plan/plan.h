@@ -377,6 +377,13 @@ void trace_add(struct trace *t, const struct plan *p, int step, double begin, do
 int trace_write(const struct trace *t, const char *path, struct err *e);
 /* Time by node, whatever its layer, largest first: name and phase, calls, milliseconds, share, TFLOP/s. */
 int trace_table(const struct trace *t, struct buf *out, struct err *e);
+/* Event i, in the order they were kept; false past the last. */
+struct trace_step {
+    const struct plan *p;
+    int step;
+    double seconds;
+};
+bool trace_get(const struct trace *t, int i, struct trace_step *out);
 void trace_close(struct trace *t);
 
 /* ---- showing --------------------------------------------------------------------------------------- */

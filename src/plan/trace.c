@@ -128,6 +128,14 @@ int trace_table(const struct trace *t, struct buf *out, struct err *e)
     return ST_OK;
 }
 
+bool trace_get(const struct trace *t, int i, struct trace_step *out)
+{
+    if (i < 0 || i >= t->n)
+        return false;
+    *out = (struct trace_step){.p = t->events[i].plan, .step = t->events[i].step, .seconds = t->events[i].end - t->events[i].begin};
+    return true;
+}
+
 void trace_close(struct trace *t)
 {
     if (t != NULL)

@@ -188,6 +188,18 @@ int trainer_replan(struct trainer *t, struct err *e)
     return ST_OK;
 }
 
+/* Choices are taken down and dictated microbatch by microbatch, into one file. */
+static int check_routes(const struct trainer *t, struct err *e)
+{
+    bool record = t->cfg->train.record_routes[0] != '\0', replay = t->cfg->train.replay_routes[0] != '\0';
+    if (record && t->model.mesh.world > 1)
+        return err_set(e, ST_USAGE, "train.record_routes is set, but there are %d ranks: routes are recorded by a run on one", t->model.mesh.world);
+    if ((record || replay) && (t->train.n_micro > 1 || t->model.mesh.pp > 1))
+        return err_set(e, ST_USAGE, "train.%s is set, but microbatches of a step run as one plan (parallel.pp, parallel.vpp or parallel.overlap)",
+                       record ? "record_routes" : "replay_routes");
+    return ST_OK;
+}
+
 int trainer_open(struct trainer *t, const struct config *cfg, const struct ckpt *from, bool with_data, struct err *e)
 {
     struct rank_place place = place_alone();
@@ -214,6 +226,7 @@ int trainer_open_on(struct trainer *t, const struct config *cfg, const struct ra
     TRY(st);
     TRY(ranks_open(t, e));
     t->peak_flops = dev_peak_flops(&t->dev);
+    TRY(check_routes(t, e));
     TRY(routes_open(&t->routes, &t->model, cfg, t->step, e));
     if (with_data)
         TRY(batcher_open(&t->batcher, t->train_data, &t->batch_opts, t->step, e));

@@ -174,7 +174,7 @@ static const struct rule_case rule_cases[] = {
     {"recompute-block-format", {"plan.recompute_block", "two", "model.mhc_streams", "4"}},
     {"recompute-block-needs-streams", {"plan.recompute_block", "2"}},
     {"recompute-mhc-needs-streams", {"plan.recompute", "norm,mhc"}},
-    {"recompute-mhc-needs-streams", {"plan.mhc_fused", "on"}},
+    {"recompute-mhc-needs-streams", {"mhc.kernels", "primitive"}},
     {"ratios-within-one",
      {"model.attn_ratio", "0.6", "model.mlp_ratio", "0.5", "model.layers", "8"}},
     {"pattern-or-ratios",

@@ -1,7 +1,10 @@
 /* Ranks on one GPU: NCCL with one rank, thread ranks that share the device, and the loop that plays a link. Needs a GPU; "N passed, N
  * failed" comes last.
  *
- *   check_comm */
+ *   check_comm
+ *
+ * Started by a launcher (mpirun, or RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) with a GPU for each rank, it checks every
+ * call over NCCL and measures what the links carry; `check_comm cpu` does the same without GPUs, over the launcher's own messages. */
 #include "comm/comm.h"
 
 #include <stdlib.h>
@@ -260,10 +263,82 @@ static int loop_time(struct world *w, struct dev *d, struct err *e)
     return ST_OK;
 }
 
-int main(void)
+/* ---- several processes ----------------------------------------------------------------------------------------------------------------- */
+
+enum measured { ALL_TO_ALL, REDUCE_SCATTER, ALL_GATHER, MEASURED };
+
+static int call_once(enum measured what, struct comm *c, struct lane *l, struct tensor *a, struct tensor *b)
+{
+    struct tensor none = {0}, flat = tensor_1d(a->data, DT_F32, tensor_elems(a)), work = tensor_1d(b->data, DT_F32, tensor_elems(b));
+    if (what == ALL_TO_ALL)
+        return comm_all_to_all(c, l, "rows", a, b, &none, &none);
+    if (what == REDUCE_SCATTER)
+        return comm_reduce_scatter(c, l, "sums", &flat, tensor_elems(&flat) / c->size, &work);
+    return comm_all_gather(c, l, "pieces", &flat, tensor_elems(&flat) / c->size);
+}
+
+/* Bytes that leave each rank in a second: (R - 1) / R of the tensor in each call. */
+static int measure_links(struct world *w, struct dev *d, struct err *e)
+{
+    static const char *const names[] = {"all-to-all", "reduce-scatter", "all-gather"};
+    static const int64_t kib[] = {64, 1024, 16384, 262144};
+    struct comm *c = world_comm(w);
+    struct lane l = {.dev = d, .index = d->kind == DEV_CUDA ? LANE : 0, .err = e};
+    int sizes = d->kind == DEV_CUDA ? countof(kib) : countof(kib) - 1, repeats = d->kind == DEV_CUDA ? 20 : 3;
+    for (int s = 0; s < sizes; s++) {
+        int64_t rows = round_up(kib[s], c->size) / c->size;
+        struct tensor a = tensor_3d(NULL, DT_F32, c->size, rows, 256), b = a;
+        TRY(d->vt->alloc(d, tensor_bytes(&a), &a.data, e));
+        TRY(d->vt->alloc(d, tensor_bytes(&b), &b.data, e));
+        TRY(d->vt->fill(d, a.data, 0, tensor_bytes(&a), e));
+        for (int what = 0; what < MEASURED; what++) {
+            TRY(call_once((enum measured)what, c, &l, &a, &b));
+            TRY(world_sync(w, "warm", e));
+            TRY(comm_barrier(c, "start", e));
+            double start = time_now();
+            for (int i = 0; i < repeats; i++)
+                TRY(call_once((enum measured)what, c, &l, &a, &b));
+            TRY(world_sync(w, names[what], e));
+            double took = (time_now() - start) / repeats;
+            if (world_rank(w) == 0)
+                printf("link %-14s %2d ranks %7lld KiB %10.1f us %8.2f GB/s out of each\n", names[what], c->size, (long long)(tensor_bytes(&a) >> 10),
+                       took * 1e6, (double)tensor_bytes(&a) * (c->size - 1) / c->size / took * 1e-9);
+        }
+        d->vt->free(d, a.data);
+        d->vt->free(d, b.data);
+    }
+    return ST_OK;
+}
+
+static int many(const struct launch *launch, bool gpus, struct err *e)
+{
+    struct dev d;
+    struct world *w = NULL;
+    const struct world_opts o = {.kind = gpus ? COMM_NCCL : launch->kind, .timeout = 60};
+    TRY(gpus ? dev_open_gpu(&d, &(struct dev_gpu){.index = launch->local_rank}, 1, e) : dev_open(&d, DEV_CPU, 1, e));
+    int st = world_open(&w, &o, e);
+    if (st == ST_OK)
+        st = world_device(w, &d, e);
+    if (st == ST_OK && gpus)
+        st = all_calls(w, &d, e);
+    if (st == ST_OK)
+        st = measure_links(w, &d, e);
+    if (w != NULL)
+        st = comm_agree(world_comm(w), "every call", st, e);
+    if (launch->rank == 0)
+        result("every call on all ranks", st, e);
+    world_close(w);
+    dev_close(&d);
+    return st;
+}
+
+int main(int argc, char **argv)
 {
     struct err e = {0};
     struct dev d;
+    struct launch launch;
+    if (launch_detect(&launch, &e) == ST_OK && launch.size > 1)
+        return many(&launch, argc < 2 || strcmp(argv[1], "cpu") != 0, &e) != ST_OK;
     if (dev_open(&d, DEV_CUDA, 1, &e) != ST_OK) {
         err_print(&e, stderr);
         printf("0 passed, 1 failed\n");

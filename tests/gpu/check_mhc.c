@@ -101,7 +101,7 @@ static int check(struct dev *dev, const char *text)
 int main(void)
 {
     static const char *const samples[] = {"rows=130 d=128 p=0.1 seq=7", "rows=130 d=128 profile=1 no_bias=1", "rows=77 d=64", "rows=9 d=2048 no_bias=1",
-                                          "rows=33 d=24",               "rows=17 d=33 streams=3 p=0.5"};
+                                          "rows=33 d=24", "rows=130 d=256 p=0.1 seq=7", "rows=40 d=512 profile=1 no_bias=1",               "rows=17 d=33 streams=3 p=0.5"};
     int passed = 0, failed = 0;
     for (int fp32 = 0; fp32 < 2; fp32++) {
         struct dev dev;

@@ -100,50 +100,6 @@ static void tiles_are_chosen_by_the_whole_shape(void **state)
     assert_true(sgemm_prefers_tiles(&ragged));
 }
 
-/* Rows whole pages apart are packed first, others are not: the sums are the same. */
-static void packing_rows_changes_no_bit_of(bool trans_a, bool trans_b)
-{
-    enum { M = 528, RAGGED_M = 523, N = 544, K = 1024, RAGGED_K = 781, PAGE = 1024, APART = 1040 };
-    int64_t m = trans_a ? M : RAGGED_M, k = trans_a ? RAGGED_K : K, a_rows = trans_a ? k : m, a_cols = trans_a ? m : k;
-    struct bench t;
-    memset(&t, 0, sizeof t);
-    assert_ok(dev_open(&t.dev, DEV_CPU, 1, &t.e), &t.e);
-    t.lane = (struct lane){.dev = &t.dev, .err = &t.e};
-    t.ops = ops_for(&t.dev);
-    float *a[2] = {calloc((size_t)K * PAGE, sizeof(float)), calloc((size_t)K * APART, sizeof(float))};
-    float *b = calloc((size_t)N * K, sizeof *b), *c[2] = {calloc((size_t)M * N, sizeof(float)), calloc((size_t)M * N, sizeof(float))};
-    assert_true(a[0] != NULL && a[1] != NULL && b != NULL && c[0] != NULL && c[1] != NULL);
-    for (int64_t i = 0; i < N * K; i++)
-        b[i] = sinf((float)i);
-    const int64_t stride[] = {PAGE, APART};
-    for (int v = 0; v < 2; v++) {
-        struct tensor at = tensor_2d(a[v], DT_F32, a_rows, a_cols);
-        at.stride[0] = stride[v];
-        for (int64_t i = 0; i < a_rows * a_cols; i++)
-            a[v][i / a_cols * stride[v] + i % a_cols] = cosf((float)i);
-        for (int64_t i = 0; i < m * N; i++)
-            c[v][i] = (float)(i % 7);
-        struct gemm_args g = {.a = at, .b = trans_b ? tensor_2d(b, DT_F32, N, k) : tensor_2d(b, DT_F32, k, N),
-                              .c = tensor_2d(c[v], DT_F32, m, N), .trans_a = trans_a, .trans_b = trans_b, .alpha = 0.5, .beta = 2};
-        assert_ok(t.ops->gemm(&t.lane, &g), &t.e);
-    }
-    assert_memory_equal(c[0], c[1], (size_t)(m * N) * sizeof(float));
-    for (int v = 0; v < 2; v++) {
-        free(a[v]);
-        free(c[v]);
-    }
-    free(b);
-    dev_close(&t.dev);
-}
-
-static void packing_rows_changes_no_bit(void **state)
-{
-    (void)state;
-    packing_rows_changes_no_bit_of(false, true);
-    packing_rows_changes_no_bit_of(false, false);
-    packing_rows_changes_no_bit_of(true, false);
-}
-
 /* The peak that percentages refer to is one that no product passes. */
 static void no_product_is_faster_than_the_peak(void **state)
 {
@@ -246,7 +202,6 @@ int main(void)
         cmocka_unit_test(the_product_of_two_known_matrices_is_right),
         cmocka_unit_test(beta_zero_never_reads_c),
         cmocka_unit_test(tiles_are_chosen_by_the_whole_shape),
-        cmocka_unit_test(packing_rows_changes_no_bit),
         cmocka_unit_test(no_product_is_faster_than_the_peak),
         cmocka_unit_test(one_row_may_have_any_stride),
         cmocka_unit_test(wrong_shapes_and_strides_are_refused),

@@ -1,5 +1,6 @@
 /* mhc beyond the descriptors' samples: values from the specification, extreme inputs, the boundary against its
  * primitives, masks, aliasing, rejected arguments. */
+#include "ops/mhc/mhc_choose.h"
 #include "support.h"
 
 #include "ops/opcheck.h"
@@ -534,6 +535,34 @@ static void bad_arguments_are_refused_with_the_reason(void **state)
     close_boundary(&b);
 }
 
+/* Which kernels a GPU would run, for every shape that matters: no GPU is needed to know. */
+static void kernels_are_chosen_by_shape(void **state)
+{
+    (void)state;
+    static const struct {
+        enum mhc_kernels want;
+        struct mhc_shape shape;
+        enum mhc_way way;
+    } cases[] = {
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, true, true}, MHC_WAY_PASS},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 7168, true, true}, MHC_WAY_PASS},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, false, true}, MHC_WAY_SLICED},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 320, true, true}, MHC_WAY_SLICED},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, true, false}, MHC_WAY_ROWS},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 72, true, true}, MHC_WAY_ROWS},
+        {MHC_KERNELS_AUTO, {DT_BF16, 2, 2048, true, true}, MHC_WAY_ROWS},
+        {MHC_KERNELS_AUTO, {DT_F32, 4, 2048, true, true}, MHC_WAY_ROWS},
+        {MHC_KERNELS_BOUNDARY, {DT_BF16, 4, 2048, true, true}, MHC_WAY_PASS},
+        {MHC_KERNELS_BOUNDARY, {DT_F32, 4, 2048, true, true}, MHC_WAY_NONE},
+        {MHC_KERNELS_BOUNDARY, {DT_BF16, 3, 2048, true, true}, MHC_WAY_NONE},
+        {MHC_KERNELS_BOUNDARY, {DT_BF16, 4, 72, true, true}, MHC_WAY_NONE},
+        {MHC_KERNELS_PRIMITIVE, {DT_BF16, 4, 2048, true, true}, MHC_WAY_ROWS},
+        {MHC_KERNELS_REF, {DT_BF16, 4, 2048, true, true}, MHC_WAY_PLAIN},
+    };
+    for (int i = 0; i < countof(cases); i++)
+        assert_int_equal(mhc_choose(cases[i].want, &cases[i].shape), cases[i].way);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -545,6 +574,7 @@ int main(void)
         cmocka_unit_test(a_stream_of_zeros_has_no_gradient_through_the_norm),
         cmocka_unit_test(the_boundary_is_the_chain_of_its_primitives),
         cmocka_unit_test(replays_have_the_same_bits),
+        cmocka_unit_test(kernels_are_chosen_by_shape),
         cmocka_unit_test(the_gradient_may_replace_the_incoming_one),
         cmocka_unit_test(the_mask_is_that_of_the_dropout_op_over_all_streams),
         cmocka_unit_test(coefficients_are_rounded_to_bf16_on_request),

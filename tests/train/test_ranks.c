@@ -471,7 +471,7 @@ static void the_log_of_several_ranks_is_that_of_one(void **state)
     playground_close(&pg);
 }
 
-static void what_does_not_divide_is_refused(void **state)
+static void what_cannot_be_is_refused(void **state)
 {
     (void)state;
     struct playground pg;
@@ -482,6 +482,11 @@ static void what_does_not_divide_is_refused(void **state)
     mesh_config(&c, &pg, "five", models[0].options, &five, "");
     struct job j = {.cfg = &c, .steps = 1, .poison_rank = -1};
     assert_fails(run_job(&j, five.ranks, &e), ST_USAGE, &e, "train.global_batch = 12 does not divide");
+    config_release(&c);
+    char more[200];
+    snprintf(more, sizeof more, "train.record_routes=%s/routes", pg.dir);
+    mesh_config(&c, &pg, "routes", models[1].options, &expert_meshes[1], more);
+    assert_fails(run_job(&j, expert_meshes[1].ranks, &e), ST_USAGE, &e, "there are 2 ranks");
     config_release(&c);
     playground_close(&pg);
 }
@@ -497,7 +502,7 @@ int main(void)
         cmocka_unit_test(a_bad_value_on_one_rank_concerns_all),
         cmocka_unit_test(a_signal_stops_all_ranks_after_one_step),
         cmocka_unit_test(the_log_of_several_ranks_is_that_of_one),
-        cmocka_unit_test(what_does_not_divide_is_refused),
+        cmocka_unit_test(what_cannot_be_is_refused),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
 }

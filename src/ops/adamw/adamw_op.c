@@ -168,7 +168,7 @@ static const struct op_sample samples[] = {
     {"n=4096 no_copy=1"}, {"n=8200 parts=3"},
     {"n=100001 parts=100"},
 };
-static const struct op_sample bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}};
+static const struct op_sample bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=33554432 parts=16 gpu=1"}};
 
 const struct op_desc adamw_desc = {
     .name = "adamw",

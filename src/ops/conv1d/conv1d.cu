@@ -1,14 +1,15 @@
 /* conv1d, CUDA version; see conv1d.h.
  *
  * Fast path, 2 to 4 taps: a lane takes four channels, a warp a few rows of them, whose loads are all under way before the
- * first is used; rows a neighbour needs too come from the caches. Backward, in tiles of eight warps: every warp makes dpre of
- * its rows (pre again from x), adds to dw and dbias in registers and puts dpre into shared memory, from where all dx of
- * the tile are made; the few rows after the tile that see its last ones are made once more. A block's sums meet in
- * shared memory at the end, those of the blocks in ops/cuda/sums.cuh. Other shapes take the plain kernels. */
+ * first is used; rows a neighbour needs too come from the caches. Backward: a thread walks down a run of rows of its four
+ * channels and loads a few rows ahead. Row t gives dpre (pre again from x), which adds to dw and dbias and to dx of the rows
+ * it sees, all in registers; the few rows after the run that see its last ones are made once more. Sums of runs meet in
+ * ops/cuda/sums.cuh. Other shapes take the plain kernels. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
 
-enum { V = 4, WARPS = 8, BLOCK_ROWS = 256 }; /* channels of a lane; rows of a backward block */
+enum { V = 4, WARPS = 8, LONG_RUN = 256, SHORT_RUN = 64 }; /* channels of a lane; rows of a backward run */
+enum { BWD_THREADS = 128, AHEAD = 4 };                        /* rows loaded at once */
 
 struct conv {
     struct tensor x, y, init, dy, dx;
@@ -16,7 +17,7 @@ struct conv {
     const int32_t *doc;
     const int64_t *start; /* NULL, or 0 in it: init counts as zeros */
     float *dw, *dbias;    /* partial sums [batch * blocks, C * taps] and [batch * blocks, C] */
-    int64_t batch, rows, channels, taps, w_stride, doc_stride;
+    int64_t batch, rows, channels, taps, w_stride, doc_stride, run; /* run: rows of a backward run */
     bool silu, w_quads; /* w_quads: taps of a channel can be loaded in 16 bytes */
 };
 
@@ -195,7 +196,7 @@ template <typename T> static __global__ void __launch_bounds__(256) conv_final(c
 static bool quads_fit(const struct conv *a, int64_t bytes)
 {
     const struct tensor *all[] = {&a->x, &a->y, &a->init, &a->dy, &a->dx};
-    bool fit = a->taps >= 2 && a->taps <= 4 && a->channels > 0 && a->rows < INT32_MAX / 2 && a->batch * (a->rows + BLOCK_ROWS) * ceil_div(a->channels, 32 * V) < (1ll << 31);
+    bool fit = a->taps >= 2 && a->taps <= 4 && a->channels > 0 && a->rows < INT32_MAX / 2 && a->batch * (a->rows + LONG_RUN) * ceil_div(a->channels, V) < (1ll << 31);
     for (int k = 0; k < countof(all); k++)
         fit = fit && (all[k]->data == NULL || aligned_to(all[k], bytes));
     return fit;
@@ -279,115 +280,101 @@ static __device__ __forceinline__ float through_curve(const struct conv &a, floa
     return dy * s * (1 + pre * (1 - s));
 }
 
-template <typename T, int W, int ROWS, bool DOC>
-static __global__ void __launch_bounds__(32 * WARPS, 2) conv_bwd_tiles(const __grid_constant__ struct conv a)
+/* Of one thread: four channels on their way down a run. */
+template <typename T, int W> struct bwd_walk {
+    float w[W][V], bias[V], dw[W][V], dbias[V];
+    quad<T> x[AHEAD + W - 1];  /* the W - 1 rows before, then those being worked on */
+    float dx[AHEAD + W - 1][V]; /* of the same rows */
+};
+
+/* Row t is number k of the group. own: its sums belong to this run. */
+template <typename T, int W, bool DOC>
+static __device__ __forceinline__ void bwd_row(const struct conv &a, bwd_walk<T, W> &s, const quad<T> &dy, int k, int t, int sees, bool own)
 {
-    constexpr int TILE = ROWS * WARPS, SUMS = (W + 1) * V; /* rows of a tile; sums of a lane */
-    constexpr int SHARED = (TILE + W - 1) * 32 * V > WARPS * SUMS * 32 ? (TILE + W - 1) * 32 * V : WARPS * SUMS * 32;
-    __shared__ __align__(16) float shared[SHARED]; /* dpre [TILE + W - 1, 128]; at the end the sums of the warps */
-    __shared__ int seen[TILE + W - 1];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rows = (int)a.rows;
-    unsigned tiles = (unsigned)((a.channels + 32 * V - 1) / (32 * V)), groups = (unsigned)((rows + BLOCK_ROWS - 1) / BLOCK_ROWS);
-    unsigned block = blockIdx.x / tiles;
-    int64_t b = block / groups, c = ((int64_t)(blockIdx.x % tiles) * 32 + lane) * V;
-    int begin = (int)(block % groups) * BLOCK_ROWS, end = min(rows, begin + BLOCK_ROWS);
-    bool mine = c < a.channels, init = has_init(a);
-    float w[W][V] = {}, bias[V] = {}, dw[W][V] = {}, dbias[V] = {};
-    if (mine)
-        load_taps<W>(a, c, w, bias);
-    for (int base = begin; base < end; base += TILE) {
-        int first = base + warp * ROWS;
-        if (mine) {
-            quad<T> x[ROWS + W - 1], dy[ROWS];
-            load_rows<T, ROWS + W - 1>(a, init, b, first - (W - 1), c, x);
+    float pre[V], d[V], counted[V]; /* counted: 0 where another run adds this row up */
+    convolve<T, W, DOC>(s.w, s.bias, s.x + k, t, sees, pre);
+    quad_floats(dy, d);
 #pragma unroll
-            for (int k = 0; k < ROWS; k++)
-                if (first + k < rows)
-                    dy[k] = load_quad(at_row<const T>(a.dy, b, first + k) + c);
+    for (int e = 0; e < V; e++) {
+        d[e] = through_curve(a, d[e], pre[e]);
+        counted[e] = own ? d[e] : 0.0f;
+        s.dbias[e] += counted[e];
+    }
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) {
-                int t = first + k;
-                float pre[V], d[V] = {};
-                if (t < rows) {
-                    int sees = DOC ? first_seen(a, b, t) : 0;
-                    convolve<T, W, DOC>(w, bias, x + k, t, sees, pre);
-                    quad_floats(dy[k], d);
+    for (int j = 0; j < W; j++)
+        if (!DOC || t - (W - 1) + j >= sees) {
+            float v[V];
+            quad_floats(s.x[k + j], v);
 #pragma unroll
-                    for (int e = 0; e < V; e++) {
-                        d[e] = through_curve(a, d[e], pre[e]);
-                        dbias[e] += d[e];
-                    }
-#pragma unroll
-                    for (int j = 0; j < W; j++)
-                        if (!DOC || t - (W - 1) + j >= sees) {
-                            float v[V];
-                            quad_floats(x[k + j], v);
-#pragma unroll
-                            for (int e = 0; e < V; e++)
-                                dw[j][e] += d[e] * v[e];
-                        }
-                }
-                store_floats(shared + (warp * ROWS + k) * 32 * V + lane * V, d);
-            }
-            /* A row after the tile for each of the first warps. */
-            if (warp < W - 1) {
-                int t = base + TILE + warp;
-                float pre[V], d[V] = {};
-                if (t < rows) {
-                    quad<T> after[W], dy_after = load_quad(at_row<const T>(a.dy, b, t) + c);
-                    load_rows<T, W>(a, init, b, t - (W - 1), c, after);
-                    convolve<T, W, DOC>(w, bias, after, t, DOC ? first_seen(a, b, t) : 0, pre);
-                    quad_floats(dy_after, d);
-#pragma unroll
-                    for (int e = 0; e < V; e++)
-                        d[e] = through_curve(a, d[e], pre[e]);
-                }
-                store_floats(shared + (TILE + warp) * 32 * V + lane * V, d);
+            for (int e = 0; e < V; e++) {
+                s.dx[k + j][e] += s.w[j][e] * d[e];
+                s.dw[j][e] += counted[e] * v[e];
             }
         }
-        if (DOC && (int)threadIdx.x < TILE + W - 1)
-            seen[threadIdx.x] = base + (int)threadIdx.x < rows ? first_seen(a, b, base + threadIdx.x) : 0;
-        __syncthreads();
-        if (mine) {
-            float d[ROWS + W - 1][V];
+}
+
+template <typename T, int W, bool DOC> static __global__ void __launch_bounds__(BWD_THREADS, sizeof(T) == 2 ? 4 : 3) conv_bwd_runs(const __grid_constant__ struct conv a)
+{
+    unsigned lanes = (unsigned)((a.channels + V - 1) / V), i = blockIdx.x * BWD_THREADS + threadIdx.x, run = i / lanes;
+    int rows = (int)a.rows, runs = (int)((a.rows + a.run - 1) / a.run);
+    int64_t b = run / (unsigned)runs, c = (int64_t)(i % lanes) * V;
+    if (b >= a.batch)
+        return;
+    int begin = (int)(run % (unsigned)runs) * (int)a.run, end = min(rows, begin + (int)a.run);
+    bool init = has_init(a);
+    bwd_walk<T, W> s = {};
+    quad<T> dy[AHEAD], next_dy[AHEAD] = {}, next_x[AHEAD] = {};
+    quad<T> before[W - 1];
+    load_taps<W>(a, c, s.w, s.bias);
+    load_rows<T, W - 1>(a, init, b, begin - (W - 1), c, before);
+    const T *x = at_row<const T>(a.x, b, 0) + c, *d_y = at_row<const T>(a.dy, b, 0) + c;
+    T *d_x = at_row<T>(a.dx, b, 0) + c;
+    const int64_t x_row = a.x.stride[1], dy_row = a.dy.stride[1], dx_row = a.dx.stride[1];
 #pragma unroll
-            for (int k = 0; k < ROWS + W - 1; k++)
-                load_floats(shared + (warp * ROWS + k) * 32 * V + lane * V, d[k]);
+    for (int k = 0; k < W - 1; k++)
+        s.x[k] = before[k];
 #pragma unroll
-            for (int k = 0; k < ROWS; k++) {
-                float dx[V] = {};
-                if (first + k >= rows)
-                    break;
-#pragma unroll
-                for (int j = 0; j < W; j++) /* the row j further down sees this one through tap W - 1 - j */
-                    if (!DOC || first + k >= seen[warp * ROWS + k + j])
-#pragma unroll
-                        for (int e = 0; e < V; e++)
-                            dx[e] += w[W - 1 - j][e] * d[k + j][e];
-                store_floats(at_row<T>(a.dx, b, first + k) + c, dx);
-            }
+    for (int k = 0; k < AHEAD; k++)
+        if (begin + k < rows) {
+            next_x[k] = load_quad(x + (begin + k) * x_row);
+            next_dy[k] = load_quad(d_y + (begin + k) * dy_row);
         }
-        __syncthreads();
+    int last = min(rows, end + W - 1); /* rows that see this run end before it */
+    for (int t = begin; t < end + W - 1; t += AHEAD) {
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            s.x[W - 1 + k] = next_x[k];
+            dy[k] = next_dy[k];
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++)
+            if (t + AHEAD + k < last) {
+                next_x[k] = load_quad(x + (t + AHEAD + k) * x_row);
+                next_dy[k] = load_quad(d_y + (t + AHEAD + k) * dy_row);
+            }
+#pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            if (t + k < last)
+                bwd_row<T, W, DOC>(a, s, dy[k], k, t + k, DOC ? first_seen(a, b, t + k) : 0, t + k < end);
+            int done = t + k - (W - 1); /* no later row sees it */
+            if (done >= begin && done < end)
+                store_floats(d_x + done * dx_row, s.dx[k]);
+        }
+#pragma unroll
+        for (int k = 0; k < AHEAD + W - 1; k++)
+#pragma unroll
+            for (int e = 0; e < V; e++)
+                s.dx[k][e] = k < W - 1 ? s.dx[k + AHEAD < AHEAD + W - 1 ? k + AHEAD : 0][e] : 0.0f;
+#pragma unroll
+        for (int k = 0; k < W - 1; k++)
+            s.x[k] = s.x[k + AHEAD];
     }
 #pragma unroll
     for (int e = 0; e < V; e++) {
 #pragma unroll
         for (int k = 0; k < W; k++)
-            shared[(warp * SUMS + k * V + e) * 32 + lane] = dw[k][e];
-        shared[(warp * SUMS + W * V + e) * 32 + lane] = dbias[e];
-    }
-    __syncthreads();
-    for (int k = warp; k < SUMS; k += WARPS) {
-        float sum = 0;
-#pragma unroll
-        for (int from = 0; from < WARPS; from++)
-            sum += shared[(from * SUMS + k) * 32 + lane];
-        if (!mine)
-            continue;
-        if (k < W * V)
-            a.dw[(int64_t)block * a.channels * W + (c + k % V) * W + k / V] = sum;
-        else
-            a.dbias[(int64_t)block * a.channels + c + k - W * V] = sum;
+            a.dw[((int64_t)run * a.channels + c + e) * W + k] = s.dw[k][e];
+        a.dbias[(int64_t)run * a.channels + c + e] = s.dbias[e];
     }
 }
 
@@ -415,11 +402,11 @@ template <typename T> static __global__ void __launch_bounds__(256) conv_dx_plai
 /* A thread a channel of a run of rows. */
 template <typename T> static __global__ void __launch_bounds__(128) conv_dw_plain(const __grid_constant__ struct conv a)
 {
-    int64_t i = (int64_t)blockIdx.x * 128 + threadIdx.x, groups = (a.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    int64_t i = (int64_t)blockIdx.x * 128 + threadIdx.x, groups = (a.rows + a.run - 1) / a.run;
     if (i >= a.batch * groups * a.channels)
         return;
-    int64_t c = i % a.channels, block = i / a.channels, b = block / groups, first = block % groups * BLOCK_ROWS;
-    int64_t end = min(a.rows, first + BLOCK_ROWS);
+    int64_t c = i % a.channels, block = i / a.channels, b = block / groups, first = block % groups * a.run;
+    int64_t end = min(a.rows, first + a.run);
     bool init = has_init(a);
     float dw[CONV1D_MAX_WIDTH] = {}, dbias = 0;
     for (int64_t t = first; t < end; t++) {
@@ -442,20 +429,24 @@ template <typename T> static __global__ void __launch_bounds__(128) conv_dw_plai
     a.dbias[block * a.channels + c] = dbias;
 }
 
-static int64_t row_blocks(const struct tensor *x) { return x->dim[0] * ceil_div(x->dim[1], BLOCK_ROWS); }
+/* Long runs read fewer rows twice, but a GPU wants many threads. */
+static int64_t run_rows(const struct tensor *x)
+{
+    return x->dim[0] * ceil_div(x->dim[1], LONG_RUN) * ceil_div(x->dim[2], V) >= 1 << 16 ? LONG_RUN : SHORT_RUN;
+}
+static int64_t row_blocks(const struct tensor *x) { return x->dim[0] * ceil_div(x->dim[1], run_rows(x)); }
 
 extern "C" int64_t conv1d_bwd_work_cuda(const struct conv1d_bwd_args *a)
 {
     return row_blocks(&a->x) * a->x.dim[2] * (a->w.dim[1] + 1) * (int64_t)sizeof(float);
 }
 
-template <typename T, int W> static int bwd_tiles(struct lane *l, const struct conv *a, unsigned grid)
+template <typename T, int W> static int bwd_runs(struct lane *l, const struct conv *a, unsigned grid)
 {
-    constexpr int ROWS = 16 / (int)sizeof(T);
     if (a->doc != NULL)
-        LAUNCH(l, (conv_bwd_tiles<T, W, ROWS, true>), grid, 32 * WARPS, 0, *a);
+        LAUNCH(l, (conv_bwd_runs<T, W, true>), grid, BWD_THREADS, 0, *a);
     else
-        LAUNCH(l, (conv_bwd_tiles<T, W, ROWS, false>), grid, 32 * WARPS, 0, *a);
+        LAUNCH(l, (conv_bwd_runs<T, W, false>), grid, BWD_THREADS, 0, *a);
     return ST_OK;
 }
 
@@ -463,8 +454,8 @@ template <typename T> static int bwd_run(struct lane *l, const struct conv *a, c
 {
     int64_t blocks = row_blocks(&a->x);
     if (quads_fit(a, V * (int64_t)sizeof(T))) {
-        unsigned grid = (unsigned)(blocks * ceil_div(a->channels, 32 * V));
-        int st = a->taps == 4 ? bwd_tiles<T, 4>(l, a, grid) : a->taps == 3 ? bwd_tiles<T, 3>(l, a, grid) : bwd_tiles<T, 2>(l, a, grid);
+        unsigned grid = (unsigned)ceil_div(blocks * ceil_div(a->channels, V), BWD_THREADS);
+        int st = a->taps == 4 ? bwd_runs<T, 4>(l, a, grid) : a->taps == 3 ? bwd_runs<T, 3>(l, a, grid) : bwd_runs<T, 2>(l, a, grid);
         TRY(st);
     } else {
         LAUNCH(l, conv_dw_plain<T>, (unsigned)ceil_div(blocks * a->channels, 128), 128, 0, *a);
@@ -486,6 +477,7 @@ extern "C" int conv1d_bwd_cuda(struct lane *l, const struct conv1d_bwd_args *a)
     struct conv c = conv_of(&a->x, &a->w, &a->bias, &a->init, &a->doc_start, a->silu);
     c.dy = a->dy;
     c.dx = a->dx;
+    c.run = run_rows(&a->x);
     c.dw = (float *)a->work.data;
     c.dbias = c.dw + blocks * channels * taps;
     if (a->x.dtype == DT_BF16)

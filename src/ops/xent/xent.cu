@@ -3,7 +3,16 @@
  * fixed order. */
 #include "ops/cuda/kernel.cuh"
 
-enum { THREADS = 1024, MAX_CHUNK = 4096 };
+enum {
+    MAX_CHUNK = 4096,
+    LONG = 512,       /* threads for a row of a large vocabulary: two such blocks share an SM */
+    MEDIUM = 128,     /* and for one of up to MEDIUM_VOCAB */
+    MEDIUM_VOCAB = 16384,
+    SHORT_PACKS = 4,  /* a warp takes a row of up to 32 * SHORT_PACKS packs of 16 bytes, in registers */
+    SHORT_ROWS = 8,   /* warps of such a block */
+    SUM_THREADS = 256,
+};
+constexpr float LOG2E = 1.4426950408889634f;
 
 /* Rows of logits held at once: the products of the gradient want many. */
 static int64_t chunk_rows(const struct xent_args *a)
@@ -34,106 +43,226 @@ static struct layout work_layout(const struct xent_args *a)
 
 extern "C" int64_t xent_work_cuda(const struct xent_args *a) { return work_layout(a).total; }
 
-/* Running maximum and sum of exp(x - max). */
-struct online {
-    float max, sum;
-};
-__device__ __forceinline__ struct online join(struct online a, struct online b)
-{
-    float m = fmaxf(a.max, b.max);
-    float sa = a.max == m ? a.sum : a.sum * __expf(a.max - m), sb = b.max == m ? b.sum : b.sum * __expf(b.max - m);
-    struct online r = {m, sa + sb};
-    return r;
-}
-
-__device__ struct online block_join(struct online x, struct online *scratch)
-{
-#pragma unroll
-    for (int d = 16; d > 0; d >>= 1) {
-        struct online other = {__shfl_xor_sync(0xffffffffu, x.max, d), __shfl_xor_sync(0xffffffffu, x.sum, d)};
-        x = join(x, other);
-    }
-    if (threadIdx.x % 32 == 0)
-        scratch[threadIdx.x / 32] = x;
-    __syncthreads();
-    struct online all = scratch[0];
-    for (int w = 1; w < THREADS / 32; w++)
-        all = join(all, scratch[w]);
-    __syncthreads();
-    return all;
-}
+/* ---- softmax of a row and its gradient ------------------------------------------------------------------------------ */
 
 struct row_args {
     void *logits;
-    int64_t stride, vocab, first; /* first: row of the chunk in the table of losses */
+    int64_t stride, rows, first; /* first: row of the chunk in the table of losses */
+    int vocab;
     const int32_t *label;
     const double *scale; /* NULL: no gradient */
     float *nll;
     float z_loss;
 };
 
-/* KEEP: the row stays in shared memory between reading and writing; otherwise it is read twice. */
-template <typename T, bool KEEP> __global__ void __launch_bounds__(THREADS, 2) softmax_rows(struct row_args a)
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* exp(x - at), at2 = -at * log2(e). For bf16 one multiply-add in front of the exponential is exact enough. */
+template <typename T> __device__ __forceinline__ float exp_from(float x, float at, float at2)
+{
+    return exp2_fast(sizeof(T) == 2 ? fmaf(x, LOG2E, at2) : (x - at) * LOG2E);
+}
+
+__device__ __forceinline__ float pack_max(const pack<float> &p) { return fmaxf(fmaxf(p.v[0], p.v[1]), fmaxf(p.v[2], p.v[3])); }
+__device__ __forceinline__ float pack_max(const pack<bf16> &p)
+{
+    const __nv_bfloat162 *two = (const __nv_bfloat162 *)p.v;
+    __nv_bfloat162 m = __hmax2(__hmax2(two[0], two[1]), __hmax2(two[2], two[3]));
+    return fmaxf(__low2float(m), __high2float(m));
+}
+
+/* Maximum so far, and the sum of exp(x - max). The start is finite, so that rows of minus infinity give no NaN on the way. */
+struct online {
+    float max, sum;
+};
+__device__ __forceinline__ struct online no_values() { return {-1e30f, 0.0f}; }
+
+template <typename T> __device__ __forceinline__ void take(struct online &o, const pack<T> &p)
+{
+    float m = pack_max(p);
+    if (m > o.max) {
+        o.sum *= exp2_fast((o.max - m) * LOG2E);
+        o.max = m;
+    }
+    float at2 = -o.max * LOG2E, sum = 0;
+#pragma unroll
+    for (int k = 0; k < pack<T>::N; k++)
+        sum += exp_from<T>(to_float(p.v[k]), o.max, at2);
+    o.sum += sum;
+}
+
+__device__ __forceinline__ struct online warp_join(struct online o)
+{
+    float m = warp_max(o.max);
+    return {m, warp_sum(o.sum * exp2_fast((o.max - m) * LOG2E))};
+}
+
+/* scratch: THREADS / 32 of them. */
+template <int THREADS> __device__ __forceinline__ struct online block_join(struct online o, struct online *scratch)
+{
+    o = warp_join(o);
+    if (threadIdx.x % 32 == 0)
+        scratch[threadIdx.x / 32] = o;
+    __syncthreads();
+    return warp_join(threadIdx.x % 32 < THREADS / 32 ? scratch[threadIdx.x % 32] : no_values());
+}
+
+template <typename T> __device__ __forceinline__ pack<T> without_padding(pack<T> p, int first, int vocab)
+{
+#pragma unroll
+    for (int k = 0; k < pack<T>::N; k++)
+        p.v[k] = first + k < vocab ? p.v[k] : from_float<T>(-INFINITY);
+    return p;
+}
+
+/* What a row's gradient needs. */
+struct row_grad {
+    float lse, lse2, factor, scale;
+};
+__device__ __forceinline__ struct row_grad grad_of(const struct row_args &a, struct online all, bool counts)
+{
+    float lse = all.max + logf(all.sum), scale = counts && a.scale != NULL ? (float)*a.scale : 0.0f;
+    return {lse, -lse * LOG2E, scale * (1.0f + 2.0f * a.z_loss * lse), scale};
+}
+
+template <typename T> __device__ __forceinline__ float softmax_part(const struct row_grad &g, float x)
+{
+    return g.factor * exp_from<T>(x, g.lse, g.lse2);
+}
+
+template <typename T> __device__ __forceinline__ void write_pack(T *to, const struct row_grad &g, const pack<T> &p)
+{
+    pack<T> out;
+#pragma unroll
+    for (int k = 0; k < pack<T>::N; k++)
+        out.v[k] = from_float<T>(softmax_part<T>(g, to_float(p.v[k])));
+    store16(to, out);
+}
+
+/* By the thread that wrote the pack with the label: what the softmax alone does not give. */
+template <typename T> __device__ __forceinline__ void write_label(const struct row_args &a, T *to, const struct row_grad &g, float x, float *nll)
+{
+    *nll = g.lse - x;
+    if (a.scale != NULL)
+        *to = from_float<T>(softmax_part<T>(g, x) - g.scale);
+}
+
+__device__ __forceinline__ float nll_without_label(int label) { return label == -1 ? 0.0f : NAN; }
+
+/* A row for each warp, in registers: small vocabularies. */
+template <typename T> __global__ void __launch_bounds__(SHORT_ROWS * 32) softmax_short(const struct row_args a)
+{
+    constexpr int N = pack<T>::N;
+    int64_t r = (int64_t)blockIdx.x * SHORT_ROWS + threadIdx.x / 32;
+    if (r >= a.rows)
+        return;
+    int lane = threadIdx.x % 32, label = a.label[r];
+    T *row = (T *)a.logits + r * a.stride;
+    pack<T> p[SHORT_PACKS];
+    struct online o = no_values();
+#pragma unroll
+    for (int j = 0; j < SHORT_PACKS; j++)
+        if ((j * 32 + lane) * N < a.vocab)
+            p[j] = load16(row + (j * 32 + lane) * N);
+#pragma unroll
+    for (int j = 0; j < SHORT_PACKS; j++)
+        if ((j * 32 + lane) * N < a.vocab)
+            take(o, without_padding(p[j], (j * 32 + lane) * N, a.vocab));
+    bool counts = label >= 0 && label < a.vocab;
+    struct row_grad g = grad_of(a, warp_join(o), counts);
+    bool mine = counts && label / N % 32 == lane;
+    float x = mine ? to_float(row[label]) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < SHORT_PACKS; j++)
+        if (a.scale != NULL && (j * 32 + lane) * N < a.vocab)
+            write_pack(row + (j * 32 + lane) * N, g, p[j]);
+    if (mine)
+        write_label(a, row + label, g, x, &a.nll[a.first + r]);
+    if (!counts && lane == 0)
+        a.nll[a.first + r] = nll_without_label(label);
+}
+
+__device__ __forceinline__ void copy16_async(void *to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+template <int LEFT> __device__ __forceinline__ void copies_done()
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* Whole packs of one row that are this thread's: every THREADS-th. */
+template <typename T, int THREADS, bool KEEP> struct row_part {
+    T *row, *kept; /* kept: in shared memory; each thread reads back only what it brought there */
+    int packs, vocab;
+    __device__ __forceinline__ pack<T> get(int c) const { return load16((KEEP ? kept : row) + c * pack<T>::N); }
+    /* Beyond the vocabulary the last pack holds padding, which is ours to overwrite. */
+    __device__ __forceinline__ void clear_padding() const
+    {
+        if ((packs - 1) % THREADS == threadIdx.x)
+            for (int i = vocab; i < packs * pack<T>::N; i++)
+                (KEEP ? kept : row)[i] = from_float<T>(-INFINITY);
+    }
+    __device__ __forceinline__ void bring(int from, int to) const
+    {
+        for (int c = from + threadIdx.x; KEEP && c < to; c += THREADS)
+            copy16_async(kept + c * pack<T>::N, row + c * pack<T>::N);
+        if (KEEP)
+            asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    __device__ __forceinline__ void sum(struct online &o, int from, int to) const
+    {
+#pragma unroll 2
+        for (int c = from + threadIdx.x; c < to; c += THREADS)
+            take(o, get(c));
+    }
+};
+
+/* A row for each block. KEEP: it stays in shared memory between reading and writing; otherwise it is read twice. */
+template <typename T, int THREADS, bool KEEP> __global__ void __launch_bounds__(THREADS, 1024 / THREADS) softmax_rows(const struct row_args a)
 {
     constexpr int N = pack<T>::N;
     extern __shared__ __align__(16) unsigned char kept_bytes[];
-    T *kept = (T *)kept_bytes;
     __shared__ struct online scratch[THREADS / 32];
-    T *row = (T *)a.logits + (int64_t)blockIdx.x * a.stride;
-    int label = a.label[blockIdx.x];
-    int64_t whole = a.vocab / N * N;
-    struct online mine = {-INFINITY, 0};
+    row_part<T, THREADS, KEEP> part = {(T *)a.logits + (int64_t)blockIdx.x * a.stride, (T *)kept_bytes, (a.vocab + N - 1) / N, a.vocab};
+    int label = a.label[blockIdx.x], half = part.packs / 2 / THREADS * THREADS; /* less than all */
+    part.bring(0, half);
+    part.bring(half, part.packs);
+    struct online o = no_values();
+    if (KEEP)
+        copies_done<1>();
+    part.sum(o, 0, half);
+    if (KEEP)
+        copies_done<0>();
+    part.clear_padding();
+    part.sum(o, half, part.packs);
+    bool counts = label >= 0 && label < a.vocab, mine = counts && label / N % THREADS == threadIdx.x;
+    struct row_grad g = grad_of(a, block_join<THREADS>(o, scratch), counts);
+    float x = mine ? to_float(part.row[label]) : 0.0f;
+    if (a.scale != NULL) {
 #pragma unroll 2
-    for (int64_t i = (int64_t)threadIdx.x * N; i < whole; i += THREADS * N) {
-        pack<T> v = load16(row + i);
-        if (KEEP)
-            store16(kept + i, v);
-        float m = to_float(v.v[0]);
-#pragma unroll
-        for (int k = 1; k < N; k++)
-            m = fmaxf(m, to_float(v.v[k]));
-        if (m > mine.max) {
-            mine.sum *= __expf(mine.max - m);
-            mine.max = m;
-        }
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            mine.sum += __expf(to_float(v.v[k]) - mine.max);
+        for (int c = threadIdx.x; c < part.packs; c += THREADS)
+            write_pack(part.row + c * N, g, part.get(c));
     }
-    for (int64_t i = whole + threadIdx.x; i < a.vocab; i += THREADS) {
-        if (KEEP)
-            kept[i] = row[i];
-        struct online one = {to_float(row[i]), 1};
-        mine = join(mine, one);
-    }
-    struct online all = block_join(mine, scratch); /* also orders the writes to kept */
-    float lse = all.max + logf(all.sum);
-    bool counts = label >= 0 && label < a.vocab;
-    if (threadIdx.x == 0)
-        a.nll[a.first + blockIdx.x] = counts ? lse - to_float(row[label]) : label == -1 ? 0.0f : NAN;
-    if (a.scale == NULL)
-        return;
-    __syncthreads(); /* row[label] is read before anyone overwrites it */
-    float scale = counts ? (float)*a.scale : 0.0f, factor = scale * (1.0f + 2.0f * a.z_loss * lse);
-    const T *from = KEEP ? kept : row;
-#pragma unroll 1
-    for (int64_t i = (int64_t)threadIdx.x * N; i < whole; i += THREADS * N) {
-        pack<T> v = load16(from + i), out;
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            out.v[k] = from_float<T>(factor * __expf(to_float(v.v[k]) - lse) - (i + k == label ? scale : 0.0f));
-        store16(row + i, out);
-    }
-    for (int64_t i = whole + threadIdx.x; i < a.vocab; i += THREADS)
-        row[i] = from_float<T>(factor * __expf(to_float(from[i]) - lse) - (i == label ? scale : 0.0f));
+    if (mine)
+        write_label(a, part.row + label, g, x, &a.nll[a.first + blockIdx.x]);
+    if (!counts && threadIdx.x == 0)
+        a.nll[a.first + blockIdx.x] = nll_without_label(label);
 }
 
-/* One block: rows by thread, then threads in order, in double. */
-__global__ void sum_loss(const float *nll, const int32_t *label, int64_t rows, double *loss, bool add, float *nll_out)
+/* ---- the loss ------------------------------------------------------------------------------------------------------- */
+
+/* One block, in double: rows by thread, then threads by a tree, always the same. */
+__global__ void __launch_bounds__(SUM_THREADS) sum_loss(const float *nll, const int32_t *label, int64_t rows, double *loss, bool add, float *nll_out)
 {
-    __shared__ double sums[THREADS], counts[THREADS];
+    __shared__ double sums[SUM_THREADS], counts[SUM_THREADS];
     double s = 0, n = 0;
-    for (int64_t r = threadIdx.x; r < rows; r += THREADS) {
+    for (int64_t r = threadIdx.x; r < rows; r += SUM_THREADS) {
         s += (double)nll[r];
         n += label[r] >= 0;
         if (nll_out != NULL)
@@ -141,15 +270,16 @@ __global__ void sum_loss(const float *nll, const int32_t *label, int64_t rows, d
     }
     sums[threadIdx.x] = s;
     counts[threadIdx.x] = n;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        s = n = 0;
-        for (int t = 0; t < THREADS; t++) {
-            s += sums[t];
-            n += counts[t];
+    for (int d = SUM_THREADS / 2; d > 0; d /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < d) {
+            sums[threadIdx.x] += sums[threadIdx.x + d];
+            counts[threadIdx.x] += counts[threadIdx.x + d];
         }
-        loss[0] = (add ? loss[0] : 0) + s;
-        loss[1] = (add ? loss[1] : 0) + n;
+    }
+    if (threadIdx.x == 0) {
+        loss[0] = (add ? loss[0] : 0) + sums[0];
+        loss[1] = (add ? loss[1] : 0) + counts[0];
     }
 }
 
@@ -161,15 +291,25 @@ static struct tensor rows_part(const struct tensor *t, int64_t first, int64_t n)
     return part;
 }
 
-template <typename T> static int softmax_chunk(struct lane *l, const struct row_args *r, int64_t rows)
+template <typename T, int THREADS> static int softmax_blocks(struct lane *l, const struct row_args *r)
 {
     int64_t bytes = round_up(r->vocab * (int64_t)sizeof(T), 16);
-    if (bytes + 4096 > cuda_of(l)->smem_per_block) {
-        LAUNCH(l, (softmax_rows<T, false>), (unsigned)rows, THREADS, 0, *r);
+    if (bytes + 1024 > cuda_of(l)->smem_per_block) {
+        LAUNCH(l, (softmax_rows<T, THREADS, false>), (unsigned)r->rows, THREADS, 0, *r);
         return ST_OK;
     }
-    NEEDS_SMEM(l, (softmax_rows<T, true>), bytes);
-    LAUNCH(l, (softmax_rows<T, true>), (unsigned)rows, THREADS, (size_t)bytes, *r);
+    NEEDS_SMEM(l, (softmax_rows<T, THREADS, true>), bytes);
+    LAUNCH(l, (softmax_rows<T, THREADS, true>), (unsigned)r->rows, THREADS, (size_t)bytes, *r);
+    return ST_OK;
+}
+
+template <typename T> static int softmax_chunk(struct lane *l, const struct row_args *r)
+{
+    if (r->vocab > MEDIUM_VOCAB)
+        return softmax_blocks<T, LONG>(l, r);
+    if (r->vocab > 32 * SHORT_PACKS * pack<T>::N)
+        return softmax_blocks<T, MEDIUM>(l, r);
+    LAUNCH(l, softmax_short<T>, (unsigned)ceil_div(r->rows, SHORT_ROWS), SHORT_ROWS * 32, 0, *r);
     return ST_OK;
 }
 
@@ -222,13 +362,14 @@ static int one_chunk(struct lane *l, const struct xent_args *a, const struct lay
     struct row_args r = {};
     r.logits = z.data;
     r.stride = z.stride[0];
-    r.vocab = a->w.dim[0];
+    r.vocab = (int)a->w.dim[0];
+    r.rows = n;
     r.first = first;
     r.label = (const int32_t *)a->label.data + first;
     r.scale = present(&a->dh) ? (const double *)a->scale.data : NULL;
     r.nll = (float *)(work + w->nll);
     r.z_loss = (float)a->z_loss;
-    BY_REAL(z.dtype, T, TRY(softmax_chunk<T>(l, &r, n)));
+    BY_REAL(z.dtype, T, TRY(softmax_chunk<T>(l, &r)));
     return present(&a->dh) ? gradients(l, a, &z, &h, first, work + w->dbias) : ST_OK;
 }
 
@@ -244,7 +385,7 @@ extern "C" int xent_cuda(struct lane *l, const struct xent_args *a)
         TRY(cuda_status(l->err, (int)cudaMemsetAsync(a->dw.data, 0, (size_t)tensor_bytes(&a->dw), stream_of(l)), "clearing dw"));
     if (rows == 0 && present(&a->dbias) && !a->acc_dbias)
         TRY(cuda_status(l->err, (int)cudaMemsetAsync(a->dbias.data, 0, (size_t)tensor_bytes(&a->dbias), stream_of(l)), "clearing dbias"));
-    LAUNCH(l, sum_loss, 1, THREADS, 0, (const float *)((char *)a->work.data + w.nll), (const int32_t *)a->label.data, rows,
+    LAUNCH(l, sum_loss, 1, SUM_THREADS, 0, (const float *)((char *)a->work.data + w.nll), (const int32_t *)a->label.data, rows,
            (double *)a->loss.data, a->acc_loss, (float *)a->nll.data);
     return ST_OK;
 }

@@ -262,6 +262,8 @@ static const struct op_sample fwd_samples[] = {
     {"rows=40 d=5 vocab=257"},
     {"rows=19 d=16 vocab=33 chunk=4 no_logits=1"},
     {"rows=11 d=12 vocab=18 chunk=5 strided=1"},
+    {"rows=5 d=8 vocab=1025 no_logits=1"},
+    {"rows=3 d=8 vocab=16391 no_bias=1"},
 };
 static const struct op_sample bwd_samples[] = {
     {"rows=7 d=9 vocab=13"},
@@ -274,6 +276,11 @@ static const struct op_sample bwd_samples[] = {
     {"rows=40 d=5 vocab=1030 no_nll=1 z_loss=0.001 acc_dw=1"},
     {"rows=19 d=16 vocab=33 chunk=4 acc_dbias=1"},
     {"rows=11 d=12 vocab=18 chunk=5 strided=1"},
+    {"rows=9 d=16 vocab=512 no_bias=1"}, /* a GPU's last row length for a warp: in fp32, in bf16 */
+    {"rows=9 d=16 vocab=1024 no_bias=1"},
+    {"rows=5 d=8 vocab=1025 z_loss=0.001"},
+    {"rows=6 d=8 vocab=16391 no_bias=1"}, /* more threads a row */
+    {"rows=5 d=8 vocab=120003 no_bias=1 z_loss=0.001 gpu=1"}, /* more than its shared memory holds */
 };
 static const struct op_sample fwd_bench[] = {
     {"rows=4096 d=320 vocab=256 no_bias=1 no_logits=1"},

@@ -1,0 +1,346 @@
+/* braid plan --timeline, --predict: what a step of all ranks takes, as a picture and as tables. */
+#include "cmd/cmd.h"
+#include "train/timeline.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- words ------------------------------------------------------------------------------------------------------------------- */
+
+static int take_number(const char *name, const char *text, double unit, double least, double *out, struct err *e)
+{
+    double v;
+    if (text == NULL)
+        return ST_OK;
+    if (!parse_f64(text, &v) || !(v >= least) || v > 1e9)
+        return err_set(e, ST_USAGE, "--%s=%s is not a number of at least %g", name, text, least);
+    *out = v * unit;
+    return ST_OK;
+}
+
+static int machine_from(struct machine *m, const struct timeline_words *w, struct err *e)
+{
+    double gpus;
+    *m = machine_h200();
+    gpus = m->gpus;
+    TRY(take_number("flops", w->flops, 1e12, 1e-6, &m->flops, e));
+    TRY(take_number("attention", w->attention, 1e12, 1e-6, &m->attention, e));
+    TRY(take_number("bandwidth", w->bandwidth, 1e12, 1e-6, &m->bandwidth, e));
+    TRY(take_number("link_gbps", w->link_gbps, 1e9, 1e-6, &m->link, e));
+    TRY(take_number("link_us", w->link_us, 1e-6, 0, &m->link_delay, e));
+    TRY(take_number("node_gbps", w->node_gbps, 1e9, 1e-6, &m->inner, e));
+    TRY(take_number("node_gpus", w->node_gpus, 1, 1, &gpus, e));
+    TRY(take_number("beside", w->beside, 1, 0, &m->beside, e));
+    TRY(take_number("memory", w->memory, 1e9, 1e-3, &m->memory, e));
+    m->gpus = (int)gpus;
+    return ST_OK;
+}
+
+static int set_number(struct config *c, const char *name, int64_t v, struct err *e)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)v);
+    return config_set(c, name, text, NULL, e);
+}
+
+/* ---- measuring --------------------------------------------------------------------------------------------------------------- */
+
+/* The same model on one rank, one microbatch a step. */
+static int config_alone(struct config *alone, const struct config *c, struct err *e)
+{
+    struct buf text;
+    buf_init(&text, 0);
+    config_write(c, &text, false);
+    int st = buf_check(&text, e);
+    if (st == ST_OK)
+        st = config_init(alone, e);
+    if (st == ST_OK)
+        st = config_read_ini_text(alone, text.text, text.len, "the configuration", e);
+    buf_release(&text);
+    TRY(st);
+    static const char *const ones[] = {"parallel.pp", "parallel.vpp", "parallel.ep"};
+    for (int i = 0; i < countof(ones); i++)
+        TRY(config_set(alone, ones[i], "1", NULL, e));
+    TRY(config_set(alone, "parallel.overlap", "none", NULL, e));
+    TRY(config_set(alone, "parallel.ranks", "1", NULL, e));
+    TRY(set_number(alone, "train.global_batch", c->train.micro_batch, e));
+    TRY(config_set(alone, "run.device", c->run.device == CFG_DEVICE_CUDA ? "cuda" : c->run.device == CFG_DEVICE_REF ? "ref" : "cpu", NULL, e));
+    TRY(set_number(alone, "run.threads", c->run.threads, e));
+    return config_finish(alone, e);
+}
+
+static int measure(struct node_times **out, const struct config *c, struct err *e)
+{
+    struct config alone = {0};
+    char data[64] = "";
+    int st = config_alone(&alone, c, e);
+    if (st == ST_OK && alone.data.train[0] == '\0') {
+        st = cmd_random_data(&alone, data, sizeof data, e);
+        if (st == ST_OK)
+            st = config_set(&alone, "data.train", data, NULL, e);
+    }
+    if (st == ST_OK)
+        st = node_times_measure(out, &alone, e);
+    if (data[0] != '\0')
+        remove(data);
+    config_release(&alone);
+    return st;
+}
+
+/* ---- one mesh ------------------------------------------------------------------------------------------------------------------ */
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), k = strlen(end);
+    return n >= k && strcmp(text + n - k, end) == 0;
+}
+
+static int show(const struct timeline *tl, const char *file, struct err *e)
+{
+    struct buf text, picture;
+    buf_init(&text, 0);
+    buf_init(&picture, 0);
+    timeline_print(tl, &text);
+    (ends_with(file, ".json") ? timeline_trace : timeline_svg)(tl, &picture);
+    int st = buf_check(&text, e);
+    if (st == ST_OK)
+        st = buf_check(&picture, e);
+    if (st == ST_OK)
+        st = file_write_atomic(file, picture.text, picture.len, e);
+    if (st == ST_OK)
+        printf("%s\n%s: %s\n", text.text, file, ends_with(file, ".json") ? "open it in ui.perfetto.dev" : "open it in a browser");
+    buf_release(&text);
+    buf_release(&picture);
+    return st;
+}
+
+static int one_mesh(struct config *c, const struct timeline_words *w, const struct machine *m, struct err *e)
+{
+    struct timeline tl = {0};
+    struct node_times *times = NULL;
+    bool on = false;
+    if (w->measure != NULL && !parse_bool(w->measure, &on))
+        return err_set(e, ST_USAGE, "--measure takes on or off");
+    if (!ends_with(w->file, ".svg") && !ends_with(w->file, ".json"))
+        return err_set(e, ST_USAGE, "--timeline=%s: the name must end in .svg (a picture) or .json (a trace for Perfetto)", w->file);
+    int st = on ? measure(&times, c, e) : ST_OK;
+    if (st == ST_OK)
+        st = timeline_open(&tl, c, m, times, e);
+    if (st == ST_OK)
+        st = show(&tl, w->file, e);
+    timeline_close(&tl);
+    node_times_close(times);
+    return st;
+}
+
+/* ---- a table of meshes ----------------------------------------------------------------------------------------------------------- */
+
+enum { MOST_MESHES = 32, MOST_STAGES = 64, WAYS = 4 };
+struct shape {
+    int gpus, pp, vpp, ep;
+};
+struct way {
+    const char *name, *overlap, *delay;
+};
+static const struct way ways[WAYS] = {{"none", "none", "off"}, {"none, dW delayed", "none", "on"}, {"ep", "ep", "off"}, {"ep, dW delayed", "ep", "on"}};
+
+/* Of the microbatches of a step, which depend on the stage but not on how many others do the same. */
+struct found {
+    double seconds, exposed, bubble;
+    int64_t working[MOST_STAGES];
+};
+struct result {
+    double seconds, exposed, bubble; /* shares of the step */
+    int64_t memory;
+};
+
+static int parse_shapes(const char *text, struct shape *list, int *n, struct err *e)
+{
+    *n = 0;
+    for (const char *p = text; *p != '\0' && *n < MOST_MESHES;) {
+        struct shape s;
+        int used = 0;
+        if (sscanf(p, "%d:%dx%dx%d%n", &s.gpus, &s.pp, &s.vpp, &s.ep, &used) != 4 || s.gpus < 1 || s.pp < 1 || s.vpp < 1 || s.ep < 1 || s.pp > MOST_STAGES) {
+            err_set(e, ST_USAGE, "--predict=%s: '%s' is not GPUS:PPxVPPxEP", text, p);
+            return err_hint(e, "for instance --predict=64:4x2x16,128:4x2x32");
+        }
+        list[(*n)++] = s;
+        p += used;
+        p += *p == ',';
+    }
+    return *n > 0 ? ST_OK : err_set(e, ST_USAGE, "--predict names no mesh");
+}
+
+/* 8 to 4096 GPUs; large models over more stages, experts over up to 64 GPUs. */
+static int default_shapes(const struct config *c, struct shape *list, int *n, struct err *e)
+{
+    struct pattern p;
+    TRY(pattern_parse(&p, c->model.pattern, e));
+    int stages = p.n_items >= 48 ? 16 : p.n_items >= 24 ? 8 : 4;
+    *n = 0;
+    for (int gpus = 8; gpus <= 4096; gpus *= 2) {
+        int pp = gpus < 8 * stages ? 1 : stages;
+        while (pp > 1 && p.n_items < 2 * pp)
+            pp /= 2;
+        int ep = (int)min_i64(min_i64(gpus / pp, 64), max_i64(c->model.experts, 1));
+        if (gpus == 8 || pp > 1)
+            list[(*n)++] = (struct shape){.gpus = gpus, .pp = pp, .vpp = pp > 1 ? 2 : 1, .ep = ep};
+    }
+    return ST_OK;
+}
+
+static int micros_of(const struct shape *s) { return s->pp > 1 ? 4 * s->pp : 8; }
+
+/* What the two all-to-alls of a layer's forward pass take, as FLOPs of a token; half of it, since schedules hide some. */
+static double exchange_work(const struct config *c, const struct machine *m, int ep)
+{
+    double tokens = (double)(c->train.micro_batch * c->train.seq), bytes = tokens * (double)(c->model.topk * c->model.hidden) * 2;
+    return machine_exchange(m, ep, bytes) * m->flops / tokens;
+}
+
+static int set_shape(struct config *c, const char *pattern, const struct machine *m, const struct shape *s, int micros, struct err *e)
+{
+    struct buf cut;
+    buf_init(&cut, 0);
+    int st = config_set(c, "model.pattern", pattern, NULL, e);
+    if (st == ST_OK && s->pp * s->vpp > 1)
+        st = timeline_cut_pattern(c, s->pp, s->vpp, exchange_work(c, m, s->ep), &cut, e);
+    if (st == ST_OK && cut.len > 0)
+        st = config_set(c, "model.pattern", cut.text, NULL, e);
+    buf_release(&cut);
+    TRY(st);
+    TRY(set_number(c, "parallel.ranks", s->gpus, e));
+    TRY(set_number(c, "parallel.pp", s->pp, e));
+    TRY(set_number(c, "parallel.vpp", s->vpp, e));
+    TRY(set_number(c, "parallel.ep", s->ep, e));
+    return set_number(c, "train.global_batch", c->train.micro_batch * micros * (s->gpus / s->pp), e);
+}
+
+/* Means over ranks. */
+static void add_up(const struct timeline *tl, double *exposed, double *bubble)
+{
+    for (int r = 0; r < tl->n; r++) {
+        for (int k = KIND_DISPATCH; k < KIND_COUNT; k++)
+            *exposed += tl->rank[r].exposed[k] / tl->n;
+        *bubble += tl->rank[r].bubble / tl->n;
+    }
+}
+
+static int predict_train(struct config *c, const struct way *way, const struct machine *m, struct found *f, struct err *e)
+{
+    struct timeline tl = {0};
+    *f = (struct found){0};
+    TRY(config_set(c, "parallel.overlap", way->overlap, NULL, e));
+    TRY(config_set(c, "plan.delay_dw", way->delay, NULL, e));
+    int st = timeline_open_train(&tl, c, m, e);
+    for (int r = 0; st == ST_OK && r < tl.n && r < MOST_STAGES; r++)
+        f->working[tl.rank[r].t.model.mesh.pp_rank] = tl.rank[r].working;
+    if (st == ST_OK) {
+        f->seconds = tl.seconds;
+        add_up(&tl, &f->exposed, &f->bubble);
+    }
+    timeline_close(&tl);
+    return st;
+}
+
+/* The update of this mesh after the microbatches of any of its size. */
+static int predict_update(struct config *c, const struct machine *m, const struct found *train, struct result *out, struct err *e)
+{
+    struct timeline tl = {0};
+    TRY(config_set(c, "parallel.overlap", "none", NULL, e));
+    int st = timeline_open_update(&tl, c, m, e);
+    for (int w = 0; st == ST_OK && w < WAYS; w++) {
+        double exposed = train[w].exposed, bubble = train[w].bubble, total = train[w].seconds + tl.seconds;
+        add_up(&tl, &exposed, &bubble);
+        out[w] = (struct result){.seconds = total, .exposed = exposed / total, .bubble = bubble / total};
+        for (int r = 0; r < tl.n; r++)
+            out[w].memory = max_i64(out[w].memory, tl.rank[r].persistent + train[w].working[tl.rank[r].t.model.mesh.pp_rank]);
+    }
+    timeline_close(&tl);
+    return st;
+}
+
+static double model_tflops(const struct config *c, double seconds, int gpus, struct err *e)
+{
+    struct pattern p;
+    if (pattern_parse(&p, c->model.pattern, e) != ST_OK)
+        return 0;
+    return 3 * model_flops_per_token(c, &p, c->train.seq) * (double)(c->train.global_batch * c->train.seq) / seconds / gpus * 1e-12;
+}
+
+static void print_row(const struct config *c, const struct machine *m, const struct shape *s, int micros, const struct result *r, struct err *e)
+{
+    char mesh[48];
+    snprintf(mesh, sizeof mesh, "PP%d VPP%d EP%d DP%d", s->pp, s->vpp, s->ep, s->gpus / s->pp);
+    printf("%5d  %-22s %3d", s->gpus, mesh, micros);
+    for (int w = 0; w < WAYS; w++)
+        printf(" | %8.0f %5.0f %4.0f%% %4.0f%% %4.0f%s", r[w].seconds * 1e3, model_tflops(c, r[w].seconds, s->gpus, e), 100 * r[w].exposed, 100 * r[w].bubble,
+               (double)r[w].memory * 1e-9, (double)r[w].memory > m->memory ? "!" : " ");
+    printf(" | %.2fx\n", r[0].seconds / r[WAYS - 1].seconds);
+    fflush(stdout);
+}
+
+static void print_head(const struct config *c, const struct machine *m)
+{
+    struct buf out;
+    buf_init(&out, 0);
+    buf_addf(&out, "PREDICTION for %s\n", c->model.pattern);
+    machine_print(m, false, &out);
+    buf_addf(&out,
+             "each step: microbatches (mb) of %lld x %lld on every data-parallel rank, then the update; one rank of each stage is planned and simulated node by\n"
+             "node, the others do the same beside it. The program's own schedules and messages: reductions and gathers after the last microbatch.\n"
+             "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the fullest GPU (!: more than %.0f)\n\n%5s  %-22s %3s",
+             (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
+    for (int w = 0; w < WAYS; w++)
+        buf_addf(&out, " | %-31s", ways[w].name);
+    buf_add(&out, " | gain\n");
+    if (out.text != NULL)
+        fputs(out.text, stdout);
+    buf_release(&out);
+}
+
+/* The microbatches are those of the mesh before where only the number of data-parallel ranks differs. */
+static bool same_train(const struct machine *m, const struct shape *a, const struct shape *b)
+{
+    return a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && a->gpus / a->pp >= m->gpus && b->gpus / b->pp >= m->gpus;
+}
+
+static int predict(struct config *c, const char *text, const struct machine *m, struct err *e)
+{
+    struct shape list[MOST_MESHES];
+    struct found train[WAYS];
+    struct result row[WAYS];
+    char *pattern = strdup(c->model.pattern);
+    int n = 0, st;
+    if (pattern == NULL)
+        return err_set(e, ST_NOMEM, "out of memory");
+    st = strcmp(text, "default") == 0 ? default_shapes(c, list, &n, e) : parse_shapes(text, list, &n, e);
+    if (st == ST_OK)
+        print_head(c, m);
+    for (int i = 0; st == ST_OK && i < n; i++) {
+        int micros = micros_of(&list[i]);
+        bool known = i > 0 && same_train(m, &list[i], &list[i - 1]);
+        st = set_shape(c, pattern, m, &list[i], micros, e);
+        for (int w = 0; st == ST_OK && !known && w < WAYS; w++)
+            st = predict_train(c, &ways[w], m, &train[w], e);
+        if (st == ST_OK)
+            st = set_shape(c, pattern, m, &list[i], 1, e); /* the update is the same, and planned quickly */
+        if (st == ST_OK)
+            st = predict_update(c, m, train, row, e);
+        if (st == ST_OK)
+            st = set_shape(c, pattern, m, &list[i], micros, e);
+        if (st == ST_OK)
+            print_row(c, m, &list[i], micros, row, e);
+    }
+    free(pattern);
+    return st;
+}
+
+int plan_timeline(struct config *c, const struct timeline_words *w, struct err *e)
+{
+    struct machine m;
+    TRY(machine_from(&m, w, e));
+    if (w->predict != NULL)
+        TRY(predict(c, w->predict, &m, e));
+    return w->file != NULL ? one_mesh(c, w, &m, e) : ST_OK;
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# braid plan --timeline and --predict, and braid bench train on ranks: tables, files, refusals; schedules over a loop with equal bits.
+. "$(dirname "$0")/lib.sh"
+export OMP_NUM_THREADS=1
+model=(--model.pattern='*E|*E|*-|*E' --model.experts=4 --train.micro_batch=1 --train.global_batch=8 --run.threads=1)
+mesh=(--parallel.ranks=4 --parallel.pp=2 --parallel.ep=2 --parallel.overlap=ep)
+plan() { "$BRAID" plan "$tiny" "${model[@]}" "$@"; }
+
+ok "a picture of four ranks" prints 'PREDICTED' plan "${mesh[@]}" --timeline="$dir/a.svg"
+ok "with a row for each" test "$(grep -c '>rank [0-3]<' "$dir/a.svg")" -eq 4
+ok "a trace" prints 'ui.perfetto.dev' plan "${mesh[@]}" --timeline="$dir/a.json"
+ok "with their tasks" grep -q '"pid":3.*"kind":"dispatch"' "$dir/a.json"
+ok "computing measured here" prints 'measured node by node' plan "${mesh[@]}" --timeline="$dir/b.svg" --measure=on
+seconds() { plan "${mesh[@]}" --timeline="$dir/c.svg" "$@" | awk '$1 == "step:" { print $2 }'; }
+ok "a slower link takes longer" awk "BEGIN { exit !($(seconds --node_gbps=0.001) > 2 * $(seconds --node_gbps=100)) }"
+ok "another ending is refused" fails 2 'must end in .svg' plan "${mesh[@]}" --timeline="$dir/a.png"
+ok "a rate must be one" fails 2 'link_gbps=fast is not a number' plan "${mesh[@]}" --timeline="$dir/a.svg" --link_gbps=fast
+ok "a mesh that does not divide is refused" fails 2 'parallel' plan --parallel.ranks=3 --parallel.pp=2 --timeline="$dir/a.svg"
+
+ok "predictions for two meshes" prints '^   32  PP2 VPP2 EP4 DP16' plan --predict=8:1x1x4,32:2x2x4
+ok "say what they assume" prints '^PREDICTION' plan --predict=8:1x1x4
+ok "a mesh is three numbers" fails 2 "is not GPUS:PPxVPPxEP" plan --predict=8:2x4
+ok "a pattern that is too short" fails 2 "too few for 8 stages" plan --predict=64:8x2x4
+ok "the 14-layer model is planned" prints '^ *64  PP4 VPP2 EP16 DP16' "$BRAID" plan "$(dirname "$tiny")/parallel/dsv3-14.ini" --run.device=cpu --predict=64:4x2x16
+ok "and the 61-layer one" prints '^ *128  PP16 VPP2 EP8 DP8' "$BRAID" plan "$(dirname "$tiny")/parallel/dsv3-61.ini" --run.device=cpu --predict=128:16x2x8
+
+bits() { "$BRAID" bench train "$tiny" "${model[@]}" --train.steps=3 --bits=on "$@" | awk '$1 == "bits:" { print $2 }'; }
+ok "steps on two threads" test -n "$(bits --parallel.ranks=2)"
+shared=$(bits --parallel.ranks=2 --parallel.ep=2)
+ok "experts on two ranks" test -n "$shared"
+ok "overlapped, with the plain bits" test "$(bits --parallel.ranks=2 --parallel.ep=2 --parallel.overlap=ep)" = "$shared"
+overlap() { CONFIG=$tiny GBPS=1 "$(dirname "$0")/../gpu/overlap.sh" "$BRAID" --run.device=cpu "${model[@]:0:2}" --run.threads=1; }
+ok "schedules over a loop give the same bits" prints 'all bits are equal' overlap
+finish
