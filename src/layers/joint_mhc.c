@@ -217,7 +217,7 @@ static struct joint *sizes(struct build *b)
     char site[64];
     snprintf(site, sizeof site, "dropout.joint.%d", b->layer);
     *j = (struct joint){.rule = {.streams = c->mhc_streams, .profile = c->mhc_profile == CFG_MHC_S ? MHC_S : MHC_D,
-                                 .iterations = c->mhc_iterations, .round_bf16 = c->mhc_bf16_coef},
+                                 .iterations = c->mhc_iterations, .round_bf16 = c->mhc_bf16_coef, .kernels = (enum mhc_kernels)b->cfg->mhc.kernels},
                         .eps = c->norm_eps, .zero_centered = c->norm_zero_centered, .seq = b->seq,
                         .dropout = training(b) ? c->dropout : 0, .key = rng_key((uint64_t)b->cfg->run.seed, site)};
     return j;
@@ -512,6 +512,8 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
         return ST_NOMEM;
     if (b->ops->mhc_boundary_fwd == NULL)
         return err_set(b->e, ST_USAGE, "device '%s' has no hyper-connections (model.mhc_streams)", b->ops->name);
+    if (b->dev->kind != DEV_CUDA && (p.j->rule.kernels == MHC_KERNELS_PRIMITIVE || p.j->rule.kernels == MHC_KERNELS_REF))
+        return err_set(b->e, ST_USAGE, "mhc.kernels = primitive or ref needs a GPU: device '%s' has fused hyper-connections only", b->ops->name);
     bool closes = prev->f != NO_SLOT;
     graph_scope(b->g, b->layer, "joint");
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);

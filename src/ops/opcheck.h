@@ -25,7 +25,8 @@ int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *d
 int op_compare_gpu(const struct op_desc *d, const struct op_sample *s, struct dev *dev, uint64_t seed,
                    struct op_check_result *out, struct err *e);
 
-/* The same inputs `times` times while another lane keeps the GPU busy: an error unless every output has the same bits. */
+/* The same inputs `times` times while another lane keeps the GPU busy and kernels that stay on their multiprocessors get fewer
+ * and fewer of them: an error unless every output has the same bits. */
 int op_repeat_gpu(const struct op_desc *d, const struct op_sample *s, struct dev *dev, int times, struct err *e);
 
 /* Memory of one call: every tensor in one block with guards; free with op_call_free. */

@@ -1,6 +1,7 @@
 /* Op calls on a GPU: sending the tensors of a call there and back, and comparing with the reference; see opcheck.h. */
 #include "ops/opcheck.h"
 
+#include "dev/cuda.h"
 #include "ops/check.h"
 
 #include <math.h>
@@ -136,9 +137,10 @@ int op_repeat_gpu(const struct op_desc *d, const struct op_sample *s, struct dev
     struct op_call first, again;
     struct op_block fb = {0}, ab = {0};
     struct load load = {0};
+    struct cuda_dev *gpu = dev->impl;
     const struct ops *ops = ops_for(dev);
     bool strided = op_sample_flag(s, "strided");
-    int st;
+    int st, budget = gpu->sm_budget;
     TRY_OUT(op_call_sample(&first, d, s, ops, e));
     TRY_OUT(op_call_alloc(&first, &fb, 1, strided, e));
     TRY_OUT(run_there(d, &first, &fb, dev, e));
@@ -146,6 +148,7 @@ int op_repeat_gpu(const struct op_desc *d, const struct op_sample *s, struct dev
     for (int k = 0; k < times && st == ST_OK; k++) {
         TRY_OUT(op_call_sample(&again, d, s, ops, e));
         TRY_OUT(op_call_alloc(&again, &ab, 1, strided, e));
+        gpu->sm_budget = budget >> k % 8 > 0 ? budget >> k % 8 : 1;
         TRY_OUT(ops->gemm(&load.lane, &load.g));
         TRY_OUT(run_there(d, &again, &ab, dev, e));
         if (!same_bits(&first, &again))
@@ -153,6 +156,7 @@ int op_repeat_gpu(const struct op_desc *d, const struct op_sample *s, struct dev
         op_call_free(&ab);
     }
 out:
+    gpu->sm_budget = budget;
     if (load.base != NULL) {
         dev->vt->sync(dev, e);
         dev->vt->free(dev, load.base);

@@ -136,7 +136,7 @@ static double tick_of(double seconds)
 static void draw_grid(const struct sheet *s)
 {
     double step = tick_of(s->tl->seconds);
-    for (double t = 0; t <= s->tl->seconds * 1.0001; t += step)
+    for (double t = 0; t <= s->tl->seconds * 0.97; t += step)
         buf_addf(s->out, "<line class=\"grid\" x1=\"%.1f\" y1=\"%d\" x2=\"%.1f\" y2=\"%d\"/><text class=\"small\" x=\"%.1f\" y=\"%d\">%g ms</text>\n", x_of(s, t), TOP - 4,
                  x_of(s, t), s->height - 30, x_of(s, t) + 2, s->height - 16, t * 1e3);
 }

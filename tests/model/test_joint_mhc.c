@@ -480,9 +480,33 @@ static void impossible_options_are_refused(void **state)
     refused("plan.recompute_block", "-1", "off, auto or a number");
     refused("plan.recompute_block", "2.5", "off, auto or a number");
     refused("plan.recompute", "mhc", "need model.mhc_streams");
-    refused("plan.mhc_fused", "on", "need model.mhc_streams");
+    refused("mhc.kernels", "primitive", "need model.mhc_streams");
     refused("plan.recompute_granularity", "some", "selective");
     refused("model.mhc_streams", "17", "mhc_streams");
+}
+
+/* Host devices have one kind of kernels; others are an error and not a silent fallback. */
+static void other_kernels_than_the_devices_are_refused(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"primitive", "ref", "boundary", "auto"};
+    for (int i = 0; i < countof(kinds); i++) {
+        char options[128];
+        struct tiny t = {0};
+        struct model_plan_opts o = {.name = "train", .mode = BUILD_TRAIN, .batch = 2, .seq = 8};
+        snprintf(options, sizeof options, "model.mhc_streams=2 mhc.kernels=%s", kinds[i]);
+        tiny_config(&t.c, options);
+        assert_ok(dev_open(&t.dev, DEV_REF, 1, &t.e), &t.e);
+        assert_ok(model_init(&t.m, &t.c, &t.dev, &t.e), &t.e);
+        if (i < 2)
+            assert_fails(model_plan_build(&t.m, &t.train, &o, &t.e), ST_USAGE, &t.e, "needs a GPU");
+        else
+            assert_ok(model_plan_build(&t.m, &t.train, &o, &t.e), &t.e);
+        model_plan_release(&t.train);
+        model_release(&t.m);
+        dev_close(&t.dev);
+        config_release(&t.c);
+    }
 }
 
 /* Unknown recompute names are answered with those of the model, hyper-connections included. */
@@ -556,7 +580,7 @@ static void both_upstream_spellings_are_understood(void **state)
     assert_ok(config_init(&whole, &e), &e);
     assert_ok(config_parse_args(&whole, countof(words), argv, &args, &e), &e);
     assert_ok(config_finish(&whole, &e), &e);
-    assert_true(whole.model.mhc_streams == 4 && whole.model.mhc_gating == 0.02 && whole.plan.mhc_fused);
+    assert_true(whole.model.mhc_streams == 4 && whole.model.mhc_gating == 0.02 && whole.mhc.kernels == CFG_MHC_KERNELS_BOUNDARY);
     assert_string_equal(whole.plan.recompute, "core_attn mhc");
     assert_string_equal(whole.plan.recompute_block, "2");
     assert_int_equal(whole.plan.recompute_granularity, CFG_GRANULARITY_SELECTIVE);
@@ -590,6 +614,7 @@ int main(void)
         cmocka_unit_test(evaluation_agrees_with_training_and_between_devices),
         cmocka_unit_test(health_numbers_are_sane_at_the_start),
         cmocka_unit_test(impossible_options_are_refused),
+        cmocka_unit_test(other_kernels_than_the_devices_are_refused),
         cmocka_unit_test(unknown_recompute_names_are_answered_with_the_valid_ones),
         cmocka_unit_test(help_says_what_streams_cost),
         cmocka_unit_test(both_upstream_spellings_are_understood),

@@ -22,6 +22,8 @@
 /* A row-major matrix of bf16 [rows, cols] with this stride (elements), read in boxes of box_rows x 64 columns. Elements
  * outside read as 0. Base and stride must be multiples of 16 bytes. */
 int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride, int box_rows);
+/* A row is `parts` pieces of cols; boxes of 64 columns of box_rows rows of all parts, the parts one after the other. */
+int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows);
 
 #if HOPPER_CODE
 

@@ -1,6 +1,6 @@
 /* gmm on the GPU: launchers, the product without tensor cores, gradients of bias and probability. bf16 in whole vectors
- * goes to gmm_mma.cu; fp32, which must be exact, and odd shapes are computed here. */
-#include "ops/gmm/gmm_cuda.cuh"
+ * goes to gmm_tma.cu or gmm_mma.cu; fp32, which must be exact, and odd shapes are computed here. */
+#include "ops/gmm/gmm_tma.cuh"
 
 /* ---- products in fp32 -------------------------------------------------------------------------------------------- */
 
@@ -74,7 +74,7 @@ template <typename T, int PRODUCT> __global__ void __launch_bounds__(THREADS) fm
 template <typename T> static int fma_launch(struct lane *l, const struct gmm_job *p, enum gmm_product product)
 {
     int64_t down = product == GMM_WEIGHT ? ceil_div(p->down, TILE) * p->experts : ceil_div(p->rows, TILE) + p->experts + 1;
-    int64_t blocks = min_i64(down * ceil_div(p->across, TILE), 64 * (int64_t)cuda_of(l)->sm_count);
+    int64_t blocks = min_i64(down * ceil_div(p->across, TILE), 64 * (int64_t)cuda_of(l)->sm_budget);
     size_t shared = gmm_table_bytes(p->experts);
     if (product == GMM_FORWARD)
         LAUNCH(l, (fma_product<T, GMM_FORWARD>), (unsigned)blocks, THREADS, shared, *p);
@@ -94,12 +94,23 @@ static int check_sizes(struct lane *l, const char *op, int64_t experts, int64_t 
                    (long long)experts, (long long)out, (long long)in, (long long)rows, GMM_MAX_EXPERTS);
 }
 
+static int tensor_cores(struct lane *l, const struct gmm_job *p, enum gmm_product product)
+{
+    struct gmm_tma_job j = {};
+    j.g = *p;
+    j.after = product == GMM_WEIGHT ? GMM_SUMS : GMM_STORE;
+    enum gmm_form form = gmm_form_for(j.after, p->rows, p->experts);
+    int64_t down = product == GMM_WEIGHT ? ceil_div(p->down, gmm_form_size(form).m) * p->experts : ceil_div(p->rows, gmm_form_size(form).m);
+    bool fills = gmm_form_fills(form, down, p->across, cuda_of(l)->sm_count);
+    return fills && gmm_tma_fits(l, &j) ? gmm_tma(l, &j, product, form) : gmm_mma(l, p, product);
+}
+
 static int product_launch(struct lane *l, const struct gmm_job *p, enum gmm_product product, enum dtype real, bool vectors)
 {
     if (p->across == 0 || (product == GMM_WEIGHT ? p->down : p->rows) == 0)
         return ST_OK;
     if (real == DT_BF16 && vectors)
-        return gmm_mma(l, p, product);
+        return tensor_cores(l, p, product);
     int st = ST_OK;
     BY_REAL(real, T, st = fma_launch<T>(l, p, product));
     return st;

@@ -22,6 +22,7 @@ struct gmm_job {
     const float *bias, *prob;
     const int32_t *offset;
     int rows, experts, down, across, depth; /* down of WEIGHT, depth of the others */
+    int sweep; /* tiles down before the next column of tiles; 0: GMM_SWEEP */
     bool acc;
 };
 
@@ -75,17 +76,18 @@ __device__ __forceinline__ struct gmm_at gmm_find(const struct gmm_job &p, const
     struct gmm_at at;
     int across = (p.across + BN - 1) / BN;
     if (PRODUCT == GMM_WEIGHT) {
-        int down = (p.down + BM - 1) / BM, inside = tile % (down * across);
+        int down = (p.down + BM - 1) / BM, inside = tile % (down * across), tall = p.sweep > 0 ? p.sweep : down;
+        int above = inside / (tall * across) * tall, height = min(tall, down - above);
         at.expert = tile / (down * across);
-        at.m = inside % down * BM;
-        at.n = inside / down * BN;
+        at.m = (above + inside % (tall * across) % height) * BM;
+        at.n = inside % (tall * across) / height * BN;
         at.m_valid = min(BM, p.down - at.m);
         at.k_first = t.first[at.expert];
         at.depth = max(t.first[at.expert + 1] - at.k_first, 0);
         return at;
     }
-    int down = t.tiles[p.experts + 1], sweep = tile / (GMM_SWEEP * across), inside = tile % (GMM_SWEEP * across);
-    int height = min(GMM_SWEEP, down - sweep * GMM_SWEEP), m = sweep * GMM_SWEEP + inside % height, low = 0, high = p.experts;
+    int tall = p.sweep > 0 ? p.sweep : GMM_SWEEP, down = t.tiles[p.experts + 1], sweep = tile / (tall * across), inside = tile % (tall * across);
+    int height = min(tall, down - sweep * tall), m = sweep * tall + inside % height, low = 0, high = p.experts;
     while (low < high) {
         int middle = (low + high) / 2;
         if (t.tiles[middle + 1] <= m)
@@ -105,7 +107,5 @@ __device__ __forceinline__ struct gmm_at gmm_find(const struct gmm_job &p, const
 
 /* gmm_mma.cu: bf16 by tensor cores; all rows of a, b and c begin at 16 bytes. */
 extern "C" int gmm_mma(struct lane *l, const struct gmm_job *p, enum gmm_product product);
-/* gmm_hopper.cu: the same in large tiles (at most `tiles`), where the GPU has compute capability 9.0. */
-extern "C" int gmm_hopper(struct lane *l, const struct gmm_job *p, enum gmm_product product, int64_t tiles);
 
 #endif

@@ -157,7 +157,7 @@ template <int TILE, int PRODUCT> static int launch(struct lane *l, const struct 
     typedef shape<TILE> S;
     size_t shared = S::BYTES + gmm_table_bytes(p->experts);
     NEEDS_SMEM(l, (mma_product<TILE, PRODUCT>), shared);
-    LAUNCH(l, (mma_product<TILE, PRODUCT>), (unsigned)min_i64(tiles, (int64_t)S::BLOCKS * cuda_of(l)->sm_count), S::THREADS, shared, *p);
+    LAUNCH(l, (mma_product<TILE, PRODUCT>), (unsigned)min_i64(tiles, (int64_t)S::BLOCKS * cuda_of(l)->sm_budget), S::THREADS, shared, *p);
     return ST_OK;
 }
 
@@ -174,8 +174,6 @@ extern "C" int gmm_mma(struct lane *l, const struct gmm_job *p, enum gmm_product
     struct gmm_shape s = {ragged ? p->rows : p->down, p->across, p->experts, ragged};
     enum gmm_tile tile = gmm_tile_for(&s, cuda_of(l)->sm_count);
     int64_t room = cuda_of(l)->smem_per_block - (int64_t)gmm_table_bytes(p->experts);
-    if (tile == GMM_TILE_LARGE && room >= shape<GMM_TILE_LARGE>::BYTES && cuda_of(l)->hopper)
-        return gmm_hopper(l, p, product, gmm_tiles_most(&s, GMM_TILE_LARGE));
     if (tile == GMM_TILE_LARGE && room >= shape<GMM_TILE_LARGE>::BYTES)
         return launch_product<GMM_TILE_LARGE>(l, p, product, gmm_tiles_most(&s, GMM_TILE_LARGE));
     return launch_product<GMM_TILE_SMALL>(l, p, product, gmm_tiles_most(&s, GMM_TILE_SMALL));

@@ -1,5 +1,5 @@
 /* How bf16 operands of gmm reach shared memory, and results leave the tensor cores' accumulators. Operands: a ring of stages of DEPTH = 64 along the depth, filled by cp.async, in a
- * stream that runs on from one tile of the output into the next. Shared by the kernels for compute capability 8.0 and 9.0.
+ * stream that runs on from one tile of the output into the next. Used by gmm_mma.cu.
  *
  * In a stage every row has 128 bytes. An operand whose depth is contiguous in memory has one row for each row (or column)
  * of the tile. One whose rows (or columns) are contiguous lies in panels of 64 of them: 64 rows along the depth, 128 bytes
@@ -157,20 +157,6 @@ __device__ __forceinline__ void store_rows(const struct gmm_job &p, const struct
             *(uint4 *)((bf16 *)p.c + (int64_t)(at.m + r0 + r) * p.ldc + n) = v;
     }
     __syncwarp();
-}
-
-/* Ask for the old values of a gradient tile early, so that adding to them does not wait for memory: all threads of the
- * block, part `step` of DEPTH / 16. */
-template <int BM, int BN, int THREADS> __device__ __forceinline__ void prefetch_gradient(const struct gmm_job &p, const struct gmm_at &at, int step)
-{
-    constexpr int LINES = BN * 4 / 128, ALL = BM * LINES / THREADS; /* lines of 128 bytes in a row; of a thread */
-    static_assert(ALL % STEPS == 0, "lines go evenly with the steps");
-#pragma unroll
-    for (int j = 0; j < ALL / STEPS; j++) {
-        int line = threadIdx.x + (step * (ALL / STEPS) + j) * THREADS, m = line / LINES, n = at.n + line % LINES * 32;
-        if (m < at.m_valid && n < p.across)
-            asm volatile("prefetch.global.L2 [%0];" ::"l"((const float *)p.c + at.expert * p.c_expert + (int64_t)(at.m + m) * p.ldc + n));
-    }
 }
 
 /* fp32 gradients: four lanes fill a sector of 32 bytes. */

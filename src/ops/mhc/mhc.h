@@ -48,11 +48,14 @@ enum {
 };
 
 enum mhc_profile { MHC_D, MHC_S };
+/* What a GPU runs the boundary with: mhc_choose.h. Host devices have one kind only. */
+enum mhc_kernels { MHC_KERNELS_AUTO, MHC_KERNELS_BOUNDARY, MHC_KERNELS_PRIMITIVE, MHC_KERNELS_REF };
 struct mhc_rule {
     int64_t streams; /* 2 to MHC_MAX_STREAMS */
     enum mhc_profile profile;
     int64_t iterations; /* 1 to MHC_MAX_ITERATIONS */
     bool round_bf16;
+    enum mhc_kernels kernels;
 };
 static inline int64_t mhc_logits(int64_t streams) { return streams * streams + 2 * streams; }
 
@@ -135,8 +138,8 @@ struct mhc_contract_bwd_args {
 };
 
 /* f absent (then y, coef_in, bias too): x is the stream itself, nothing is closed. reuse: coef and stat are
- * inputs from an earlier run, and only y and h are made again, the same bits. h absent with reuse: close
- * only. gain [C] and eps as in rmsnorm. coef_in: the coefficients the sublayer was opened with. */
+ * inputs from an earlier run, and only y and h are made again, the same bits; a device may take rstd from
+ * stat instead of summing again. h absent with reuse: close only. gain [C] and eps as in rmsnorm. coef_in: the coefficients the sublayer was opened with. */
 struct mhc_boundary_fwd_args {
     struct tensor x, f, bias, coef_in, w, a_pre, a_post, a_res, beta, gain, y, stat, coef, h, work;
     struct mhc_rule rule;

@@ -2,16 +2,55 @@
  * stores; projection; gates and Sinkhorn; aggregate with norm. Backward: the sums of norm and aggregate; coefficients; then in
  * one pass the whole gradient of the stream and combine's backward.
  *
- * 4 streams of aligned bf16 rows of a multiple of 64 channels have the projection and its backward inside the large passes
- * (mhc_sliced.cu); otherwise both are library products. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and
- * mhc_project.cu. */
+ * 4 streams of aligned bf16 rows have the projection and its backward inside the large passes: on Hopper and with a multiple of 256
+ * channels those of mhc_pass.cu and mhc_pass_bwd.cu, with a multiple of 64 those of mhc_sliced.cu; otherwise both are library
+ * products. mhc_choose.c decides. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
 #include "ops/mhc/mhc_cuda.cuh"
+extern "C" {
+#include "ops/mhc/mhc_choose.h"
+}
 
 static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t cols, int64_t stride)
 {
     struct tensor v = tensor_2d(data, t, rows, cols);
     v.stride[0] = stride;
     return v;
+}
+
+/* ---- which kernels ------------------------------------------------------------------------------------------------ */
+
+static bool no_gaps(const struct tensor *t) { return t->data == NULL || (t->stride[0] == t->dim[1] && pointer16(t->data)); }
+
+/* A boundary that only opens has no fused kernels and needs none: it is the first of a model. */
+static int choose(struct lane *l, const struct mhc_rule *r, const struct tensor *stream, bool closes, bool aligned, enum mhc_way *way)
+{
+    struct mhc_shape s = {};
+    s.real = stream->dtype;
+    s.streams = r->streams;
+    s.channels = stream->dim[1] / r->streams;
+    s.hopper = cuda_of(l)->hopper;
+    s.aligned = aligned;
+    *way = mhc_choose(r->kernels == MHC_KERNELS_BOUNDARY && !closes ? MHC_KERNELS_AUTO : r->kernels, &s);
+    if (*way == MHC_WAY_NONE)
+        return err_set(l->err, ST_UNSUPPORTED, "mhc.kernels = boundary: no fused kernel for %lld streams of %lld channels of %s%s; try mhc.kernels = auto",
+                       (long long)s.streams, (long long)s.channels, dtype_name(s.real), aligned ? "" : ", not aligned");
+    if (!closes && *way < MHC_WAY_ROWS)
+        *way = MHC_WAY_ROWS;
+    return ST_OK;
+}
+static int choose_fwd(struct lane *l, const struct mhc_boundary_fwd_args *a, enum mhc_way *way)
+{
+    bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && absent_or_aligned16(&a->f) && absent_or_aligned16(&a->h) && aligned16(&a->coef) &&
+                   pointer16(a->bias.data) && pointer16(a->gain.data);
+    return choose(l, &a->rule, &a->x, present(&a->f), aligned, way);
+}
+/* A gradient of the bias is summed by the separate kernels only. */
+static int choose_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enum mhc_way *way)
+{
+    bool aligned = no_gaps(&a->coef_in) && absent_or_aligned16(&a->x) && absent_or_aligned16(&a->dy) && absent_or_aligned16(&a->f) && aligned16(&a->dh) &&
+                   aligned16(&a->y) && aligned16(&a->dx) && absent_or_aligned16(&a->df) && aligned16(&a->dz) && absent_or_aligned16(&a->dcoef_in) &&
+                   aligned16(&a->coef) && pointer16(a->bias.data) && pointer16(a->gain.data);
+    return choose(l, &a->rule, &a->dx, present(&a->f) && !present(&a->dbias), aligned, way);
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------ */
@@ -21,6 +60,7 @@ struct fwd_work {
     bf16 *halves;
     float *p;
     void *sliced;
+    void *pass;
 };
 static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work *w)
 {
@@ -34,6 +74,8 @@ static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work
     int64_t d = a->x.dim[1] / a->rule.streams;
     if (mhc_sliced_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
         w->sliced = carve_bytes(&c, mhc_combine_project_bytes(a->x.dim[0], d));
+    if (mhc_pass_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
+        w->pass = carve_bytes(&c, mhc_boundary_pass_bytes(a->x.dim[0], d));
     return c.used;
 }
 
@@ -44,7 +86,7 @@ extern "C" int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args
 }
 
 /* Sets *projected where p went to stat on the way. */
-static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct fwd_work *w, bool *projected)
+static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct fwd_work *w, enum mhc_way way, bool *projected)
 {
     struct combine_args a = {};
     int64_t n = b->rule.streams, logits = mhc_logits(n);
@@ -58,7 +100,7 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b,
         a.rho_stride = b->stat.stride[0];
     }
     if (!present(&b->f))
-        return projects ? mhc_combine_rows(l, &a, b->x.dtype, aligned16(&b->x)) : ST_OK;
+        return projects ? mhc_combine_rows(l, &a, b->x.dtype, way != MHC_WAY_PLAIN && aligned16(&b->x)) : ST_OK;
     a.f = view_of(&b->f);
     a.y = view_of(&b->y);
     a.bias = (const float *)b->bias.data;
@@ -67,8 +109,8 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b,
     a.post_stride = a.res_stride = b->coef_in.stride[0];
     a.profile_d = b->rule.profile == MHC_D;
     a.drop = drop_rule_of(&b->drop);
-    bool aligned = aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
-    *projected = projects && w->sliced != NULL && aligned && aligned16(&b->coef_in);
+    bool aligned = way != MHC_WAY_PLAIN && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
+    *projected = projects && way <= MHC_WAY_SLICED;
     return *projected ? mhc_combine_project(l, &a, &b->w, &b->stat, w->sliced) : mhc_combine_rows(l, &a, b->x.dtype, aligned);
 }
 
@@ -116,7 +158,7 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
     return mhc_coefficients(l, &a);
 }
 
-static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream)
+static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, enum mhc_way way)
 {
     struct aggregate_args a = {};
     int64_t n = b->rule.streams;
@@ -133,7 +175,8 @@ static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, 
     a.eps = (float)b->eps;
     a.n = (int)n;
     a.norm = true;
-    return mhc_aggregate_rows(l, &a, stream->dtype, aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
+    a.given = b->reuse;
+    return mhc_aggregate_rows(l, &a, stream->dtype, way != MHC_WAY_PLAIN && aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
 }
 
 extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_fwd_args *a)
@@ -145,12 +188,18 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
         return ST_OK;
     const struct tensor *stream = present(&a->f) ? &a->y : &a->x;
     bool projected = false;
-    TRY(close_sublayer(l, a, &w, &projected));
+    enum mhc_way way;
+    TRY(choose_fwd(l, a, &way));
+    if (way == MHC_WAY_PASS && present(&a->h) && !a->reuse) {
+        TRY(mhc_boundary_pass(l, a, w.pass));
+        return open_sublayer(l, a, stream, way);
+    }
+    TRY(close_sublayer(l, a, &w, way, &projected));
     if (!present(&a->h))
         return ST_OK;
     if (!a->reuse)
         TRY(make_coefficients(l, a, stream, &w, projected));
-    return open_sublayer(l, a, stream);
+    return open_sublayer(l, a, stream, way);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------------- */
@@ -160,9 +209,15 @@ struct bwd_work {
     float *dp;            /* fp32 streams */
     void *gw;             /* [gw_rows, K] real: dp w */
     int64_t gw_rows;
-    void *sliced;
+    void *sliced, *pass;
     float *m, *row_scale, *dpre, *dgain, *dbias;
 };
+static bool may_fuse(const struct mhc_rule *r) { return r->kernels == MHC_KERNELS_AUTO || r->kernels == MHC_KERNELS_BOUNDARY; }
+static bool bwd_pass_shape(const struct mhc_boundary_bwd_args *a)
+{
+    return may_fuse(&a->rule) && mhc_pass_shape(a->dx.dtype, a->rule.streams, a->dx.dim[1] / a->rule.streams) && a->f.rank > 0 && a->dbias.rank == 0;
+}
+
 static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work *w)
 {
     struct carve c = {(char *)a->work.data, 0};
@@ -176,7 +231,7 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
         w->dp = carve_floats(&c, rows * logits);
     }
     w->gw_rows = rows;
-    if (mhc_sliced_shape(a->dx.dtype, n, d) && a->f.rank > 0 && a->dbias.rank == 0) {
+    if (may_fuse(&a->rule) && mhc_sliced_shape(a->dx.dtype, n, d) && a->f.rank > 0 && a->dbias.rank == 0) {
         w->sliced = carve_bytes(&c, mhc_mix_bwd_sliced_bytes(rows, d));
         w->gw_rows = min_i64(rows, 256); /* only for rows that are not aligned: in pieces */
     }
@@ -188,6 +243,8 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
         w->dgain = carve_floats(&c, blocks * d);
     if (a->dbias.rank > 0)
         w->dbias = carve_floats(&c, blocks * d);
+    if (bwd_pass_shape(a))
+        w->pass = carve_bytes(&c, mhc_boundary_bwd_pass_bytes(a));
     return c.used;
 }
 
@@ -201,7 +258,7 @@ extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args
 }
 
 /* dpre and m of every row, dgain. */
-static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
+static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, enum mhc_way way)
 {
     struct norm_bwd_args a = {};
     int64_t n = b->rule.streams;
@@ -221,7 +278,7 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, c
     a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
     a.one = b->zero_centered ? 1 : 0;
     a.n = (int)n;
-    TRY(mhc_norm_bwd_rows(l, &a, real, aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.gain) && pointer16(a.dgain)));
+    TRY(mhc_norm_bwd_rows(l, &a, real, way != MHC_WAY_PLAIN && aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.gain) && pointer16(a.dgain)));
     return a.dgain == NULL ? ST_OK : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, (float *)b->dgain.data, a.d, 0, b->acc_dgain);
 }
 
@@ -278,7 +335,7 @@ static int make_gw(struct lane *l, const struct mhc_boundary_bwd_args *b, const 
     return gemm_cuda(l, &g);
 }
 
-static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
+static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, enum mhc_way way)
 {
     struct mix_bwd_args a = {};
     int64_t n = b->rule.streams, k = b->dx.dim[1];
@@ -303,7 +360,7 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
     a.n = (int)n;
     a.profile_d = b->rule.profile == MHC_D;
     a.opens = true;
-    bool aligned = absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) && aligned16(&b->y) && pointer16(w->gw) && pointer16(a.gain);
+    bool aligned = way != MHC_WAY_PLAIN && absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) && aligned16(&b->y) && pointer16(w->gw) && pointer16(a.gain);
     if (present(&b->f)) {
         float *dcoef = (float *)b->dcoef_in.data;
         a.closes = true;
@@ -322,7 +379,7 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
         a.drop = drop_rule_of(&b->drop);
         aligned = aligned && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->df) && pointer16(a.bias) && pointer16(a.dbias);
     }
-    if (w->sliced != NULL && aligned && aligned16(&b->coef_in) && aligned16(&b->coef))
+    if (way == MHC_WAY_SLICED)
         return mhc_mix_bwd_sliced(l, &a, &b->w, w->split, w->sliced);
     if (w->halves != NULL)
         TRY(mhc_split_matrix(l, &b->w, w->halves, 3));
@@ -341,9 +398,13 @@ extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_b
     struct bwd_work w;
     TRY(mhc_boundary_bwd_check(a, l->err));
     TRY(check_work("mhc_boundary_bwd", &a->work, divide_bwd(a, &w), l->err));
-    TRY(through_norm(l, a, &w));
+    enum mhc_way way;
+    TRY(choose_bwd(l, a, &way));
+    TRY(through_norm(l, a, &w, way));
+    if (way == MHC_WAY_PASS && a->dx.dim[0] > 0)
+        return mhc_boundary_bwd_pass(l, a, w.dpre, w.m, w.pass);
     TRY(through_coefficients(l, a, &w));
-    return finish(l, a, &w);
+    return finish(l, a, &w, way);
 }
 
 /* ---- gradients of the mapping's parameters -------------------------------------------------------------------------- */

@@ -45,7 +45,8 @@ static void open_row(const struct mhc_boundary_fwd_args *a, const struct tensor 
 #define CALL(n) rstd = aggregate_norm(n, d, x, pre, gain, one, (float)a->eps, h)
     FOR_STREAMS(a->rule.streams, CALL);
 #undef CALL
-    row_of(&a->stat, r)[logits + 1] = rstd;
+    if (!a->reuse)
+        row_of(&a->stat, r)[logits + 1] = rstd;
 }
 
 static void project_rows(const struct mhc_boundary_fwd_args *a, const struct tensor *stream, int64_t first, int64_t count)
@@ -67,9 +68,10 @@ static void forward_lanes(const struct mhc_boundary_fwd_args *a, const struct mh
     const struct tensor *stream = closes ? &a->y : &a->x;
     for (int64_t r = first; r < first + count; r++) {
         const float *in = closes ? row_of(&a->coef_in, r) : NULL;
-        float square = closes ? CPU_NAME(mhc_combine_row)(combine, r, in + n, in + 2 * n) : maps ? sum_squares(row_of(stream, r), k) : 0;
-        if (maps)
-            row_of(&a->stat, r)[logits] = k > 0 ? sqrtf(square / (float)k) : 0;
+        if (closes)
+            CPU_NAME(mhc_combine_row)(combine, r, in + n, in + 2 * n);
+        if (maps) /* the same sum whether the row was just made or given, as after a pipeline cut */
+            row_of(&a->stat, r)[logits] = k > 0 ? sqrtf(sum_squares(row_of(stream, r), k) / (float)k) : 0;
     }
     if (maps) {
         project_rows(a, stream, first, count);

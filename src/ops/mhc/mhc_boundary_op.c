@@ -32,11 +32,11 @@ static int mhc_boundary_fwd_infer(struct op_call *c, const struct ops *ops, stru
 /* ---- backward: both halves, so that gradcheck sees every gradient ---------------------------------------- */
 
 static const struct op_arg mhc_boundary_bwd_arg_list[] = {
-    IN(dh), OPT(dy), WOPT(dcoef), OPT(y), WIN(stat), WIN(coef), WOPT(gain), WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
-    IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, OUT(dx), OOUT(df), WOOUT(dcoef_in), WOOUT(dgain), WOOUT(dbias), WOUT(dz),
+    IN(dh), OPT(dy), WOPT(dcoef), WIN(stat), WIN(coef), WOPT(gain), WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
+    IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, OPT(y) /* made from those */, OUT(dx), OOUT(df), WOOUT(dcoef_in), WOOUT(dgain), WOOUT(dbias), WOUT(dz),
     WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
 static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"zero_centered", 0}, {"acc_dgain", 0}, {"acc_dbias", 0}, {"acc_dw", 0}};
-static const char bwd_letters[] = "CKNKSNvWsssbKCvNiKCNvvNWsssb.";
+static const char bwd_letters[] = "CKNSNvWsssbKCvNiKKCNvvNWsssb.";
 
 /* The stream is x itself where nothing closed. */
 static struct tensor stream_of(const struct op_call *c) { return T(f).rank > 0 ? T(y) : T(x); }
@@ -141,6 +141,14 @@ static const struct op_sample samples[] = {
     {"rows=259 d=64 no_bias=1 no_dbias=1 strided=1"},
     {"rows=5 d=64 streams=16 iterations=2"},
     {"rows=21 d=40 " OPEN_ONLY},
+    /* the single pass: one block a cluster, and more; parts of a tile; several tiles a group of warps */
+    {"rows=37 d=256 gpu=1"},
+    {"rows=16 d=512 profile=1 zero_centered=1 no_bias=1 no_dbias=1 gpu=1"},
+    {"rows=9 d=1024 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 p=0.1 seq=7 gpu=1"},
+    {"rows=4200 d=256 no_bias=1 no_dbias=1 gpu=1"},
+    {"rows=600 d=2048 no_bias=1 no_dbias=1 gpu=1"},
+    {"rows=150 d=4096 no_bias=1 no_dbias=1 gpu=1"},
+    {"rows=20 d=7168 no_bias=1 no_dbias=1 gpu=1"},
     /* backward only */
     {"rows=130 d=20 acc_dgain=1 acc_dbias=1 acc_dw=1"},
     {"rows=35 d=33 no_dcoef=1"},
@@ -156,7 +164,7 @@ static const struct op_sample health_samples[] = {
     {"rows=130 d=264"}};
 static const struct op_sample bench[] = {
     {"rows=1536 d=192 no_bias=1 no_dbias=1"}, {"rows=4096 d=320 no_bias=1 no_dbias=1"}, {"rows=2048 d=2048 no_bias=1 no_dbias=1"},
-    {"rows=16384 d=2048 no_bias=1 no_dbias=1 gpu=1"}};
+    {"rows=16384 d=2048 no_bias=1 no_dbias=1 gpu=1"}, {"rows=8192 d=4096 no_bias=1 no_dbias=1 gpu=1"}};
 static const struct op_sample small_bench[] = {{"rows=1536 d=192"}, {"rows=4096 d=320"}, {"rows=16384 d=2048 gpu=1"}};
 
 /* In bf16 the stream is rounded before it is projected: 2e-3 of p, and more of coefficients with large logits (sqrt(K)). */

@@ -72,7 +72,7 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
     TRY(mhc_aggregate_fwd_ref(l, &aggregate));
     TRY(rmsnorm_fwd_ref(l, &norm));
     struct tensor rstd = rstd_of(&a->rule, &a->stat);
-    for (int64_t r = 0; r < rows; r++)
+    for (int64_t r = 0; !a->reuse && r < rows; r++)
         f64_row(&rstd, r)[0] = work[rows * d + r];
     return ST_OK;
 }

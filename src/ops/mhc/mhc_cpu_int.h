@@ -236,8 +236,8 @@ static inline void load_mix(const struct mhc_rule *r, const float *res, float *m
 
 /* Dropout factors of channels [first, first + count) of token t. */
 void CPU_NAME(mhc_drop_factors)(const struct dropout_rule *r, int64_t t, int64_t first, int64_t count, float *factor);
-/* One row of combine; returns the sum of y^2. res and post: the row's coefficients. */
-float CPU_NAME(mhc_combine_row)(const struct mhc_combine_fwd_args *a, int64_t r, const float *post, const float *res);
+/* One row of combine. res and post: the row's coefficients. */
+void CPU_NAME(mhc_combine_row)(const struct mhc_combine_fwd_args *a, int64_t r, const float *post, const float *res);
 
 /* A run of channels of one row of combine's backward. Streams of g, x, dx lie g_step, d, d apart. factor
  * (RUN apart) NULL: no dropout. sums: n^2 of the mix, then n of post, per vector lane. */

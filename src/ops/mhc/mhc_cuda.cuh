@@ -174,7 +174,7 @@ struct aggregate_args {
     int64_t rstd_stride, rows, d;
     float one, eps;
     int n;
-    bool norm;
+    bool norm, given; /* given: rstd is an input */
 };
 int mhc_aggregate_rows(struct lane *l, const struct aggregate_args *a, enum dtype real, bool aligned);
 /* out = mean of the streams of x; and back: every stream of out (+)= one / n. */
@@ -223,6 +223,24 @@ int mhc_combine_project(struct lane *l, const struct combine_args *a, const stru
 /* mix_bwd_rows that opens and closes, without dbias; dp as coef_bwd_args.split, instead of gw. */
 int64_t mhc_mix_bwd_sliced_bytes(int64_t rows, int64_t d);
 int mhc_mix_bwd_sliced(struct lane *l, const struct mix_bwd_args *a, const struct tensor *w, const bf16 *dp, void *work);
+/* w as the forward kernels want it, mhc_operand_bytes(d) bytes. */
+int64_t mhc_operand_bytes(int64_t d);
+int mhc_forward_operands(struct lane *l, const struct tensor *w, int64_t d, uint4 *out);
+
+/* ---- Hopper's large passes: mhc_pass.cu, mhc_pass_bwd.cu ------------------------------------------------------------------------------------ */
+
+/* Streams and coef_in without gaps between rows, everything aligned. */
+static inline bool mhc_pass_shape(enum dtype real, int64_t n, int64_t d)
+{
+    return real == DT_BF16 && n == 4 && d > 0 && d % 256 == 0;
+}
+int64_t mhc_boundary_pass_bytes(int64_t rows, int64_t d);
+/* Everything but h and rstd. */
+int mhc_boundary_pass(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
+/* All that follows norm_bwd_rows, which gives dpre and m; without dbias; y is not read. */
+int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b);
+int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, const float *dpre, const float *m, void *work);
+
 
 /* ---- products: mhc_project.cu ----------------------------------------------------------------------------------- */
 

@@ -233,7 +233,7 @@ __device__ __forceinline__ void aggregate(const T *x, int64_t d, int n, const st
             spread<T>(in[i], v);
 #pragma unroll
             for (int e = 0; e < VEC; e++)
-                out[e] += w.v[i] * v[e];
+                out[e] = fmaf(w.v[i], v[e], out[e]);
         }
     } else {
         out[0] = 0;
@@ -246,7 +246,8 @@ template <typename T, int N, int VEC, bool NORM>
 static __global__ void __launch_bounds__(MHC_THREADS) aggregate_rows(const __grid_constant__ struct aggregate_args a)
 {
     __shared__ float scratch[MHC_THREADS / 32], shared[MHC_MAX_STREAMS];
-    int64_t row = blockIdx.x, first = (int64_t)threadIdx.x * VEC, step = (int64_t)blockDim.x * VEC;
+    /* From the end: what was written last is still in the cache. */
+    int64_t row = gridDim.x - 1 - blockIdx.x, first = (int64_t)threadIdx.x * VEC, step = (int64_t)blockDim.x * VEC;
     int n = streams<N>::count(a.n);
     const T *x = at<T>(a.x, row);
     T *out = at<T>(a.out, row);
@@ -266,8 +267,8 @@ static __global__ void __launch_bounds__(MHC_THREADS) aggregate_rows(const __gri
         }
     }
     if constexpr (NORM) {
-        float rstd = rsqrtf(row_sum(square, scratch) / (float)a.d + a.eps);
-        if (threadIdx.x == 0)
+        float rstd = a.given ? a.rstd[row * a.rstd_stride] : rsqrtf(row_sum(square, scratch) / (float)a.d + a.eps);
+        if (threadIdx.x == 0 && !a.given)
             a.rstd[row * a.rstd_stride] = rstd;
         for (int64_t c = first; c < a.d; c += step) {
             float v[VEC], gain[VEC];
@@ -420,9 +421,73 @@ int mhc_stream_dots(struct lane *l, const struct tensor *one, const struct tenso
     return ST_OK;
 }
 
+/* Both in one pass: dx_i (+)= pre_i da, dpre_i = <da, x_i>. */
+struct aggregate_bwd {
+    struct view da, x, dx;
+    const float *pre;
+    float *dpre;
+    int64_t pre_stride, dpre_stride, d;
+    bool add;
+};
+template <typename T, int N, int VEC> static __global__ void __launch_bounds__(MHC_THREADS) aggregate_bwd_rows(const __grid_constant__ struct aggregate_bwd a)
+{
+    __shared__ float sums[MHC_THREADS / 32][N];
+    int64_t row = blockIdx.x;
+    const T *da = at<T>(a.da, row), *x = at<T>(a.x, row);
+    T *dx = at<T>(a.dx, row);
+    float dots[N] = {};
+    for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
+        struct held in[N], old[N] = {};
+        float up[VEC];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            in[i] = grab<T, VEC>(x + i * a.d + c);
+            if (a.add)
+                old[i] = grab<T, VEC>(dx + i * a.d + c);
+        }
+        load_floats(da + c, up);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float v[VEC], out[VEC], pre = a.pre[row * a.pre_stride + i];
+            spread<T>(in[i], v);
+            spread<T>(old[i], out);
+#pragma unroll
+            for (int e = 0; e < VEC; e++) {
+                dots[i] += up[e] * v[e];
+                out[e] += pre * up[e];
+            }
+            store_floats(dx + i * a.d + c, out);
+        }
+    }
+    float sum = warp_sums<N>(dots);
+    if (threadIdx.x % (32 / N) == 0)
+        sums[threadIdx.x / 32][threadIdx.x % 32 / (32 / N)] = sum;
+    __syncthreads();
+    if (threadIdx.x >= N)
+        return;
+    sum = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++)
+        sum += sums[w][threadIdx.x];
+    a.dpre[row * a.dpre_stride + threadIdx.x] = sum;
+}
+
+static int aggregate_bwd_4(struct lane *l, const struct mhc_aggregate_bwd_args *b)
+{
+    struct aggregate_bwd a = {view_of(&b->da), view_of(&b->x), view_of(&b->dx), (const float *)b->pre.data, (float *)b->dpre.data,
+                              b->pre.stride[0], b->dpre.stride[0], b->da.dim[1], b->acc_dx};
+    unsigned rows = (unsigned)b->da.dim[0];
+    if (b->da.dtype == DT_BF16)
+        LAUNCH(l, (aggregate_bwd_rows<bf16, 4, 8>), rows, mhc_threads(a.d, 8), 0, a);
+    else
+        LAUNCH(l, (aggregate_bwd_rows<float, 4, 4>), rows, mhc_threads(a.d, 4), 0, a);
+    return ST_OK;
+}
+
 extern "C" int mhc_aggregate_bwd_cuda(struct lane *l, const struct mhc_aggregate_bwd_args *a)
 {
     TRY(mhc_aggregate_bwd_check(a, l->err));
+    if (a->pre.dim[1] == 4 && aligned16(&a->da) && aligned16(&a->x) && aligned16(&a->dx) && whole_vectors(a->da.dim[1], a->da.dtype))
+        return aggregate_bwd_4(l, a);
     struct weight_args w = given_weights(&a->pre);
     TRY(mhc_stream_dots(l, &a->da, &a->x, (float *)a->dpre.data, a->dpre.stride[0]));
     return fan_out(l, &a->da, &a->dx, &w, a->pre.dim[1], a->acc_dx);

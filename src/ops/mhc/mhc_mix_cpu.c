@@ -27,10 +27,10 @@ void CPU_NAME(mhc_drop_factors)(const struct dropout_rule *r, int64_t t, int64_t
 /* ---- combine forward --------------------------------------------------------------------------------- */
 
 /* VL channels: all streams are read before any is written, so y may be x. */
-INLINE vec combine_lanes(int64_t n, int64_t d, const float *x, const float *f, const float *bias, const float *factor,
+INLINE void combine_lanes(int64_t n, int64_t d, const float *x, const float *f, const float *bias, const float *factor,
                          const float *mix, const float *post, float *y)
 {
-    vec in[MHC_MAX_STREAMS], square = {0}, v = vec_at(f);
+    vec in[MHC_MAX_STREAMS], v = vec_at(f);
     if (bias != NULL)
         v += vec_at(bias);
     for (int64_t j = 0; j < n; j++)
@@ -42,15 +42,13 @@ INLINE vec combine_lanes(int64_t n, int64_t d, const float *x, const float *f, c
         for (int64_t j = 0; j < n; j++)
             u += in[j] * mix[i * n + j];
         vec_put(y + i * d, u);
-        square += u * u;
     }
-    return square;
 }
 
-INLINE float combine_one(int64_t n, int64_t d, const float *x, float v, const float *factor, const float *mix, const float *post,
+INLINE void combine_one(int64_t n, int64_t d, const float *x, float v, const float *factor, const float *mix, const float *post,
                          float *y)
 {
-    float in[MHC_MAX_STREAMS], square = 0;
+    float in[MHC_MAX_STREAMS];
     for (int64_t j = 0; j < n; j++)
         in[j] = x[j * d];
     for (int64_t i = 0; i < n; i++) {
@@ -60,48 +58,43 @@ INLINE float combine_one(int64_t n, int64_t d, const float *x, float v, const fl
         for (int64_t j = 0; j < n; j++)
             u += in[j] * mix[i * n + j];
         y[i * d] = u;
-        square += u * u;
     }
-    return square;
 }
 
-INLINE float combine_run(int64_t n, int64_t d, int64_t count, const float *x, const float *f, const float *bias, const float *factor,
+INLINE void combine_run(int64_t n, int64_t d, int64_t count, const float *x, const float *f, const float *bias, const float *factor,
                          const float *mix, const float *post, float *y)
 {
-    vec square = {0};
-    float tail = 0;
     int64_t c = 0;
     for (; c + VL <= count; c += VL)
-        square += combine_lanes(n, d, x + c, f + c, bias ? bias + c : NULL, factor ? factor + c : NULL, mix, post, y + c);
+        combine_lanes(n, d, x + c, f + c, bias ? bias + c : NULL, factor ? factor + c : NULL, mix, post, y + c);
     for (; c < count; c++)
-        tail += combine_one(n, d, x + c, bias ? f[c] + bias[c] : f[c], factor ? factor + c : NULL, mix, post, y + c);
-    return vec_sum(square) + tail;
+        combine_one(n, d, x + c, bias ? f[c] + bias[c] : f[c], factor ? factor + c : NULL, mix, post, y + c);
 }
 
-INLINE float combine_row(int64_t n, const struct mhc_combine_fwd_args *a, int64_t r, const float *post, const float *mix)
+INLINE void combine_row(int64_t n, const struct mhc_combine_fwd_args *a, int64_t r, const float *post, const float *mix)
 {
     int64_t d = a->f.dim[1];
     const float *x = row_of(&a->x, r), *f = row_of(&a->f, r), *bias = a->bias.data;
-    float *y = row_of(&a->y, r), square = 0, factor[MHC_MAX_STREAMS * RUN];
-    if (a->drop.p == 0)
-        return bias ? combine_run(n, d, d, x, f, bias, NULL, mix, post, y) : combine_run(n, d, d, x, f, NULL, NULL, mix, post, y);
-    for (int64_t c = 0; c < d; c += RUN) {
+    float *y = row_of(&a->y, r), factor[MHC_MAX_STREAMS * RUN];
+    if (a->drop.p == 0 && bias != NULL)
+        combine_run(n, d, d, x, f, bias, NULL, mix, post, y);
+    else if (a->drop.p == 0)
+        combine_run(n, d, d, x, f, NULL, NULL, mix, post, y);
+    for (int64_t c = 0; a->drop.p > 0 && c < d; c += RUN) {
         int64_t count = min_i64(RUN, d - c);
         for (int64_t i = 0; i < n; i++)
             CPU_NAME(mhc_drop_factors)(&a->drop, r, i * d + c, count, factor + i * RUN);
-        square += combine_run(n, d, count, x + c, f + c, bias ? bias + c : NULL, factor, mix, post, y + c);
+        combine_run(n, d, count, x + c, f + c, bias ? bias + c : NULL, factor, mix, post, y + c);
     }
-    return square;
 }
 
-float CPU_NAME(mhc_combine_row)(const struct mhc_combine_fwd_args *a, int64_t r, const float *post, const float *res)
+void CPU_NAME(mhc_combine_row)(const struct mhc_combine_fwd_args *a, int64_t r, const float *post, const float *res)
 {
-    float mix[MATRIX_MAX], square = 0;
+    float mix[MATRIX_MAX];
     load_mix(&a->rule, res, mix);
-#define CALL(n) square = combine_row(n, a, r, post, mix)
+#define CALL(n) combine_row(n, a, r, post, mix)
     FOR_STREAMS(a->rule.streams, CALL);
 #undef CALL
-    return square;
 }
 
 int CPU_NAME(mhc_combine_fwd_cpu)(struct lane *l, const struct mhc_combine_fwd_args *a)

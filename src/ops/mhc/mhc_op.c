@@ -75,6 +75,32 @@ int mhc_infer_shapes(struct op_call *c, const char *letters, struct err *e)
 }
 
 /* Root mean squares and their inverses are positive. info: step 3, the first sample's index beyond 32 bits. */
+/* The stream that x, f and coef_in give: the backward pass may make it again instead of reading it. */
+static void fill_stream(const struct op_call *c, struct tensor *y)
+{
+    struct mhc_rule r = mhc_pack_rule(c);
+    struct dropout_rule drop = mhc_pack_drop(c, &T(info));
+    int64_t n = r.streams, k = y->dim[1], d = k / n, logits = mhc_logits(n);
+    double coef[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)], in[MHC_MAX_STREAMS];
+    for (int64_t row = 0; row < y->dim[0]; row++) {
+        int64_t step = drop.p > 0 ? (int64_t)tensor_get(&T(info), 0) : 0, sample = drop.p > 0 ? (int64_t)tensor_get(&T(info), 1) + row / drop.seq : 0;
+        for (int64_t i = 0; i < logits; i++)
+            coef[i] = tensor_get(&T(coef_in), row * logits + i);
+        for (int64_t at = 0; at < d; at++) {
+            double add = tensor_get(&T(f), row * d + at) + (T(bias).data ? tensor_get(&T(bias), at) : 0);
+            for (int64_t j = 0; j < n; j++)
+                in[j] = tensor_get(&T(x), row * k + j * d + at);
+            for (int64_t i = 0; i < n; i++) {
+                bool kept = !(drop.p > 0) || dropout_keep(drop.key, dropout_threshold(drop.p), step, sample, row % drop.seq, i * d + at);
+                double sum = kept ? coef[n + i] * add / (1 - drop.p) : 0;
+                for (int64_t j = 0; j < n; j++)
+                    sum += coef[2 * n + (r.profile == MHC_D ? j * n + i : i * n + j)] * in[j];
+                tensor_set(y, row * k + i * d + at, (double)(float)sum);
+            }
+        }
+    }
+}
+
 bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
     const double info[] = {3, 4294967296.0 + 11, 0, 0};
@@ -83,6 +109,10 @@ bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
     if (strcmp(name, "info") == 0) {
         for (int i = 0; i < countof(info); i++)
             tensor_set(host, i, info[i]);
+        return true;
+    }
+    if (strcmp(name, "y") == 0 && c->desc->args[arg].role == ARG_OPT && T(f).data != NULL) {
+        fill_stream(c, host);
         return true;
     }
     if (!stat && strcmp(name, "rho") != 0 && strcmp(name, "rstd") != 0)

@@ -2,7 +2,8 @@
  *
  * bf16 streams meet the matrix as two bf16 halves (high + low), so that the library's tensor-core products give it 16 bits
  * of fraction; the boundary and all weight gradients go this way. The primitives mhc_project_fwd and the dx of
- * mhc_project_bwd have no scratch for halves and use plain kernels: only tests and tools call them. */
+ * mhc_project_bwd have no scratch for halves: bf16 and up to 24 rows of w go to mhc_project_pass.cu, which splits on the way, the rest
+ * to plain kernels. */
 #include "ops/mhc/mhc_cuda.cuh"
 
 __device__ __forceinline__ bf16 high_half(float v) { return __float2bfloat16_rn(v); }
@@ -106,6 +107,12 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work)
     return ST_OK;
 }
 
+/* ---- passes for bf16: mhc_project_pass.cu */
+bool mhc_project_passes(const struct lane *l, const struct mhc_project_fwd_args *b);
+int mhc_project_pass(struct lane *l, const struct mhc_project_fwd_args *b);
+bool mhc_project_dx_passes(const struct mhc_project_bwd_args *b);
+int mhc_project_dx_pass(struct lane *l, const struct mhc_project_bwd_args *b);
+
 /* ---- primitives ---------------------------------------------------------------------------------------------------- */
 
 /* A warp per output; output n is rho. */
@@ -138,6 +145,8 @@ extern "C" int mhc_project_fwd_cuda(struct lane *l, const struct mhc_project_fwd
 {
     TRY(mhc_project_fwd_check(a, l->err));
     int64_t n = a->w.dim[0], k = a->x.dim[1];
+    if (mhc_project_passes(l, a))
+        return mhc_project_pass(l, a);
     BY_REAL(a->x.dtype, T,
             LAUNCH(l, project_rows<T>, dim3((unsigned)a->x.dim[0], (unsigned)ceil_div(n + 1, 8)), 256, 0, view_of(&a->x), view_of(&a->w), view_of(&a->p),
                    view_of(&a->rho), n, k));
@@ -174,7 +183,10 @@ extern "C" int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd
     TRY(check_work("mhc_project_bwd", &p->work, mhc_project_bwd_work_cuda(p), l->err));
     struct project_bwd a = {view_of(&p->dp), view_of(&p->drho), view_of(&p->x), view_of(&p->w), view_of(&p->rho), view_of(&p->dx),
                             p->w.dim[0], p->x.dim[1], p->acc_dx};
-    BY_REAL(p->x.dtype, T,
+    if (mhc_project_dx_passes(p))
+        TRY(mhc_project_dx_pass(l, p));
+    else
+        BY_REAL(p->x.dtype, T,
             LAUNCH(l, project_dx<T>, dim3((unsigned)p->x.dim[0], (unsigned)ceil_div(a.k, 256)), 256, 0, a));
     if (!present(&p->dw))
         return ST_OK;

@@ -85,6 +85,8 @@ static int make_operands(struct lane *l, const struct tensor *w, int64_t d, bool
     return ST_OK;
 }
 
+int mhc_forward_operands(struct lane *l, const struct tensor *w, int64_t d, uint4 *out) { return make_operands(l, w, d, true, out); }
+
 /* This block's part of the operands, into shared memory. */
 __device__ __forceinline__ void take_operands(uint4 *shared, const uint4 *from, int64_t slice, int64_t width)
 {
