@@ -200,7 +200,7 @@ $(B)/fuzz/%.o: src/%.c | needs
 	@mkdir -p $(@D)
 	$(Q)clang $(FUZZ_CFLAGS) -c $< -o $@
 define fuzz_lib_rules
-$$(call fuzz_lib,$(1)): $$(patsubst src/%.c,$$(B)/fuzz/%.o,$$(filter-out %_cpu.c,$$(call sources,$(1))))
+$$(call fuzz_lib,$(1)): $$(patsubst src/%.c,$$(B)/fuzz/%.o,$$(filter-out %_cpu.c %/mpi.c,$$(call sources,$(1))))
 	@mkdir -p $$(@D) && rm -f $$@ && ar rcs $$@ $$^
 endef
 $(foreach f,$(FOLDERS),$(eval $(call fuzz_lib_rules,$(f))))
