@@ -181,8 +181,7 @@ def run_case(args, name):
     loss, worst, key = base.worst_errors(grouped(found), grouped(exact))
     torch_loss, torch_worst, _ = base.worst_errors(grouped(rounded), grouped(exact))
     loss_limit, limit = base.TOLERANCE[args.device]
-    # A gradient that cancels (alpha of a long stack) is no better in PyTorch's fp32: there that is the measure.
-    passed = loss <= loss_limit and (worst <= limit or worst <= torch_worst)
+    passed = loss <= loss_limit and worst <= limit
     print(f"{name:18} {'ok  ' if passed else 'FAIL'}  loss {loss:8.1e} ({torch_loss:8.1e})  worst {worst:8.1e} ({torch_worst:8.1e})  {key}", flush=True)
     return passed
 

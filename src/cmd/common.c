@@ -53,17 +53,7 @@ int cmd_words(const struct config_args *args, int most, struct err *e)
     return err_hint(e, "options are written --section.key=value; add --help to see what this command takes");
 }
 
-int cmd_finish(struct config *c, struct err *e)
-{
-    if (c->model.vocab == 0) {
-        struct tokenizer tok;
-        TRY(tokenizer_open(&tok, c->data.tokenizer, c->data.eod, e));
-        int64_t vocab = tok.vocab;
-        tokenizer_close(&tok);
-        TRY(config_set_auto(c, "model.vocab", vocab, e));
-    }
-    return config_finish(c, e);
-}
+int cmd_finish(struct config *c, struct err *e) { return config_complete(c, e); }
 
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e)
 {

@@ -20,7 +20,7 @@
 struct ep_node {
     struct comm *comm;
     const char *name[3]; /* counts, dispatch, return: for the board */
-    int64_t ranks, cap, width;
+    int64_t ranks, cap;
 };
 struct sum_node {
     struct comm *comm;
@@ -154,7 +154,6 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t expert
     enum dtype wide = b->dev->wide;
     int64_t ranks = ep.ranks = b->mesh->ep;
     ep.local = experts / ranks;
-    ep.width = width;
     ep.cap = slab_rows(b, ep.local, k);
     int64_t places = ranks * ep.cap;
     if (places > INT32_MAX)
@@ -162,7 +161,7 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t expert
     struct ep_node *n = graph_own(g, sizeof *n);
     if (n == NULL)
         return ep;
-    *n = (struct ep_node){.comm = b->mesh->ep_comm, .ranks = ranks, .cap = ep.cap, .width = width,
+    *n = (struct ep_node){.comm = b->mesh->ep_comm, .ranks = ranks, .cap = ep.cap,
                           .name = {graph_name(g, "counts"), graph_name(g, "dispatch"), graph_name(g, "return")}};
     ep.node = n;
     ep.sorted_row = home->row;

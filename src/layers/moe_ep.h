@@ -17,7 +17,7 @@ struct ep_rows {
 };
 struct ep {
     bool on;
-    int64_t ranks, cap, local, width;
+    int64_t ranks, cap, local;
     slot_id sorted_row, sorted_src;       /* moeplan's maps, from which the slabs' are made */
     slot_id count, rows;                  /* I32 [ranks, local], [ranks]: what leaves */
     slot_id rcount, rrows;                /* what arrives */

@@ -290,6 +290,12 @@ int pattern_layer_key_index(const struct pattern *p, int layer)
     return p->item_of[layer]; /* without groups each layer is an item */
 }
 
+void pattern_add_item(const struct pattern *p, int item, struct buf *out)
+{
+    const struct pattern_item *x = &p->items[item];
+    buf_addf(out, x->grouped ? "[%.*s]" : "%.*s", (int)x->n, p->symbols + x->first);
+}
+
 const char *pattern_final_norm_key(const struct pattern *p)
 {
     return p->grouped ? "decoder.final_layernorm.weight" : "decoder.final_norm.weight";

@@ -107,6 +107,8 @@ void pattern_counts(const struct pattern *p, int count[PATTERN_KINDS]);
 /* Where a symbol stands in a string of symbols: layers[k] (may be NULL) is the index of the k-th;
  * returns how many. */
 int pattern_map(const char *symbols, char symbol, int *layers);
+/* One item as it is written, with its brackets. */
+void pattern_add_item(const struct pattern *p, int item, struct buf *out);
 /* D or + anywhere, depths included. */
 bool pattern_uses_latent(const struct pattern *p);
 

@@ -106,6 +106,8 @@ int routes_take(struct routes *r, int64_t first_sample, struct err *e);
 
 /* Parts that eval, generate, grads and gradcheck share. */
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e);
+/* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
+int config_complete(struct config *c, struct err *e);
 /* Keys of any layout (ckpt/keymap.h); on an error nothing has been changed. */
 /* A rank of several loads what it holds of them. */
 int load_params(struct model *m, const struct ckpt *c, struct err *e);

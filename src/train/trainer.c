@@ -35,6 +35,18 @@ void plan_options(struct exec *x, const struct config *cfg)
     x->capture = cfg->plan.graphs;
 }
 
+int config_complete(struct config *c, struct err *e)
+{
+    if (c->model.vocab == 0) {
+        struct tokenizer tok;
+        TRY(tokenizer_open(&tok, c->data.tokenizer, c->data.eod, e));
+        int64_t vocab = tok.vocab;
+        tokenizer_close(&tok);
+        TRY(config_set_auto(c, "model.vocab", vocab, e));
+    }
+    return config_finish(c, e);
+}
+
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e)
 {
     TRY(tokenizer_open(tok, cfg->data.tokenizer, cfg->data.eod, e));

@@ -15,25 +15,10 @@ struct verify {
     struct param_table params;
     double **moment, **value; /* [param], whole */
     double loss[VERIFY_STEPS], norm[VERIFY_STEPS];
-    int64_t labels;
     bool has_config;
 };
 
 /* ---- configs ------------------------------------------------------------------------------------------------------------ */
-
-static int copy_config(struct config *to, const struct config *from, struct err *e)
-{
-    struct buf b;
-    buf_init(&b, 0);
-    config_write(from, &b, false);
-    int st = buf_check(&b, e);
-    if (st == ST_OK)
-        st = config_init(to, e);
-    if (st == ST_OK)
-        st = config_read_ini_text(to, b.text, b.len, "config", e);
-    buf_release(&b);
-    return st;
-}
 
 /* The pattern with '|' between stages that have about the same number of items. */
 static int cut_pattern(struct config *c, int segments, struct err *e)
@@ -44,10 +29,9 @@ static int cut_pattern(struct config *c, int segments, struct err *e)
     int st, segment = 0;
     TRY_OUT(pattern_parse(&p, c->model.pattern, e));
     for (int i = 0; i < p.n_items; i++) {
-        const struct pattern_item *x = &p.items[i];
         for (; segment < i * segments / p.n_items; segment++)
             buf_add(&b, "|");
-        buf_addf(&b, x->grouped ? "[%.*s]" : "%.*s", (int)x->n, p.symbols + x->first);
+        pattern_add_item(&p, i, &b);
     }
     for (; segment < segments - 1; segment++)
         buf_add(&b, "|");
@@ -73,7 +57,8 @@ static int way_config(struct config *c, const struct verify *v, const struct ver
     char number[3][16];
     const int value[3] = {way->pp, way->vpp, way->ep};
     static const char *const name[3] = {"parallel.pp", "parallel.vpp", "parallel.ep"};
-    TRY(copy_config(c, &v->cfg, e));
+    TRY(config_init(c, e));
+    TRY(verify_copy(c, &v->cfg, e));
     for (int i = 0; i < 3; i++) {
         snprintf(number[i], sizeof number[i], "%d", value[i]);
         TRY(config_set(c, name[i], number[i], NULL, e));
@@ -84,18 +69,6 @@ static int way_config(struct config *c, const struct verify *v, const struct ver
         TRY(cut_pattern(c, way->pp * way->vpp, e));
     TRY(set_options(c, way->options, e));
     return ST_OK;
-}
-
-static int finish_config(struct config *c, struct err *e)
-{
-    if (c->model.vocab == 0) {
-        struct tokenizer tok;
-        TRY(tokenizer_open(&tok, c->data.tokenizer, c->data.eod, e));
-        int st = config_set_auto(c, "model.vocab", tok.vocab, e);
-        tokenizer_close(&tok);
-        TRY(st);
-    }
-    return config_finish(c, e);
 }
 
 /* ---- the plain rank ------------------------------------------------------------------------------------------------------- */
@@ -150,8 +123,9 @@ int verify_open(struct verify **out, const struct config *small, struct err *e)
     *out = v;
     param_table_init(&v->params);
     v->has_config = true;
-    TRY(copy_config(&v->cfg, small, e));
-    TRY(finish_config(&v->cfg, e));
+    TRY(config_init(&v->cfg, e));
+    TRY(verify_copy(&v->cfg, small, e));
+    TRY(config_complete(&v->cfg, e));
     int st = run_plain(v, &t, e);
     trainer_close(&t);
     return st;
@@ -260,7 +234,7 @@ static int run_rank(struct world *w, void *ctx, struct err *e)
     TRY_OUT(way_config(&c, run->v, run->way, e));
     if (run->wrong != NULL && run->wrong->config != NULL)
         run->wrong->config(&c, rank);
-    TRY_OUT(finish_config(&c, e));
+    TRY_OUT(config_complete(&c, e));
     TRY_OUT(place_open(&place, &c, w, rank, run->way->ranks, e));
     place.threads = 1;
     TRY_OUT(trainer_open_on(&t, &c, &place, NULL, true, e));

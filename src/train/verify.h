@@ -35,6 +35,8 @@ struct verify_sabotage {
 
 /* The small config: the user's kinds of layers, options and joints, small numbers. dir: a folder for data. */
 int verify_config(struct config *small, const struct config *user, const char *dir, struct err *e);
+/* Every option of from; to was initialised. */
+int verify_copy(struct config *to, const struct config *from, struct err *e);
 /* Whether a way makes sense for the model. */
 bool verify_applies(const struct config *small, const struct verify_case *way);
 

@@ -60,12 +60,6 @@ static bool seen_before(const struct pattern *p, int item)
     return false;
 }
 
-static void add_item(struct buf *out, const struct pattern *p, int item)
-{
-    const struct pattern_item *x = &p->items[item];
-    buf_addf(out, x->grouped ? "[%.*s]" : "%.*s", (int)x->n, p->symbols + x->first);
-}
-
 /* The first eight items and whatever kinds come only later; repeated until four stages have something to do. */
 static void small_pattern(struct buf *out, const struct pattern *p)
 {
@@ -73,7 +67,7 @@ static void small_pattern(struct buf *out, const struct pattern *p)
     for (int round = 0; n < 4 && p->n_items > 0; round++)
         for (int i = 0; i < p->n_items; i++)
             if ((round == 0 || n < 4) && (i < ITEMS || !seen_before(p, i))) {
-                add_item(out, p, i);
+                pattern_add_item(p, i, out);
                 n++;
             }
     for (int k = 0; k < p->n_mtp_depths; k++)
@@ -150,6 +144,18 @@ static int write_data(const char *path, struct err *e)
     return file_write_atomic(path, text, sizeof text, e);
 }
 
+int verify_copy(struct config *to, const struct config *from, struct err *e)
+{
+    struct buf b;
+    buf_init(&b, 0);
+    config_write(from, &b, false);
+    int st = buf_check(&b, e);
+    if (st == ST_OK)
+        st = config_read_ini_text(to, b.text, b.len, "config", e);
+    buf_release(&b);
+    return st;
+}
+
 static int shrink(struct config *small, const struct config *user, const char *data, struct err *e)
 {
     static const char *const words[][2] = {
@@ -163,15 +169,11 @@ static int shrink(struct config *small, const struct config *user, const char *d
     struct buf b;
     int st;
     buf_init(&b, 0);
-    config_write(user, &b, false);
-    TRY_OUT(buf_check(&b, e));
-    TRY_OUT(config_read_ini_text(small, b.text, b.len, "config", e));
+    TRY_OUT(verify_copy(small, user, e));
     TRY_OUT(pattern_parse(&p, user->model.pattern, e));
     TRY_OUT(small_numbers(small, user, e));
     TRY_OUT(set_words(small, words, countof(words), e));
     TRY_OUT(config_set(small, "data.train", data, NULL, e));
-    buf_release(&b);
-    buf_init(&b, 0);
     small_pattern(&b, &p);
     TRY_OUT(buf_check(&b, e));
     TRY_OUT(config_set(small, "model.pattern", b.text, NULL, e));

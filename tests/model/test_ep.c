@@ -54,7 +54,7 @@ static int run_on(struct tiny *t, const struct mesh *mesh, struct err *e)
     return ST_OK;
 }
 
-static void take_param(struct shared *s, const struct tiny *t, const struct mesh *mesh, int k)
+static void take_param(struct shared *s, const struct tiny *t, int k)
 {
     const struct param *p = &t->m.params.list[k].p;
     int at = param_find(&s->table, p->key);
@@ -68,7 +68,6 @@ static void take_param(struct shared *s, const struct tiny *t, const struct mesh
     struct tensor g = model_grad(&t->m, k);
     for (int64_t i = 0; i < n; i++)
         s->grad[at][first + i] += tensor_get(&g, i);
-    (void)mesh;
 }
 
 static int rank_main(struct world *w, void *ctx, struct err *e)
@@ -89,7 +88,7 @@ static int rank_main(struct world *w, void *ctx, struct err *e)
             continue;
         s->loss[r] = tiny_loss(&t);
         for (int k = 0; k < t.m.params.n; k++)
-            take_param(s, &t, &mesh, k);
+            take_param(s, &t, k);
         for (int k = 0; k < t.m.metrics.n; k++) {
             const struct metric *m = &t.m.metrics.m[k];
             double need = *(const double *)(const void *)(t.m.mem.base[ARENA_STATE] + m->offset);

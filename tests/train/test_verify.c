@@ -11,7 +11,7 @@ struct fixture {
     struct config user, small;
     struct verify *v;
     struct err e;
-    char dir[64];
+    char *dir;
 };
 
 static void set(struct config *c, const char *name, const char *value)
@@ -22,8 +22,7 @@ static void set(struct config *c, const char *name, const char *value)
 
 static void fixture_open(struct fixture *f, const char *pattern)
 {
-    *f = (struct fixture){.dir = "/tmp/braid-test-verify-XXXXXX"};
-    assert_non_null(mkdtemp(f->dir));
+    *f = (struct fixture){.dir = temp_dir()};
     assert_ok(config_init(&f->user, &f->e), &f->e);
     assert_ok(config_init(&f->small, &f->e), &f->e);
     set(&f->user, "model.pattern", pattern);
@@ -50,6 +49,7 @@ static void fixture_close(struct fixture *f)
     config_release(&f->user);
     config_release(&f->small);
     assert_ok(file_remove_tree(f->dir, &f->e), &f->e);
+    free(f->dir);
 }
 
 static const struct verify_case *way_named(const char *name)

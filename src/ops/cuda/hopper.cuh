@@ -59,6 +59,26 @@ __device__ __forceinline__ void barrier_wait(uint64_t *bar, uint32_t parity)
                  : "memory");
 }
 
+/* The same, but a wait that cannot end is an error, not a hang. */
+__device__ __forceinline__ void barrier_wait_bounded(uint64_t *bar, uint32_t parity)
+{
+    uint32_t done = 0;
+#pragma unroll 1
+    for (int polls = 0; polls < 1 << 24; polls++) {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(smem_address(bar)), "r"(parity)
+                     : "memory");
+        if (done != 0)
+            return;
+    }
+    __trap();
+}
+
 /* ---- bulk tensor copies ---------------------------------------------------------------------------------------- */
 
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap *map)

@@ -5,7 +5,7 @@ int epsend_host(const struct epsend_args *a, struct err *e)
 {
     TRY(epsend_check(a, e));
     int64_t ranks = a->count.dim[0], local = a->count.dim[1], cap = a->from.dim[0] / ranks, n = tensor_elems(&a->row);
-    const int32_t *offset = a->offset.data, *row = a->row.data, *src = a->src.data;
+    const int32_t *offset = a->offset.data, *src = a->src.data;
     int32_t *to = a->to.data, *from = a->from.data, *count = a->count.data, *rows = a->rows.data;
     double *need = a->need.data, most = a->acc_need ? *need : 0;
     for (int64_t x = 0; x < ranks * local; x++)
@@ -23,7 +23,6 @@ int epsend_host(const struct epsend_args *a, struct err *e)
     for (int64_t at = 0; at < ranks * cap; at++)
         if (from[at] >= 0)
             to[from[at]] = (int32_t)at;
-    (void)row;
     return ST_OK;
 }
 

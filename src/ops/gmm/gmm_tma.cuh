@@ -55,24 +55,6 @@ template <int AFTER, int KIND, int FORM> struct form {
 
 /* ---- waiting, copies --------------------------------------------------------------------------------------------- */
 
-/* A wait that cannot end is an error, not a hang. */
-__device__ __forceinline__ void wait_for(uint64_t *bar, uint32_t parity)
-{
-    for (int polls = 0; polls < 1 << 24; polls++) {
-        uint32_t done;
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(smem_address(bar)), "r"(parity)
-                     : "memory");
-        if (done)
-            return;
-    }
-    __trap();
-}
 __device__ __forceinline__ void box_load(char *to, const CUtensorMap *map, int col, int row, int expert, uint64_t *bar)
 {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
@@ -204,7 +186,7 @@ __device__ __forceinline__ void multiply_tile(float (&c)[F::BN / 2], char *ring,
     for (int s = 0; s < steps; s++) {
         uint32_t at = (step + s) % F::STAGES;
         char *stage = ring + at * F::STAGE;
-        wait_for(full + at, (step + s) / F::STAGES & 1);
+        barrier_wait_bounded(full + at, (step + s) / F::STAGES & 1);
         if (PRODUCT == GMM_WEIGHT && depth - s * BOX < BOX)
             clear_lines<F>(stage, depth - s * BOX, group);
         uint64_t a = wgmma_tile(stage + (F::OWN ? 0 : group) * BOX_BYTES, BOX_BYTES, 1024);
@@ -612,7 +594,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
                 struct gmm_at at = gmm_find<PRODUCT, F::BM, F::NT>(j.g, t, tile);
                 for (int k = 0, steps = steps_of(at); k < steps; k++, step++) {
                     uint32_t s = step % F::STAGES;
-                    wait_for(empty + s, (step / F::STAGES & 1) ^ 1);
+                    barrier_wait_bounded(empty + s, (step / F::STAGES & 1) ^ 1);
                     copy_step<PRODUCT, AFTER, F>(&m.a, &m.b, j.g, at, k, shared + s * F::STAGE, full + s);
                     if constexpr (AFTER == GMM_DACT || AFTER == GMM_SUMS)
                         if (AFTER == GMM_DACT || j.g.acc)

@@ -221,7 +221,15 @@ static inline float dot_of(const float *x, const float *y, int64_t n)
         sum += x[c] * y[c];
     return sum;
 }
-static inline float sum_squares(const float *x, int64_t n) { return dot_of(x, x, n); }
+/* In double: what it scales, every gate of the row reads. */
+static inline float sum_squares(const float *x, int64_t n)
+{
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t c = 0; c < n; c++)
+        sum += (double)x[c] * (double)x[c];
+    return (float)sum;
+}
 
 /* mix[i * n + j]: weight of stream j in new stream i. */
 static inline void load_mix(const struct mhc_rule *r, const float *res, float *mix)

@@ -70,14 +70,14 @@ static __device__ __forceinline__ void copy_tiles(const struct pass_fwd &a, stru
     if (tile_of(a, group, 0) < a.tiles)
         bring(a, s, group, rank, tile_of(a, group, 0), x, f);
     for (int j = 0, tile; (tile = tile_of(a, group, j)) < a.tiles; j++) {
-        bounded_wait(&s->formed[group], j & 1);
+        barrier_wait_bounded(&s->formed[group], j & 1);
 #pragma unroll
         for (int b = 0; b < CL_COLS / 64; b++)
             tile_store(y, rank * CL_COLS + b * 64, tile * TOKENS * CL_N, s->tile[group].x + b * (X_BYTES / 4));
         stores_read();
         if (tile_of(a, group, j + 1) < a.tiles)
             bring(a, s, group, rank, tile_of(a, group, j + 1), x, f);
-        bounded_wait(&s->summed[group], j & 1);
+        barrier_wait_bounded(&s->summed[group], j & 1);
         bulk_store(a.sums + ((int64_t)tile * a.ranks + rank) * TOKENS * SUMS, s->sums[group][j & 1], TOKENS * SUMS * 4);
     }
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
@@ -143,11 +143,11 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct pa
     int tile_x = warp / 2 * (X_BYTES / 4), tile_f = warp / 2 * (F_BYTES / 4), piece = warp % 2 * 4 + q;
     int64_t c = (int64_t)rank * CL_COLS + warp * 32 + q * 8;
     const uint4 *w = s->w + warp * (CL_N * 2 * 3 * 32) + lane;
-    bounded_wait(&s->w_here, 0);
+    barrier_wait_bounded(&s->w_here, 0);
     for (int tile; (tile = tile_of(a, group, j)) < a.tiles; j++) {
         int64_t row = (int64_t)tile * TOKENS + g; /* and 8 further */
         float square[2];
-        bounded_wait(&s->full[group], j & 1);
+        barrier_wait_bounded(&s->full[group], j & 1);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             square[half] = form<DROP>(a, st, s->coef[group][g + 8 * half], g + 8 * half, row + 8 * half, tile_x, tile_f, piece, c);
@@ -178,7 +178,7 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct pa
                         mma_bf16(acc[half][t], &by.x, u == 0 ? y[half][i].x : y[half][i].z, u == 0 ? y[half][i].y : y[half][i].w);
                 }
         if (j > 0)
-            bounded_wait(&s->summed[group], (j - 1) & 1); /* the room is free again */
+            barrier_wait_bounded(&s->summed[group], (j - 1) & 1); /* the room is free again */
         /* Rows of the products: 24 with high halves of w, then 24 with low ones. */
 #pragma unroll
         for (int half = 0; half < 2; half++) {

@@ -22,25 +22,6 @@ enum {
 
 #if HOPPER_CODE
 
-/* A wait that ends: a message that never comes would otherwise hold the machine. */
-__device__ __forceinline__ void bounded_wait(uint64_t *bar, uint32_t parity)
-{
-    uint32_t done = 0;
-#pragma unroll 1
-    for (int polls = 0; polls < 1 << 24; polls++) {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}"
-                     : "=r"(done)
-                     : "r"(smem_address(bar)), "r"(parity)
-                     : "memory");
-        if (done != 0)
-            return;
-    }
-    __trap();
-}
 __device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address(dst)), "l"(src),

@@ -169,7 +169,7 @@ static __device__ __forceinline__ void copy_tiles(const struct pass_bwd &a, stru
         load_tile(a, stage_of(s, group, j), &s->full[group][j], tile_of(a, group, j), rank, m);
     for (int j = 0, tile; (tile = tile_of(a, group, j)) < a.tiles; j++) {
         struct stage st = stage_of(s, group, j % STAGES);
-        bounded_wait(&s->done[group][j % STAGES], j / STAGES & 1);
+        barrier_wait_bounded(&s->done[group][j % STAGES], j / STAGES & 1);
         for (int b = 0; b < BLOCKS; b++) {
             int col = rank * CL_COLS + b * 64;
             parts_store(m.dx, col, tile * TOKENS, st.x + b * CL_N * LINES);
@@ -409,14 +409,14 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct pa
     k.piece = piece_of(k.lane / 4);
     k.c = (int64_t)rank * CL_COLS + k.block * 64 + k.piece * 8;
     int at = in_tile(k.token, k.piece);
-    bounded_wait(&s->w_here, 0);
+    barrier_wait_bounded(&s->w_here, 0);
     for (int tile; (tile = tile_of(a, group, j)) < a.tiles; j++) {
         int64_t row = (int64_t)tile * TOKENS + k.token;
         int buffer = j & 1;
         uint32_t parity = j >> 1 & 1;
         struct stage st = stage_of(s, group, buffer);
         uint4 y[CL_N];
-        bounded_wait(&s->full[group][buffer], parity);
+        barrier_wait_bounded(&s->full[group][buffer], parity);
         form_again<DROP>(a, k, st, at, row, y);
         finish_tile<DROP>(a, k, s, st, at, buffer, row, y);
         /* Whoever sums up reads before the next barrier; the same place is written again after it. */
