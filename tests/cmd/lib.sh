@@ -86,11 +86,14 @@ steps_done() { # run folder: training steps in its log
 losses() { # run folder: "step loss" of each step once, in order
     sed -nE 's/^\{"step":([0-9]+),"loss":([^,]*).*/\1 \2/p' "$1/metrics.jsonl" | sort -n | uniq
 }
-wait_for_step() { # run folder, n, pid: until the log has n steps, or the process is gone
-    for _ in $(seq 600); do
-        [ "$(steps_done "$1")" -ge "$2" ] 2>/dev/null && return 0
-        kill -0 "$3" 2>/dev/null || return 1
+wait_while_running() { # pid, command...: until the command succeeds, or the process is gone
+    for _ in $(seq 1200); do
+        "${@:2}" 2>/dev/null && return 0
+        kill -0 "$1" 2>/dev/null || return 1
         sleep 0.05
     done
     return 1
 }
+has_steps() { [ "$(steps_done "$1")" -ge "$2" ]; }
+wait_for_step() { wait_while_running "$3" has_steps "$1" "$2"; } # run folder, n, pid: until the log has n steps
+wait_for_text() { wait_while_running "$3" grep -q "$1" "$2"; }   # pattern, file, pid: until the file has it

@@ -75,8 +75,8 @@ ok "run.minutes saves" grep -q 'a checkpoint was saved' "$dir/err"
 ok "run.minutes is not inherited by the next command" runs train $long --run.dir="$dir/minutes"
 ok "run.minutes: the same bits" same "$dir/long" "$dir/minutes"
 
-start --train.steps=1000000
-sleep 1
+start --train.steps=1000000 --run.quiet=off --train.log_every=1
+wait_for_text 'loss' "$dir/out" $pid
 kill -INT $pid
 wait $pid
 ok "without a run folder a signal says that nothing was saved" grep -q 'nothing was saved' "$dir/err"

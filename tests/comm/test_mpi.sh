@@ -17,7 +17,7 @@ ok() { # "sentence" command...: it succeeds
 has() { grep -qF -- "$1" "$tmp/out"; }
 says() { local n; n=$(grep -cF -- "$1" "$tmp/out"); [ "$n" -eq "$2" ]; } # so often
 # Runs a job; its output goes to $tmp/out. 124 is a hang.
-job() { timeout 60 "$@" >"$tmp/out" 2>&1; rc=$?; }
+job() { timeout 120 "$@" >"$tmp/out" 2>&1; rc=$?; }
 ended_badly() { [ "$rc" -ne 0 ] && [ "$rc" -ne 124 ]; }
 
 # ---- torchrun's variables: no launcher at all -----------------------------------------------------------------------------
@@ -29,7 +29,7 @@ torch() { # n what timeout
     hung=no
     : >"$tmp/out"
     for ((i = 0; i < n; i++)); do
-        RANK=${RANK_OF[$i]-$i} LOCAL_RANK=$i WORLD_SIZE=${SIZE_OF[$i]-$n} timeout -k 1 40 "$test_comm" ranks "$2" "$tmp/board" "$3" >>"$tmp/out" 2>&1 &
+        RANK=${RANK_OF[$i]-$i} LOCAL_RANK=$i WORLD_SIZE=${SIZE_OF[$i]-$n} timeout -k 1 100 "$test_comm" ranks "$2" "$tmp/board" "$3" >>"$tmp/out" 2>&1 &
         pids+=($!)
     done
     for ((i = 0; i < n; i++)); do
