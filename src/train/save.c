@@ -39,7 +39,7 @@ static struct extent extent_of(const struct model *m, int k, enum what what)
 
 struct request {
     int32_t index, what; /* parameter of the full table; index -1: that was all */
-    int32_t status;
+    int32_t status;      /* then, if this is no success, the first rank's message follows */
 };
 struct answer {
     int64_t first, n;
@@ -144,16 +144,37 @@ static int answer_one(struct trainer *t, const struct extent *x, struct err *e)
     return st;
 }
 
+/* All go on, or all stop and say why the first rank could not write. */
+static int tell_end(struct saver *s, int st, struct err *e)
+{
+    const struct mesh *mesh = &s->t->model.mesh;
+    struct request end = {.index = -1, .status = st};
+    if (st == ST_OK)
+        return ask(s, &end, e);
+    if (ask(s, &end, NULL) == ST_OK)
+        for (int r = 1; r < mesh->world; r++)
+            comm_host_send(mesh->all, "save", e->msg, (int64_t)sizeof e->msg, r, NULL);
+    return st;
+}
+
+static int hear_end(struct saver *s, int st, struct err *e)
+{
+    char why[sizeof e->msg];
+    if (st == ST_OK)
+        return ST_OK;
+    TRY(comm_host_recv(s->t->model.mesh.all, "save", why, (int64_t)sizeof why, 0, e));
+    return err_set(e, (enum status)st, "the first rank could not save the checkpoint: %.900s", why);
+}
+
 /* Until the first rank has all it wants, or could not write it. */
-static int answer_all(struct saver *s, int *status, struct err *e)
+static int answer_all(struct saver *s, struct err *e)
 {
     struct trainer *t = s->t;
     for (;;) {
         struct request q;
         TRY(comm_host_recv(t->model.mesh.all, "save", &q, (int64_t)sizeof q, 0, e));
-        *status = q.status;
         if (q.index < 0)
-            return ST_OK;
+            return hear_end(s, q.status, e);
         int k = s->local[q.index];
         struct extent x = k >= 0 ? extent_of(&t->model, k, (enum what)q.what) : (struct extent){0};
         TRY(answer_one(t, &x, e));
@@ -212,19 +233,13 @@ out:
 int trainer_save(struct trainer *t, struct err *e)
 {
     struct full_table full;
-    int st, told = ST_OK;
+    int st;
     TRY(full_table_open(&full, &t->model, e));
     struct saver s = {.t = t, .full = full.params, .local = full.local};
-    if (trainer_speaks(t)) {
-        st = write_files(&s, e);
-        struct request end = {.index = -1, .status = st};
-        int sent = ask(&s, &end, st == ST_OK ? e : NULL);
-        st = st != ST_OK ? st : sent;
-    } else {
-        st = answer_all(&s, &told, e);
-        if (st == ST_OK && told != ST_OK)
-            st = err_set(e, (enum status)told, "the first rank could not save the checkpoint");
-    }
+    if (trainer_speaks(t))
+        st = tell_end(&s, write_files(&s, e), e);
+    else
+        st = answer_all(&s, e);
     full_table_close(&full);
     return st;
 }

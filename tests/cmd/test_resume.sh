@@ -75,7 +75,8 @@ ok "run.minutes saves" grep -q 'a checkpoint was saved' "$dir/err"
 ok "run.minutes is not inherited by the next command" runs train $long --run.dir="$dir/minutes"
 ok "run.minutes: the same bits" same "$dir/long" "$dir/minutes"
 
-start --train.steps=1000000 --run.quiet=off --train.log_every=1
+train_tiny=("${train_tiny[@]/--run.quiet=on/--run.quiet=off}")
+start --train.steps=1000000 --train.log_every=1
 wait_for_text 'loss' "$dir/out" $pid
 kill -INT $pid
 wait $pid
