@@ -32,6 +32,4 @@ static inline float fast_expf(float x)
 
 static inline float fast_sigmoidf(float x) { return 1.0f / (1.0f + fast_expf(-x)); }
 
-static inline float fast_tanhf(float x) { return 1.0f - 2.0f / (1.0f + fast_expf(2.0f * x)); }
-
 #endif

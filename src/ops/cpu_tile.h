@@ -150,8 +150,7 @@ static inline void transpose(float *out, int64_t out_row, const float *in, int64
             out[c * out_row + r] = in[r * in_row + c] * scale;
 }
 
-/* ---- one block of queries and the keys it sees ------------------------------------------------
- */
+/* ---- one block of queries and the keys it sees ----------------------------------------------- */
 
 /* What each query of the block sees: keys low..high (absolute, inclusive). Lanes past the last
  * query repeat nothing and see everything: they compute finite values that nobody reads. */

@@ -117,3 +117,28 @@ int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_s
             c->t[i] = (struct tensor){0};
     return ST_OK;
 }
+
+double op_bytes(const struct op_call *c)
+{
+    double bytes = 0;
+    for (int i = 0; i < c->desc->n_args; i++)
+        if (c->t[i].rank > 0 && c->desc->args[i].role != ARG_WORK)
+            bytes += (double)tensor_bytes(&c->t[i]);
+    return bytes;
+}
+
+bool op_fill_documents(const struct op_call *c, int arg, struct tensor *t, uint64_t key, double chance)
+{
+    enum arg_type type = c->desc->args[arg].type;
+    if (type == ARG_I64)
+        *(int64_t *)t->data = 1;
+    for (int64_t b = 0; type == ARG_I32 && b < t->dim[0]; b++) {
+        int32_t first = b % 2 == 0 ? -100 : 0; /* began long before, or at row 0 */
+        for (int64_t j = 0; j < t->dim[1]; j++) {
+            if (rng_uniform(key, (uint64_t)(b * t->dim[1] + j)) < chance)
+                first = (int32_t)j;
+            ((int32_t *)t->data)[b * t->stride[0] + j] = first;
+        }
+    }
+    return type == ARG_I64 || type == ARG_I32;
+}

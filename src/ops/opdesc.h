@@ -79,6 +79,9 @@ struct op_desc {
     int n_bench;
 };
 
+/* In a descriptor: a list and its length. */
+#define OP_LIST(field, list) .field = list, .n_##field = countof(list)
+
 const struct op_desc *const *op_registry(int *n);
 const struct op_desc *op_find(const char *name);
 int op_arg_index(const struct op_desc *d, const char *name);  /* -1 if absent */
@@ -90,6 +93,11 @@ enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real);
 /* Parse a sample, set attributes, dims and input shapes for a device type. */
 int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_sample *s,
                    const struct ops *ops, struct err *e);
+/* Bytes of all tensors but scratch: the cost of an op that touches each once. */
+double op_bytes(const struct op_call *c);
+/* sample_fill of ops over sequences. doc_start: documents of random length, a row begins one with this chance. start: 1,
+ * because 0 would drop init, which the backward op cannot know. False: the argument is neither. */
+bool op_fill_documents(const struct op_call *c, int arg, struct tensor *t, uint64_t key, double chance);
 /* Set attribute or dim `name`; false if the op has none such. */
 bool op_call_set(struct op_call *c, const char *name, double value);
 

@@ -1,36 +1,8 @@
 /* act and gate beyond the descriptors' samples: in place, column layouts, the edges of the clamp,
  * values that are not finite, rejected arguments. */
-#include "support.h"
-
-#include "ops/ops.h"
+#include "bench.h"
 
 enum { ROWS = 5, F = 34 };
-
-struct bench {
-    struct dev dev;
-    struct lane lane;
-    const struct ops *ops;
-    struct err e;
-};
-
-static int open_bench(void **state)
-{
-    struct bench *t = calloc(1, sizeof *t);
-    assert_non_null(t);
-    assert_ok(dev_open(&t->dev, DEV_CPU, 0, &t->e), &t->e);
-    t->lane = (struct lane){.dev = &t->dev, .err = &t->e};
-    t->ops = ops_for(&t->dev);
-    *state = t;
-    return 0;
-}
-
-static int close_bench(void **state)
-{
-    struct bench *t = *state;
-    dev_close(&t->dev);
-    free(t);
-    return 0;
-}
 
 static void fill(float *x, int n, uint64_t key)
 {
@@ -195,17 +167,17 @@ static void a_gate_must_fit_its_rows(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(the_gradient_may_replace_the_pre_activations, open_bench,
-                                        close_bench),
-        cmocka_unit_test_setup_teardown(interleaved_columns_mean_the_same_as_halves, open_bench,
-                                        close_bench),
-        cmocka_unit_test_setup_teardown(the_clamp_stops_gradients_only_beyond_its_edges, open_bench,
-                                        close_bench),
+        cmocka_unit_test_setup_teardown(the_gradient_may_replace_the_pre_activations, open_cpu_bench,
+                                        close_cpu_bench),
+        cmocka_unit_test_setup_teardown(interleaved_columns_mean_the_same_as_halves, open_cpu_bench,
+                                        close_cpu_bench),
+        cmocka_unit_test_setup_teardown(the_clamp_stops_gradients_only_beyond_its_edges, open_cpu_bench,
+                                        close_cpu_bench),
         cmocka_unit_test_setup_teardown(a_nan_is_not_hidden_and_large_values_stay_finite,
-                                        open_bench, close_bench),
-        cmocka_unit_test_setup_teardown(act_refuses_what_it_cannot_do, open_bench, close_bench),
-        cmocka_unit_test_setup_teardown(a_gate_works_in_place, open_bench, close_bench),
-        cmocka_unit_test_setup_teardown(a_gate_must_fit_its_rows, open_bench, close_bench),
+                                        open_cpu_bench, close_cpu_bench),
+        cmocka_unit_test_setup_teardown(act_refuses_what_it_cannot_do, open_cpu_bench, close_cpu_bench),
+        cmocka_unit_test_setup_teardown(a_gate_works_in_place, open_cpu_bench, close_cpu_bench),
+        cmocka_unit_test_setup_teardown(a_gate_must_fit_its_rows, open_cpu_bench, close_cpu_bench),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

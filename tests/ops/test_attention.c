@@ -1,29 +1,11 @@
 /* attention: known values, equalities between options, cached decoding, views of a fused buffer,
  * every instruction set, and every refusal. Generic checks are in test_ops.c. */
-#include "support.h"
+#include "bench.h"
 
 #include "ops/check.h"
 #include "ops/opcheck.h"
 
 #include <omp.h>
-
-struct bed {
-    struct dev dev[2]; /* ref, cpu */
-    struct err e;
-};
-
-static void open_bed(struct bed *b)
-{
-    *b = (struct bed){0};
-    assert_ok(dev_open(&b->dev[0], DEV_REF, 1, &b->e), &b->e);
-    assert_ok(dev_open(&b->dev[1], DEV_CPU, 2, &b->e), &b->e);
-}
-
-static void close_bed(struct bed *b)
-{
-    dev_close(&b->dev[0]);
-    dev_close(&b->dev[1]);
-}
 
 static struct tensor fresh(enum dtype type, int rank, const int64_t *dim, uint64_t key)
 {
@@ -101,8 +83,7 @@ static void assert_same(const struct tensor *a, const struct tensor *b) { assert
 
 static const enum dtype types[] = {DT_F64, DT_F32};
 
-/* ---- values -------------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static void equal_scores_give_the_mean_of_the_visible_values(void **state)
 {
@@ -330,8 +311,7 @@ static void huge_scores_stay_finite(void **state)
     close_bed(&b);
 }
 
-/* ---- decoding
- * ------------------------------------------------------------------------------------ */
+/* ---- decoding -------------------------------------------------------------------------------- */
 
 /* Feed the rows of `all` in pieces through a cache whose unwritten part is NaN. */
 static void decode(struct bed *b, const struct attention_fwd_args *all, int64_t prefill,
@@ -403,8 +383,7 @@ static void cached_decoding_equals_the_full_pass(void **state)
     close_bed(&b);
 }
 
-/* ---- views, threads, instruction sets
- * ---------------------------------------------------------------- */
+/* ---- views, threads, instruction sets -------------------------------------------------------- */
 
 enum { FB = 2, FS = 100, FH = 6, FG = 2, FD = 16, FROW = (FH + 2 * FG) * FD + 5 };
 
@@ -574,8 +553,7 @@ static void every_instruction_set_agrees_with_the_reference(void **state)
     }
 }
 
-/* ---- refusals
- * ------------------------------------------------------------------------------------------ */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void bad_arguments_are_refused(void **state)
 {

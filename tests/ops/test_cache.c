@@ -1,23 +1,6 @@
 /* cache_store and colsum beyond the descriptors' samples: strided keys, the end of the cache,
  * absent scratch. */
-#include "support.h"
-
-#include "ops/ops.h"
-
-struct bench {
-    struct dev dev;
-    struct lane lane;
-    const struct ops *ops;
-    struct err e;
-};
-
-static void open_bench(struct bench *t, enum dev_kind kind)
-{
-    memset(t, 0, sizeof *t);
-    assert_ok(dev_open(&t->dev, kind, 0, &t->e), &t->e);
-    t->lane = (struct lane){.dev = &t->dev, .err = &t->e};
-    t->ops = ops_for(&t->dev);
-}
+#include "bench.h"
 
 /* Keys are a slice of the rows of a fused projection, so their rows are far apart. */
 static void strided_keys_land_in_their_rows(void **state)

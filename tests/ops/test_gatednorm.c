@@ -1,23 +1,6 @@
 /* gatednorm beyond the descriptor's samples: known values, both orders, in place, and what it
  * refuses. */
-#include "support.h"
-
-#include "ops/ops.h"
-
-struct bench {
-    struct dev dev;
-    struct lane lane;
-    const struct ops *ops;
-    struct err e;
-};
-
-static void open_bench(struct bench *t, enum dev_kind kind)
-{
-    memset(t, 0, sizeof *t);
-    assert_ok(dev_open(&t->dev, kind, 0, &t->e), &t->e);
-    t->lane = (struct lane){.dev = &t->dev, .err = &t->e};
-    t->ops = ops_for(&t->dev);
-}
+#include "bench.h"
 
 static const enum dev_kind kinds[] = {DEV_REF, DEV_CPU};
 

@@ -1,24 +1,8 @@
 /* gemm beyond what the descriptor's samples ask: garbage in C, bad shapes and strides, known
  * values. */
-#include "support.h"
+#include "bench.h"
 
 #include "ops/cpu_gemm.h"
-#include "ops/ops.h"
-
-struct bench {
-    struct dev dev;
-    struct lane lane;
-    const struct ops *ops;
-    struct err e;
-};
-
-static void open_bench(struct bench *t, enum dev_kind kind)
-{
-    memset(t, 0, sizeof *t);
-    assert_ok(dev_open(&t->dev, kind, 0, &t->e), &t->e);
-    t->lane = (struct lane){.dev = &t->dev, .err = &t->e};
-    t->ops = ops_for(&t->dev);
-}
 
 static void the_product_of_two_known_matrices_is_right(void **state)
 {

@@ -1,7 +1,5 @@
 /* moeplan and permute together: the order of rows, both maps, the round trip, refused arguments. */
-#include "support.h"
-
-#include "ops/ops.h"
+#include "bench.h"
 
 enum { T = 37, K = 3, E = 5, R = T * K, D = 70 };
 
@@ -20,32 +18,6 @@ static void route(struct maps *m, bool drops)
                                  .offset = tensor_1d(m->offset, DT_I32, E + 1),
                                  .row = tensor_2d(m->row, DT_I32, T, K),
                                  .src = tensor_1d(m->src, DT_I32, R)};
-}
-
-struct bench {
-    struct dev dev;
-    struct lane lane;
-    const struct ops *ops;
-    struct err e;
-};
-
-static int open_bench(void **state)
-{
-    struct bench *t = calloc(1, sizeof *t);
-    assert_non_null(t);
-    assert_ok(dev_open(&t->dev, DEV_CPU, 2, &t->e), &t->e);
-    t->lane = (struct lane){.dev = &t->dev, .err = &t->e};
-    t->ops = ops_for(&t->dev);
-    *state = t;
-    return 0;
-}
-
-static int close_bench(void **state)
-{
-    struct bench *t = *state;
-    dev_close(&t->dev);
-    free(t);
-    return 0;
 }
 
 static void rows_are_ordered_by_expert_then_token(void **state)
@@ -167,7 +139,7 @@ static void a_token_is_summed_in_order_of_choice(void **state)
     assert_true(base[0] == 3);
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, open_bench, close_bench)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, open_cpu_bench, close_cpu_bench)
 
 int main(void)
 {

@@ -1,6 +1,6 @@
 /* rope: frequencies and tables against hand-computed and golden values, rotation by known angles,
  * aliasing, views of a fused buffer, and every refusal. Generic checks are in test_ops.c. */
-#include "support.h"
+#include "bench.h"
 
 #include "golden_rope.h"
 #include "ops/ops.h"
@@ -174,26 +174,7 @@ static void bad_configs_are_refused_with_their_values(void **state)
     assert_fails(rope_config_check(&c, &e), ST_INVALID, &e, "9");
 }
 
-/* ---- the op ------------------------------------------------------------------------------------
- */
-
-struct bed {
-    struct dev dev[2]; /* ref, cpu */
-    struct err e;
-};
-
-static void open_bed(struct bed *b)
-{
-    *b = (struct bed){0};
-    assert_ok(dev_open(&b->dev[0], DEV_REF, 1, &b->e), &b->e);
-    assert_ok(dev_open(&b->dev[1], DEV_CPU, 2, &b->e), &b->e);
-}
-
-static void close_bed(struct bed *b)
-{
-    dev_close(&b->dev[0]);
-    dev_close(&b->dev[1]);
-}
+/* ---- the op ---------------------------------------------------------------------------------- */
 
 static int forward(struct bed *b, int which, const struct rope_fwd_args *a)
 {

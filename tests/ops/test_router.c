@@ -1,36 +1,8 @@
 /* router beyond the descriptors' samples: who is chosen, what biases, groups, capacity and tables
  * do, losses against known values, noise, values that are not finite, rejected arguments. */
-#include "support.h"
-
-#include "ops/ops.h"
+#include "bench.h"
 
 enum { T = 48, E = 16, K = 4 };
-
-struct bench {
-    struct dev dev;
-    struct lane lane;
-    const struct ops *ops;
-    struct err e;
-};
-
-static int open_bench(void **state)
-{
-    struct bench *t = calloc(1, sizeof *t);
-    assert_non_null(t);
-    assert_ok(dev_open(&t->dev, DEV_CPU, 2, &t->e), &t->e);
-    t->lane = (struct lane){.dev = &t->dev, .err = &t->e};
-    t->ops = ops_for(&t->dev);
-    *state = t;
-    return 0;
-}
-
-static int close_bench(void **state)
-{
-    struct bench *t = *state;
-    dev_close(&t->dev);
-    free(t);
-    return 0;
-}
 
 /* Room for one call; logits are N(0, 1). */
 struct call {
@@ -409,7 +381,7 @@ static void bad_arguments_are_refused(void **state)
     assert_fails(t->ops->router_fwd(&t->lane, &c.a), ST_INVALID, &t->e, "work");
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, open_bench, close_bench)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, open_cpu_bench, close_cpu_bench)
 
 int main(void)
 {

@@ -56,8 +56,7 @@ int adamw_value_check(const struct adamw_args *a, struct err *e)
     return ST_OK;
 }
 
-/* ---- descriptor: p, m and v are updated in place, so they are outputs whose old values matter
- * ---- */
+/* ---- descriptor: p, m and v are updated in place, so they are outputs whose old values matter ---- */
 
 enum { G, HYPER, SCALE, P, M, V, COPY };
 static const struct op_arg args[] = {
@@ -173,20 +172,9 @@ static const struct op_sample bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777
 const struct op_desc adamw_desc = {
     .name = "adamw",
     .summary = "one AdamW update of a parameter, in place",
-    .args = args,
-    .n_args = countof(args),
-    .attrs = attrs,
-    .n_attrs = countof(attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = shapes,
+    OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
+    .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
     .sample_fill = fill,
-    .infer = infer,
-    .run = run,
-    .cost = cost,
     .tolerance = 2e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -130,15 +130,6 @@ static double visible_pairs(const struct tensor *q, const struct tensor *k, doub
     return pairs * (double)q->dim[0] * (double)q->dim[2];
 }
 
-static double bytes_of(const struct op_call *c)
-{
-    double bytes = 0;
-    for (int i = 0; i < c->desc->n_args; i++)
-        if (c->t[i].rank > 0 && c->desc->args[i].role != ARG_WORK)
-            bytes += (double)tensor_bytes(&c->t[i]);
-    return bytes;
-}
-
 enum { F_Q, F_K, F_V, F_SINK, F_DOC, F_START, F_O, F_LSE, F_WORK };
 static const struct op_arg fwd_args[] = {
     {.name = "q"},
@@ -204,7 +195,7 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     double width = (double)(c->t[F_Q].dim[3] + c->t[F_V].dim[3]);
     double pairs = visible_pairs(&c->t[F_Q], &c->t[F_K], c->attr[1]);
-    *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = bytes_of(c)};
+    *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = op_bytes(c)};
 }
 
 enum { B_DO, B_Q, B_K, B_V, B_O, B_LSE, B_SINK, B_DOC, B_DQ, B_DK, B_DV, B_DSINK, B_WORK };
@@ -286,7 +277,7 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     double width = (double)(3 * c->t[B_Q].dim[3] + 2 * c->t[B_V].dim[3]);
     double pairs = visible_pairs(&c->t[B_Q], &c->t[B_K], c->attr[1]);
-    *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = bytes_of(c)};
+    *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = op_bytes(c)};
 }
 
 static const struct op_sample samples[] = {
@@ -337,43 +328,21 @@ static const struct op_sample bench[] = {
 const struct op_desc attention_fwd_desc = {
     .name = "attention_fwd",
     .summary = "causal grouped-query attention with window, documents and sink",
-    .args = fwd_args,
-    .n_args = countof(fwd_args),
-    .attrs = fwd_attrs,
-    .n_attrs = countof(fwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = fwd_shapes,
+    OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
     .sample_fill = fill,
-    .infer = fwd_infer,
-    .run = fwd_run,
-    .cost = fwd_cost,
     .backward = "attention_bwd",
     .tolerance = 5e-6,
     .narrow = 1e-3,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 const struct op_desc attention_bwd_desc = {
     .name = "attention_bwd",
     .summary = "gradient of attention_fwd",
-    .args = bwd_args,
-    .n_args = countof(bwd_args),
-    .attrs = bwd_attrs,
-    .n_attrs = countof(bwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes,
+    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
     .sample_fill = fill,
-    .infer = bwd_infer,
-    .run = bwd_run,
-    .cost = bwd_cost,
     .tolerance = 1e-5,
     .narrow = 2e-3,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -136,8 +136,7 @@ int CPU_NAME(conv1d_fwd_cpu)(struct lane *l, const struct conv1d_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward
- * -------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* Taps, then per block of rows the sums of dw (by tap) and dbias. */
 int64_t CPU_NAME(conv1d_bwd_work_cpu)(const struct conv1d_bwd_args *a)

@@ -51,24 +51,9 @@ static struct tensor rows_3d(const struct op_call *c, int64_t rows)
     return tensor_3d(NULL, DT_NONE, (int64_t)c->dim[BATCH], rows, (int64_t)c->dim[C]);
 }
 
-/* Documents of random length; every row knows where its own began. */
 static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 {
-    if (c->desc->args[arg].type == ARG_I64) {
-        *(int64_t *)t->data = 1; /* 0 would drop init, which the backward op cannot know */
-        return true;
-    }
-    if (c->desc->args[arg].type != ARG_I32)
-        return false;
-    for (int64_t b = 0; b < t->dim[0]; b++) {
-        int32_t first = b % 2 == 0 ? -100 : 0; /* began long before, or at row 0 */
-        for (int64_t j = 0; j < t->dim[1]; j++) {
-            if (rng_uniform(key, (uint64_t)(b * t->dim[1] + j)) < 0.1)
-                first = (int32_t)j;
-            ((int32_t *)t->data)[b * t->stride[0] + j] = first;
-        }
-    }
-    return true;
+    return op_fill_documents(c, arg, t, key, 0.1);
 }
 
 static int check_ranks(const char *op, const struct tensor *x, const struct tensor *w,
@@ -79,15 +64,6 @@ static int check_ranks(const char *op, const struct tensor *x, const struct tens
                        "%s: x must have rank 3 (batch, row, channel) and w rank 2 (channel, tap)",
                        op);
     return ST_OK;
-}
-
-static double bytes_of(const struct op_call *c)
-{
-    double bytes = 0;
-    for (int i = 0; i < c->desc->n_args; i++)
-        if (c->t[i].rank > 0 && c->desc->args[i].role != ARG_WORK)
-            bytes += (double)tensor_bytes(&c->t[i]);
-    return bytes;
 }
 
 enum { F_X, F_W, F_BIAS, F_INIT, F_DOC, F_START, F_Y, F_FINAL, F_WORK };
@@ -151,7 +127,7 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     double n = (double)tensor_elems(&c->t[F_X]), taps = (double)c->t[F_W].dim[1];
     *out =
-        (struct op_cost){.flops = n * (2 * taps + (c->attr[0] != 0 ? 4 : 0)), .bytes = bytes_of(c)};
+        (struct op_cost){.flops = n * (2 * taps + (c->attr[0] != 0 ? 4 : 0)), .bytes = op_bytes(c)};
 }
 
 enum { B_DY, B_X, B_W, B_BIAS, B_INIT, B_DOC, B_DX, B_DW, B_DBIAS, B_DINIT, B_WORK };
@@ -223,7 +199,7 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     double n = (double)tensor_elems(&c->t[B_X]), taps = (double)c->t[B_W].dim[1];
     *out = (struct op_cost){.flops = n * (c->attr[0] != 0 ? 6 * taps + 8 : 4 * taps),
-                            .bytes = bytes_of(c)};
+                            .bytes = op_bytes(c)};
 }
 
 static const struct op_sample samples[] = {
@@ -255,41 +231,19 @@ static const struct op_sample bench[] = {
 const struct op_desc conv1d_fwd_desc = {
     .name = "conv1d_fwd",
     .summary = "causal convolution of each channel, with bias, SiLU, documents and decode state",
-    .args = fwd_args,
-    .n_args = countof(fwd_args),
-    .attrs = fwd_attrs,
-    .n_attrs = countof(fwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = fwd_shapes,
+    OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
     .sample_fill = fill,
-    .infer = fwd_infer,
-    .run = fwd_run,
-    .cost = fwd_cost,
     .backward = "conv1d_bwd",
     .tolerance = 2e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 const struct op_desc conv1d_bwd_desc = {
     .name = "conv1d_bwd",
     .summary = "gradient of conv1d_fwd",
-    .args = bwd_args,
-    .n_args = countof(bwd_args),
-    .attrs = bwd_attrs,
-    .n_attrs = countof(bwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes,
+    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
     .sample_fill = fill,
-    .infer = bwd_infer,
-    .run = bwd_run,
-    .cost = bwd_cost,
     .tolerance = 5e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

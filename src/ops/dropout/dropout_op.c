@@ -19,8 +19,7 @@ int dropout_check(const struct dropout_args *a, struct err *e)
     return ST_OK;
 }
 
-/* ---- descriptor: no backward, as the op is its own; tests/ops/test_dropout.c checks that
- * --------- */
+/* ---- descriptor: no backward, as the op is its own; tests/ops/test_dropout.c checks that ----- */
 
 enum { X, INFO, Y };
 static const struct op_arg args[] = {
@@ -96,20 +95,9 @@ static const struct op_sample bench[] = {
 const struct op_desc dropout_desc = {
     .name = "dropout",
     .summary = "zero a random share of the channels, scale the rest",
-    .args = args,
-    .n_args = countof(args),
-    .attrs = attrs,
-    .n_attrs = countof(attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = shapes,
+    OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
+    .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
     .sample_fill = fill,
-    .infer = infer,
-    .run = run,
-    .cost = cost,
     .tolerance = 1e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -113,10 +113,10 @@ static const struct op_sample send_bench[] = {{"rows=16384 k=8 experts=64 ranks=
 
 const struct op_desc epsend_desc = {
     .name = "epsend", .summary = "places of routed rows in the slabs that go to other ranks",
-    .args = send_args, .n_args = countof(send_args), .attrs = send_attrs, .n_attrs = countof(send_attrs), .dims = send_dims,
-    .n_dims = countof(send_dims), .sample_shapes = send_shapes, .sample_fill = send_fill, .infer = send_infer, .run = send_run,
-    .cost = send_cost, .tolerance = 0, .samples = send_samples, .n_samples = countof(send_samples), .bench = send_bench,
-    .n_bench = countof(send_bench),
+    OP_LIST(args, send_args), OP_LIST(attrs, send_attrs), OP_LIST(dims, send_dims),
+    .sample_shapes = send_shapes, .infer = send_infer, .run = send_run, .cost = send_cost,
+    .sample_fill = send_fill, .tolerance = 0,
+    OP_LIST(samples, send_samples), OP_LIST(bench, send_bench),
 };
 
 /* ---- eprecv --------------------------------------------------------------------------------------------------------- */
@@ -173,8 +173,8 @@ static const struct op_sample recv_bench[] = {{"ranks=8 experts=8 most=4096 cap=
 
 const struct op_desc eprecv_desc = {
     .name = "eprecv", .summary = "received rows sorted by local expert: ranges and both maps",
-    .args = recv_args, .n_args = countof(recv_args), .attrs = recv_attrs, .n_attrs = countof(recv_attrs), .dims = recv_dims,
-    .n_dims = countof(recv_dims), .sample_shapes = recv_shapes, .sample_fill = recv_fill, .infer = recv_infer, .run = recv_run,
-    .cost = recv_cost, .tolerance = 0, .samples = recv_samples, .n_samples = countof(recv_samples), .bench = recv_bench,
-    .n_bench = countof(recv_bench),
+    OP_LIST(args, recv_args), OP_LIST(attrs, recv_attrs), OP_LIST(dims, recv_dims),
+    .sample_shapes = recv_shapes, .infer = recv_infer, .run = recv_run, .cost = recv_cost,
+    .sample_fill = recv_fill, .tolerance = 0,
+    OP_LIST(samples, recv_samples), OP_LIST(bench, recv_bench),
 };

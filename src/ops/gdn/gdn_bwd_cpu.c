@@ -30,21 +30,6 @@ struct scratch {
     float *e;                 /* [per_key][dk][v_row] */
 };
 
-static struct inputs inputs_of(const struct gdn_bwd_args *a)
-{
-    struct inputs in = {.q = &a->q,
-                        .k = &a->k,
-                        .v = &a->v,
-                        .alpha = &a->alpha,
-                        .beta = &a->beta,
-                        .A_log = &a->A_log,
-                        .dt_bias = &a->dt_bias,
-                        .doc_start = &a->doc_start,
-                        .chunk = a->chunk};
-    inputs_sizes(&in);
-    return in;
-}
-
 static int64_t scratch_floats(const struct inputs *in)
 {
     int64_t c = in->c_row;
@@ -58,7 +43,7 @@ static int64_t sum_floats(const struct inputs *in) { return in->batch * in->head
 
 int64_t CPU_NAME(gdn_bwd_work_cpu)(const struct gdn_bwd_args *a)
 {
-    struct inputs in = inputs_of(a);
+    struct inputs in = INPUTS_OF(a);
     return (sum_floats(&in) + omp_get_max_threads() * scratch_floats(&in)) * (int64_t)sizeof(float);
 }
 
@@ -89,22 +74,6 @@ static void scratch_take(const struct inputs *in, struct scratch *s, float *at)
     s->e = take(&at, in->per_key * in->dk * in->v_row);
 }
 
-static float lanes_sum(vec v)
-{
-    float sum = 0;
-    for (int i = 0; i < VL; i++)
-        sum += v[i];
-    return sum;
-}
-
-static float dot(const float *a, const float *b, int64_t n)
-{
-    vec sum = {0};
-    for (int64_t c = 0; c < n; c += VL)
-        sum += *(const vec *)(a + c) * *(const vec *)(b + c);
-    return lanes_sum(sum);
-}
-
 /* dX into dr, and n_j. */
 static void values_gradient(const struct inputs *in, struct scratch *s, const float *e,
                             bool leaving)
@@ -119,14 +88,14 @@ static void values_gradient(const struct inputs *in, struct scratch *s, const fl
                                    .b_row = row,
                                    .out = s->dr,
                                    .out_row = row,
-                                   .rows = k->pad,
+                                   .rows = k->r.pad,
                                    .cols = wide,
                                    .depth = in->dk});
-        scale_rows(s->dr, s->dr, row, s->h.to_end, k->pad, wide);
+        scale_rows(s->dr, s->dr, row, s->h.d.to_end, k->r.pad, wide);
     }
-    for (int64_t j = 0; j < k->pad; j++)
+    for (int64_t j = 0; j < k->r.pad; j++)
         s->inject[j] = leaving ? dot(s->dr + j * row, s->x + j * row, wide) : 0.0f;
-    for (int64_t j = 0; j < k->pad; j += BLOCK)
+    for (int64_t j = 0; j < k->r.pad; j += BLOCK)
         multiply(&(struct product){.a = s->h.m + j * in->c_row + j,
                                    .a_row = in->c_row,
                                    .a_step = 1,
@@ -136,14 +105,14 @@ static void values_gradient(const struct inputs *in, struct scratch *s, const fl
                                    .out_row = row,
                                    .rows = BLOCK,
                                    .cols = wide,
-                                   .depth = k->pad - j,
+                                   .depth = k->r.pad - j,
                                    .add = leaving});
 }
 
 /* dX to dR in place: (I + A)^T dR = dX, from the last block of rows to the first. */
 static void solve_transposed(const struct inputs *in, struct scratch *s)
 {
-    int64_t row = in->v_row, pad = s->k.pad;
+    int64_t row = in->v_row, pad = s->k.r.pad;
     for (int64_t j = pad - BLOCK; j >= 0; j -= BLOCK) {
         float *block = s->dr + j * row;
         const float *a = s->h.a + j * in->c_row + j;
@@ -178,14 +147,14 @@ static void triangle(const struct inputs *in, struct scratch *s)
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
-    memset(s->sum, 0, (size_t)k->pad * sizeof(float));
-    memset(s->dw, 0, (size_t)k->pad * sizeof(float));
-    for (int64_t j = 0; j < k->pad; j++) {
+    memset(s->sum, 0, (size_t)k->r.pad * sizeof(float));
+    memset(s->dw, 0, (size_t)k->r.pad * sizeof(float));
+    for (int64_t j = 0; j < k->r.pad; j++) {
         vec total = {0};
         h->a[j * in->c_row + j] = 0;
-        for (int64_t i = j / BLOCK * BLOCK; i < k->pad; i += VL) {
+        for (int64_t i = j / BLOCK * BLOCK; i < k->r.pad; i += VL) {
             int64_t at = j * in->c_row + i;
-            vec d = decay_lanes(k, h, j, i), kk = *(const vec *)(k->kk + at),
+            vec d = decay_lanes(&h->d, &k->r, j, i), kk = *(const vec *)(k->kk + at),
                 w = *(const vec *)(h->w + i);
             vec dqk = *(const vec *)(h->m + at) * d, da = *(const vec *)(h->a + at) * d;
             vec *sum = (vec *)(s->sum + i);
@@ -205,7 +174,7 @@ static void triangle(const struct inputs *in, struct scratch *s)
 static void through_state(const struct inputs *in, struct scratch *s, const float *state,
                           const float *t, const float *rows_t, float *sums)
 {
-    int64_t c = in->c_row, pad = s->k.pad;
+    int64_t c = in->c_row, pad = s->k.r.pad;
     multiply(&(struct product){.a = state,
                                .a_row = in->v_row,
                                .a_step = 1,
@@ -235,17 +204,17 @@ static void key_gradients(const struct inputs *in, struct scratch *s, const floa
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
-    memset(s->pass, 0, (size_t)k->pad * sizeof(float));
+    memset(s->pass, 0, (size_t)k->r.pad * sizeof(float));
     if (state != NULL) {
-        memcpy(s->f, h->from_start, (size_t)k->pad * sizeof(float));
+        memcpy(s->f, h->d.from_start, (size_t)k->r.pad * sizeof(float));
         through_state(in, s, state, s->t, k->qt, s->dqt);
-        for (int64_t i = 0; i < k->pad; i++)
+        for (int64_t i = 0; i < k->r.pad; i++)
             s->f[i] *= -h->w[i];
         through_state(in, s, state, s->u, k->kt, s->dkt);
     }
     if (leaving) {
-        memcpy(s->f, h->to_end, (size_t)k->pad * sizeof(float));
-        transpose(s->t, in->c_row, s->x, in->v_row, k->pad, in->dv, 1.0f);
+        memcpy(s->f, h->d.to_end, (size_t)k->r.pad * sizeof(float));
+        transpose(s->t, in->c_row, s->x, in->v_row, k->r.pad, in->dv, 1.0f);
         through_state(in, s, e, s->t, NULL, s->dkt);
     }
 }
@@ -266,37 +235,30 @@ static float pass_gradient(const struct inputs *in, struct scratch *s, float *e,
         through += sum;
     }
     if (!wanted)
-        return through * h->decay;
+        return through * h->d.whole;
     for (int64_t n = 0; n < in->dk; n++)
         for (int64_t c = 0; c < wide; c += VL)
-            *(vec *)(e + n * row + c) *= h->decay;
-    for (int64_t i = 0; i < k->pad; i++)
-        s->f[i] = -h->w[i] * h->from_start[i];
-    scale_rows(s->d_o, s->d_o, row, h->from_start, k->pad, wide);
-    scale_rows(s->dr, s->dr, row, s->f, k->pad, wide);
-    multiply(&(struct product){.a = k->q,
-                               .a_row = 1,
-                               .a_step = in->k_row,
-                               .b = s->d_o,
-                               .b_row = row,
-                               .out = e,
-                               .out_row = row,
-                               .rows = in->dk,
-                               .cols = wide,
-                               .depth = k->pad,
-                               .add = true});
-    multiply(&(struct product){.a = k->k,
-                               .a_row = 1,
-                               .a_step = in->k_row,
-                               .b = s->dr,
-                               .b_row = row,
-                               .out = e,
-                               .out_row = row,
-                               .rows = in->dk,
-                               .cols = wide,
-                               .depth = k->pad,
-                               .add = true});
-    return through * h->decay;
+            *(vec *)(e + n * row + c) *= h->d.whole;
+    for (int64_t i = 0; i < k->r.pad; i++)
+        s->f[i] = -h->w[i] * h->d.from_start[i];
+    scale_rows(s->d_o, s->d_o, row, h->d.from_start, k->r.pad, wide);
+    scale_rows(s->dr, s->dr, row, s->f, k->r.pad, wide);
+    struct product onto = {.a = k->q,
+                           .a_row = 1,
+                           .a_step = in->k_row,
+                           .b = s->d_o,
+                           .b_row = row,
+                           .out = e,
+                           .out_row = row,
+                           .rows = in->dk,
+                           .cols = wide,
+                           .depth = k->r.pad,
+                           .add = true};
+    multiply(&onto);
+    onto.a = k->k;
+    onto.b = s->dr;
+    multiply(&onto);
+    return through * h->d.whole;
 }
 
 /* dv, and what it adds to dw. */
@@ -304,9 +266,9 @@ static void value_outputs(const struct gdn_bwd_args *a, const struct inputs *in,
                           int64_t head)
 {
     const struct chunk *k = &s->k;
-    for (int64_t i = 0; i < k->n; i++) {
+    for (int64_t i = 0; i < k->r.n; i++) {
         const float *dr = s->dr + i * in->v_row;
-        float *out = head_at(&a->dv, k->batch, k->first + i, head), w = s->h.w[i];
+        float *out = head_at(&a->dv, k->r.batch, k->r.first + i, head), w = s->h.w[i];
         s->dw[i] += dot(dr, s->v + i * in->v_row, in->v_pad);
 #pragma omp simd
         for (int64_t c = 0; c < in->dv; c++)
@@ -320,14 +282,14 @@ static void gate_gradients(const struct gdn_bwd_args *a, struct scratch *s, floa
 {
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
-    float *dalpha = head_at(&a->dalpha, k->batch, k->first, head),
-          *dbeta = head_at(&a->dbeta, k->batch, k->first, head);
+    float *dalpha = head_at(&a->dalpha, k->r.batch, k->r.first, head),
+          *dbeta = head_at(&a->dbeta, k->r.batch, k->r.first, head);
     double later = 0, earlier = 0, d_rate = 0, d_bias = 0;
-    for (int64_t i = k->n - 1; i >= 0; i--) {
+    for (int64_t i = k->r.n - 1; i >= 0; i--) {
         later += (double)s->pass[i];
         s->dg[i] += (float)later;
     }
-    for (int64_t i = 0; i < k->n; i++) {
+    for (int64_t i = 0; i < k->r.n; i++) {
         float dg = s->dg[i] + (float)(earlier + (double)through), d = dg * h->slope[i];
         earlier += (double)s->inject[i];
         dalpha[i * a->dalpha.stride[1]] = d;
@@ -339,24 +301,15 @@ static void gate_gradients(const struct gdn_bwd_args *a, struct scratch *s, floa
     sums[SUM_BIAS] += (float)d_bias;
 }
 
-static bool all_zero(const float *state, int64_t row, int64_t n, int64_t p)
-{
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t c = 0; c < p; c++)
-            if (state[i * row + c] != 0)
-                return false;
-    return true;
-}
-
 /* The state that enters, with padded rows; NULL: nothing does. */
 static const float *incoming_state(const struct gdn_bwd_args *a, const struct inputs *in,
                                    struct scratch *s, int64_t index, int64_t head)
 {
-    const float *state = entering(&a->states, s->k.batch, index, head);
+    const float *state = entering(&a->states, s->k.r.batch, index, head);
     int64_t row = a->states.stride[3];
     if (index == 0 && all_zero(state, row, in->dk, in->dv))
         return NULL;
-    copy_rows(s->state, in->v_row, state, row, in->dk, in->dv, in->v_pad);
+    pack_rows(s->state, in->v_row, state, row, in->dk, in->dv, in->dk, in->v_pad);
     return s->state;
 }
 
@@ -367,17 +320,17 @@ static void bwd_chunk_head(const struct gdn_bwd_args *a, const struct inputs *in
     int64_t row = in->v_row;
     const float *state = incoming_state(a, in, s, index, head);
     head_load(in, k, &s->h, head);
-    pack_rows(s->v, row, head_at(&a->v, k->batch, k->first, head), a->v.stride[1], k->n, in->dv,
-              k->pad, in->v_pad);
-    pack_rows(s->d_o, row, head_at(&a->d_o, k->batch, k->first, head), a->d_o.stride[1], k->n,
-              in->dv, k->pad, in->v_pad);
+    pack_rows(s->v, row, head_at(&a->v, k->r.batch, k->r.first, head), a->v.stride[1], k->r.n, in->dv,
+              k->r.pad, in->v_pad);
+    pack_rows(s->d_o, row, head_at(&a->d_o, k->r.batch, k->r.first, head), a->d_o.stride[1], k->r.n,
+              in->dv, k->r.pad, in->v_pad);
     solve_values(in, k, &s->h, state, s->v, s->x);
     values_gradient(in, s, e, leaving);
     solve_transposed(in, s);
-    transpose(s->t, in->c_row, s->d_o, row, k->pad, in->dv, 1.0f);
-    transpose(s->u, in->c_row, s->dr, row, k->pad, in->dv, 1.0f);
-    multiply_triangle(in, k->pad, s->h.m, s->x, row, s->t, in->dv);
-    multiply_triangle(in, k->pad, s->h.a, s->x, row, s->u, in->dv);
+    transpose(s->t, in->c_row, s->d_o, row, k->r.pad, in->dv, 1.0f);
+    transpose(s->u, in->c_row, s->dr, row, k->r.pad, in->dv, 1.0f);
+    multiply_triangle(s->h.m, in->c_row, k->r.pad, s->x, row, s->t, in->dv);
+    multiply_triangle(s->h.a, in->c_row, k->r.pad, s->x, row, s->u, in->dv);
     triangle(in, s);
     value_outputs(a, in, s, head);
     key_gradients(in, s, state, e, leaving);
@@ -410,9 +363,9 @@ static void finish_chunk(const struct gdn_bwd_args *a, const struct inputs *in, 
     int64_t c = in->c_row, row = in->k_row;
     for (int which = 0; which < 2; which++) {
         const struct tensor *to = which == 0 ? &a->dq : &a->dk;
-        memset(s->out, 0, (size_t)(k->pad * row) * sizeof(float));
-        transpose(s->out, row, which == 0 ? s->dqt : s->dkt, c, in->dk, k->pad, 1.0f);
-        for (int64_t i = 0; i < k->pad; i += BLOCK) {
+        memset(s->out, 0, (size_t)(k->r.pad * row) * sizeof(float));
+        transpose(s->out, row, which == 0 ? s->dqt : s->dkt, c, in->dk, k->r.pad, 1.0f);
+        for (int64_t i = 0; i < k->r.pad; i += BLOCK) {
             struct product over_j = {.a = (which == 0 ? s->dqk : s->dkk) + i,
                                      .a_row = 1,
                                      .a_step = c,
@@ -428,7 +381,7 @@ static void finish_chunk(const struct gdn_bwd_args *a, const struct inputs *in, 
             struct product over_i = over_j;
             over_i.a_row = c;
             over_i.a_step = 1;
-            over_i.depth = k->pad - i;
+            over_i.depth = k->r.pad - i;
             over_i.a = s->dqk + i * c + i;
             over_i.b = k->q + i * row;
             if (which == 1)
@@ -438,8 +391,8 @@ static void finish_chunk(const struct gdn_bwd_args *a, const struct inputs *in, 
             if (which == 1)
                 multiply(&over_i);
         }
-        for (int64_t i = 0; i < k->n; i++)
-            through_length(head_at(to, k->batch, k->first + i, key_head), s->out + i * row,
+        for (int64_t i = 0; i < k->r.n; i++)
+            through_length(head_at(to, k->r.batch, k->r.first + i, key_head), s->out + i * row,
                            (which == 0 ? k->q : k->k) + i * row, which == 0 ? in->scale : 1.0f,
                            which == 0 ? k->q_factor[i] : k->k_factor[i], in->dk);
     }
@@ -456,11 +409,11 @@ static void bwd_unit(const struct gdn_bwd_args *a, const struct inputs *in, int6
     memset(s.e, 0, (size_t)(in->per_key * size) * sizeof(float));
     for (int64_t h = from; present(&a->dfinal) && h < to; h++)
         copy_rows(s.e + (h - from) * size, in->v_row, state_at(&a->dfinal, batch, h),
-                  a->dfinal.stride[2], in->dk, in->dv, in->dv);
+                  a->dfinal.stride[2], in->dk, in->dv);
     for (int64_t c = in->n_chunks - 1; c >= 0; c--) {
         chunk_load(in, &s.k, batch, key_head, c);
-        memset(s.dqk, 0, (size_t)(s.k.pad * in->c_row) * sizeof(float));
-        memset(s.dkk, 0, (size_t)(s.k.pad * in->c_row) * sizeof(float));
+        memset(s.dqk, 0, (size_t)(s.k.r.pad * in->c_row) * sizeof(float));
+        memset(s.dkk, 0, (size_t)(s.k.r.pad * in->c_row) * sizeof(float));
         memset(s.dqt, 0, (size_t)(in->dk * in->c_row) * sizeof(float));
         memset(s.dkt, 0, (size_t)(in->dk * in->c_row) * sizeof(float));
         bool leaving = c + 1 < in->n_chunks || present(&a->dfinal);
@@ -471,32 +424,21 @@ static void bwd_unit(const struct gdn_bwd_args *a, const struct inputs *in, int6
     }
     for (int64_t h = from; present(&a->dinit) && h < to; h++)
         copy_rows(state_at(&a->dinit, batch, h), a->dinit.stride[2], s.e + (h - from) * size,
-                  in->v_row, in->dk, in->dv, in->dv);
-}
-
-static void finish_sums(const struct inputs *in, const struct tensor *out, const float *sums,
-                        int which, bool add)
-{
-    for (int64_t h = 0; h < in->heads; h++) {
-        float sum = add ? ((float *)out->data)[h] : 0.0f;
-        for (int64_t b = 0; b < in->batch; b++)
-            sum += sums[(b * in->heads + h) * N_SUMS + which];
-        ((float *)out->data)[h] = sum;
-    }
+                  in->v_row, in->dk, in->dv);
 }
 
 int CPU_NAME(gdn_bwd_cpu)(struct lane *l, const struct gdn_bwd_args *a)
 {
     TRY(gdn_bwd_check(a, l->err));
     TRY(check_work("gdn_bwd", &a->work, CPU_NAME(gdn_bwd_work_cpu)(a), l->err));
-    struct inputs in = inputs_of(a);
+    struct inputs in = INPUTS_OF(a);
     int64_t each = scratch_floats(&in);
     float *sums = a->work.data, *memory = sums + sum_floats(&in);
 #pragma omp parallel for schedule(dynamic)
     for (int64_t u = 0; u < in.batch * in.key_heads; u++)
         bwd_unit(a, &in, u / in.key_heads, u % in.key_heads, sums,
                  memory + omp_get_thread_num() * each);
-    finish_sums(&in, &a->dA_log, sums, SUM_A, a->acc_dA_log);
-    finish_sums(&in, &a->ddt_bias, sums, SUM_BIAS, a->acc_ddt_bias);
+    add_batches(&a->dA_log, sums, in.batch, in.heads, N_SUMS, SUM_A, a->acc_dA_log);
+    add_batches(&a->ddt_bias, sums, in.batch, in.heads, N_SUMS, SUM_BIAS, a->acc_ddt_bias);
     return ST_OK;
 }

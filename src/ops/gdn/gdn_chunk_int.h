@@ -1,5 +1,5 @@
-/* What forward and backward of gdn on the CPU share: the layout of a chunk in scratch memory;
- * private to gdn_*_cpu.c, compiled once per instruction set.
+/* What forward and backward of gdn on the CPU share: the layout of a chunk in scratch memory, beside what
+ * all chunked scans share (cpu_chunk.h); private to gdn_*_cpu.c, compiled once per instruction set.
  *
  * Inside a chunk, with s the running sum of g, D_ij = e^(s_i - s_j) for i >= j, w = sigmoid(beta),
  * q scaled by dk^-1/2 and S the state that enters:
@@ -8,22 +8,13 @@
  * which is the WY form with X for V' = U - W S. X is solved for by blocks of rows: neither
  * (I + A)^-1 nor W nor U is formed, and nothing is lost to their rounding.
  *
- * A unit of work is one key head of one sequence with all its value heads; it walks the chunks in
- * order (backward: in reverse) and owns all it writes. Products of q and k depend on the key head
- * alone and are made once per chunk. Square matrices are held transposed, [j][i] with the later
- * row i in the lanes, and only the blocks of BLOCK x BLOCK on and beyond the diagonal are ever
- * touched. Rows and channels are padded with zeros to whole blocks: a padded row has g 0 and w 0
- * and changes nothing. */
+ * A unit of work is one key head of one sequence with all its value heads; it walks the chunks in order (backward: in
+ * reverse) and owns all it writes. Products of q and k depend on the key head alone and are made once per chunk. A
+ * padded row has g 0 and w 0 and changes nothing. */
 #ifndef BRAID_OPS_GDN_CHUNK_INT_H
 #define BRAID_OPS_GDN_CHUNK_INT_H
 
-#include "ops/cpu_tile.h"
-
-#include <math.h>
-#include <string.h>
-
-enum { BLOCK = 16 };
-_Static_assert(BLOCK % VL == 0, "a block is whole vectors");
+#include "ops/cpu_chunk.h"
 
 struct inputs {
     const struct tensor *q, *k, *v, *alpha, *beta, *A_log, *dt_bias, *doc_start;
@@ -35,8 +26,15 @@ struct inputs {
     float scale; /* of q */
 };
 
-static inline void inputs_sizes(struct inputs *in)
+/* Of the args of either direction. */
+#define INPUTS_OF(args)                                                                                          \
+    inputs_sizes((struct inputs){.q = &(args)->q, .k = &(args)->k, .v = &(args)->v, .alpha = &(args)->alpha,         \
+                                 .beta = &(args)->beta, .A_log = &(args)->A_log, .dt_bias = &(args)->dt_bias,        \
+                                 .doc_start = &(args)->doc_start, .chunk = (args)->chunk})
+
+static inline struct inputs inputs_sizes(struct inputs inputs)
 {
+    struct inputs *in = &inputs;
     in->batch = in->v->dim[0];
     in->rows = in->v->dim[1];
     in->heads = in->v->dim[2];
@@ -52,33 +50,29 @@ static inline void inputs_sizes(struct inputs *in)
     in->v_row = in->v_pad + BLOCK;
     in->c_row = round_up(min_i64(in->chunk, in->rows), BLOCK) + BLOCK;
     in->scale = in->dk > 0 ? 1.0f / sqrtf((float)in->dk) : 0.0f;
+    return inputs;
 }
 
 /* One chunk of one key head. */
 struct chunk {
-    int64_t batch, first, n, pad; /* rows, and rows padded to whole blocks */
-    float *q, *k;                 /* [pad][k_row]: of unit length, q times scale */
-    float *qt, *kt;               /* [dk][c_row], transposed */
-    float *q_factor, *k_factor;   /* [pad]: what brought them to unit length */
-    float *qk, *kk;               /* [pad][c_row]: [j][i] = q_i . k_j, k_i . k_j */
-    int32_t
-        *low; /* [pad]: first row of the chunk that this row's document shares; -1: began before */
-    bool documents; /* some low is not -1 */
+    struct chunk_rows r;
+    float *q, *k;               /* [pad][k_row]: of unit length, q times scale */
+    float *qt, *kt;             /* [dk][c_row], transposed */
+    float *q_factor, *k_factor; /* [pad]: what brought them to unit length */
+    float *qk, *kk;             /* [pad][c_row]: [j][i] = q_i . k_j, k_i . k_j */
 };
 /* One value head in it. */
 struct head {
-    float *w;          /* [pad]: sigmoid(beta) */
-    float *g, *slope;  /* [pad]: log decay; d g / d alpha */
-    float *s, *s_rest; /* running sum of g as a high and a low part: their differences stay exact */
-    float *from_start, *to_end; /* e^(s_i), e^(s_end - s_i); 0 where a document begins between */
-    float decay;                /* e^(s_end) */
-    float *m, *a;               /* [pad][c_row]: decayed qk; -A */
+    float *w;         /* [pad]: sigmoid(beta) */
+    float *g, *slope; /* [pad]: log decay; d g / d alpha */
+    struct decay d;
+    float *m, *a;     /* [pad][c_row]: decayed qk; -A */
 };
 
 static inline int64_t chunk_floats(const struct inputs *in)
 {
     int64_t c = in->c_row; /* covers pad, a multiple of VL like all row strides */
-    return 2 * c * in->k_row + 2 * in->dk * c + 4 * c * c + 10 * c;
+    return 2 * c * in->k_row + 2 * in->dk * c + 4 * c * c + (6 + DECAY_ARRAYS) * c;
 }
 
 static inline void chunk_take(const struct inputs *in, struct chunk *k, struct head *h, float **at)
@@ -92,28 +86,13 @@ static inline void chunk_take(const struct inputs *in, struct chunk *k, struct h
     k->k_factor = take(at, c);
     k->qk = take(at, c * c);
     k->kk = take(at, c * c);
-    k->low = (int32_t *)(void *)take(at, c);
+    k->r.low = (int32_t *)(void *)take(at, c);
     h->w = take(at, c);
     h->g = take(at, c);
     h->slope = take(at, c);
-    h->s = take(at, c);
-    h->s_rest = take(at, c);
-    h->from_start = take(at, c);
-    h->to_end = take(at, c);
+    decay_take(&h->d, c, at);
     h->m = take(at, c * c);
     h->a = take(at, c * c);
-}
-
-/* Copy n rows of `width` floats and clear up to `pad` rows of `wide`. */
-static inline void pack_rows(float *out, int64_t out_row, const float *in, int64_t in_row,
-                             int64_t n, int64_t width, int64_t pad, int64_t wide)
-{
-    for (int64_t i = 0; i < pad; i++) {
-        int64_t have = i < n ? width : 0;
-        if (have > 0)
-            memcpy(out + i * out_row, in + i * in_row, (size_t)have * sizeof(float));
-        memset(out + i * out_row + have, 0, (size_t)(wide - have) * sizeof(float));
-    }
 }
 
 static inline float length_factor(const float *x, int64_t n)
@@ -125,131 +104,55 @@ static inline float length_factor(const float *x, int64_t n)
     return 1.0f / sqrtf(sum + (float)GDN_EPS);
 }
 
-/* out = rows of `in`, each times its factor. */
-static inline void scale_rows(float *out, const float *in, int64_t row, const float *factor,
-                              int64_t rows, int64_t cols)
-{
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t c = 0; c < cols; c += VL)
-            *(vec *)(out + i * row + c) = *(const vec *)(in + i * row + c) * factor[i];
-}
-
 /* Rows of q or k of unit length, times scale; and their transpose. */
 static inline void load_unit(const struct inputs *in, const struct chunk *k, const struct tensor *t,
                              int64_t head, float scale, float *out, float *out_t, float *factor)
 {
     int64_t row = in->k_row;
-    pack_rows(out, row, head_at(t, k->batch, k->first, head), t->stride[1], k->n, in->dk, k->pad,
+    pack_rows(out, row, head_at(t, k->r.batch, k->r.first, head), t->stride[1], k->r.n, in->dk, k->r.pad,
               in->k_pad);
-    for (int64_t i = 0; i < k->pad; i++) {
+    for (int64_t i = 0; i < k->r.pad; i++) {
         factor[i] = length_factor(out + i * row, in->k_pad);
         for (int64_t c = 0; c < in->k_pad; c += VL)
             *(vec *)(out + i * row + c) *= factor[i] * scale;
     }
-    transpose(out_t, in->c_row, out, row, k->pad, in->dk, 1.0f);
-}
-
-static inline void find_documents(const struct inputs *in, struct chunk *k)
-{
-    int32_t low = -1;
-    k->documents = false;
-    for (int64_t i = 0; i < k->pad; i++) {
-        if (i < k->n && present(in->doc_start)) {
-            const int32_t *doc =
-                (const int32_t *)in->doc_start->data + k->batch * in->doc_start->stride[0];
-            if (doc[k->first + i] == k->first + i)
-                low = (int32_t)i;
-        }
-        k->low[i] = low;
-        k->documents = k->documents || low >= 0;
-    }
-}
-
-/* out[j][i] = rows[j] . columns[:, i] for the blocks on and beyond the diagonal. */
-static inline void multiply_triangle(const struct inputs *in, int64_t pad, float *out,
-                                     const float *rows, int64_t row, const float *columns,
-                                     int64_t depth)
-{
-    for (int64_t lane = 0; lane < pad; lane += PANEL) {
-        int64_t cols = min_i64(PANEL, pad - lane);
-        multiply(&(struct product){.a = rows,
-                                   .a_row = row,
-                                   .a_step = 1,
-                                   .b = columns + lane,
-                                   .b_row = in->c_row,
-                                   .out = out + lane,
-                                   .out_row = in->c_row,
-                                   .rows = round_up(lane + cols, BLOCK),
-                                   .cols = cols,
-                                   .depth = depth});
-    }
+    transpose(out_t, in->c_row, out, row, k->r.pad, in->dk, 1.0f);
 }
 
 /* Everything of a chunk that its value heads share. */
 static inline void chunk_load(const struct inputs *in, struct chunk *k, int64_t batch,
                               int64_t key_head, int64_t index)
 {
-    k->batch = batch;
-    k->first = index * in->chunk;
-    k->n = min_i64(in->chunk, in->rows - k->first);
-    k->pad = round_up(k->n, BLOCK);
+    chunk_rows_set(&k->r, batch, index, in->chunk, in->rows, in->doc_start);
     load_unit(in, k, in->q, key_head, in->scale, k->q, k->qt, k->q_factor);
     load_unit(in, k, in->k, key_head, 1.0f, k->k, k->kt, k->k_factor);
-    find_documents(in, k);
-    multiply_triangle(in, k->pad, k->qk, k->k, in->k_row, k->qt, in->dk);
-    multiply_triangle(in, k->pad, k->kk, k->k, in->k_row, k->kt, in->dk);
+    multiply_triangle(k->qk, in->c_row, k->r.pad, k->k, in->k_row, k->qt, in->dk);
+    multiply_triangle(k->kk, in->c_row, k->r.pad, k->k, in->k_row, k->kt, in->dk);
 }
 
 static inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 /* ln(1 + e^x), exact enough for small values too. */
 static inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-/* Lanes i .. i+VL-1 of row j: e^(s_i - s_j) where row i sees row j, else 0. */
-static inline vec decay_lanes(const struct chunk *k, const struct head *h, int64_t j, int64_t i)
-{
-    vec d = (*(const vec *)(h->s + i) - h->s[j]) + (*(const vec *)(h->s_rest + i) - h->s_rest[j]);
-    vec e = vec_exp(vec_choose(d < (vec){0}, d, (vec){0}));
-    if (i < j) { /* the vector that crosses the diagonal */
-        vec_mask lane;
-        for (int v = 0; v < VL; v++)
-            lane[v] = (int32_t)(i + v);
-        e = vec_choose(lane >= (vec_mask){0} + (int32_t)j, e, (vec){0});
-    }
-    if (k->documents)
-        e = vec_choose(*(const vec_mask *)(k->low + i) <= (vec_mask){0} + (int32_t)j, e, (vec){0});
-    return e;
-}
-
 static inline void head_gates(const struct inputs *in, const struct chunk *k, struct head *h,
                               int64_t head)
 {
-    const float *alpha = head_at(in->alpha, k->batch, k->first, head);
-    const float *beta = head_at(in->beta, k->batch, k->first, head);
+    const float *alpha = head_at(in->alpha, k->r.batch, k->r.first, head);
+    const float *beta = head_at(in->beta, k->r.batch, k->r.first, head);
     float bias = ((const float *)in->dt_bias->data)[head],
           rate = -expf(((const float *)in->A_log->data)[head]);
     double sum = 0;
-    for (int64_t i = 0; i < k->pad; i++) {
-        bool real = i < k->n;
+    for (int64_t i = 0; i < k->r.pad; i++) {
+        bool real = i < k->r.n;
         float raw = real ? alpha[i * in->alpha->stride[1]] + bias : 0.0f;
         h->g[i] = real ? rate * softplus(raw) : 0.0f;
         h->slope[i] = raw > 20.0f ? rate : rate * sigmoid(raw);
         h->w[i] = real ? sigmoid(beta[i * in->beta->stride[1]]) : 0.0f;
         sum += (double)h->g[i];
-        h->s[i] = (float)sum;
-        h->s_rest[i] = (float)(sum - (double)h->s[i]);
+        h->d.s[i] = (float)sum;
+        h->d.s_rest[i] = (float)(sum - (double)h->d.s[i]);
     }
-    int32_t last = k->low[k->pad - 1];
-    float end = h->s[k->pad - 1], end_rest = h->s_rest[k->pad - 1];
-    for (int64_t i = 0; i < k->pad; i += VL) {
-        vec s = *(const vec *)(h->s + i), rest = *(const vec *)(h->s_rest + i);
-        *(vec *)(h->from_start + i) = vec_exp(s + rest);
-        *(vec *)(h->to_end + i) = vec_exp((end - s) + (end_rest - rest));
-    }
-    for (int64_t i = 0; k->documents && i < k->pad; i++) {
-        h->from_start[i] = k->low[i] < 0 ? h->from_start[i] : 0.0f;
-        h->to_end[i] = i >= last ? h->to_end[i] : 0.0f;
-    }
-    h->decay = last < 0 ? expf(end + end_rest) : 0.0f;
+    decay_ends(&h->d, &k->r);
 }
 
 /* Gates and square matrices of a head. */
@@ -257,10 +160,10 @@ static inline void head_load(const struct inputs *in, const struct chunk *k, str
                              int64_t head)
 {
     head_gates(in, k, h, head);
-    for (int64_t j = 0; j < k->pad; j++) {
-        for (int64_t i = j / BLOCK * BLOCK; i < k->pad; i += VL) {
+    for (int64_t j = 0; j < k->r.pad; j++) {
+        for (int64_t i = j / BLOCK * BLOCK; i < k->r.pad; i += VL) {
             int64_t at = j * in->c_row + i;
-            vec d = decay_lanes(k, h, j, i);
+            vec d = decay_lanes(&h->d, &k->r, j, i);
             *(vec *)(h->m + at) = *(const vec *)(k->qk + at) * d;
             *(vec *)(h->a + at) =
                 (vec){0} - *(const vec *)(k->kk + at) * d * *(const vec *)(h->w + i);
@@ -283,15 +186,15 @@ static inline void solve_values(const struct inputs *in, const struct chunk *k,
                                    .b_row = row,
                                    .out = x,
                                    .out_row = row,
-                                   .rows = k->pad,
+                                   .rows = k->r.pad,
                                    .cols = wide,
                                    .depth = in->dk});
-        for (int64_t i = 0; i < k->pad; i++)
+        for (int64_t i = 0; i < k->r.pad; i++)
             for (int64_t c = 0; c < wide; c += VL)
-                *(vec *)(v + i * row + c) -= *(const vec *)(x + i * row + c) * h->from_start[i];
+                *(vec *)(v + i * row + c) -= *(const vec *)(x + i * row + c) * h->d.from_start[i];
     }
-    scale_rows(x, v, row, h->w, k->pad, wide);
-    for (int64_t i = 0; i < k->pad; i += BLOCK) {
+    scale_rows(x, v, row, h->w, k->r.pad, wide);
+    for (int64_t i = 0; i < k->r.pad; i += BLOCK) {
         float *block = x + i * row;
         multiply(&(struct product){.a = h->a + i,
                                    .a_row = 1,
@@ -317,24 +220,6 @@ static inline void solve_values(const struct inputs *in, const struct chunk *k,
                 *(vec *)(block + n * row + c) = r[n];
         }
     }
-}
-
-/* Copies `rows` rows of `cols` floats and clears up to `wide`. */
-static inline void copy_rows(float *out, int64_t out_row, const float *in, int64_t in_row,
-                             int64_t rows, int64_t cols, int64_t wide)
-{
-    pack_rows(out, out_row, in, in_row, rows, cols, rows, wide);
-}
-
-/* The state of (batch, head) in a tensor [B, H, dk, dv]. */
-static inline float *state_at(const struct tensor *t, int64_t b, int64_t head)
-{
-    return (float *)t->data + b * t->stride[0] + head * t->stride[1];
-}
-/* The state that enters a chunk, in a tensor [B, chunks, H, dk, dv]. */
-static inline float *entering(const struct tensor *t, int64_t b, int64_t index, int64_t head)
-{
-    return (float *)t->data + b * t->stride[0] + index * t->stride[1] + head * t->stride[2];
 }
 
 #endif

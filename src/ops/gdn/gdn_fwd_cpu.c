@@ -3,30 +3,12 @@
 
 #include <omp.h>
 
-/* Up to this many rows the recurrence itself beats a chunk padded to a block: decoding. */
-enum { FEW_ROWS = 4 };
-
 struct scratch {
     struct chunk k;
     struct head h;
     float *v, *x, *o; /* [pad][v_row] */
     float *state;     /* [per_key][dk][v_row] */
 };
-
-static struct inputs inputs_of(const struct gdn_fwd_args *a)
-{
-    struct inputs in = {.q = &a->q,
-                        .k = &a->k,
-                        .v = &a->v,
-                        .alpha = &a->alpha,
-                        .beta = &a->beta,
-                        .A_log = &a->A_log,
-                        .dt_bias = &a->dt_bias,
-                        .doc_start = &a->doc_start,
-                        .chunk = a->chunk};
-    inputs_sizes(&in);
-    return in;
-}
 
 static int64_t scratch_floats(const struct inputs *in)
 {
@@ -38,7 +20,7 @@ static int64_t scratch_floats(const struct inputs *in)
 
 int64_t CPU_NAME(gdn_fwd_work_cpu)(const struct gdn_fwd_args *a)
 {
-    struct inputs in = inputs_of(a);
+    struct inputs in = INPUTS_OF(a);
     return omp_get_max_threads() * scratch_floats(&in) * (int64_t)sizeof(float);
 }
 
@@ -68,12 +50,12 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
                                    .b_row = row,
                                    .out = s->o,
                                    .out_row = row,
-                                   .rows = k->pad,
+                                   .rows = k->r.pad,
                                    .cols = wide,
                                    .depth = in->dk});
-        scale_rows(s->o, s->o, row, h->from_start, k->pad, wide);
+        scale_rows(s->o, s->o, row, h->d.from_start, k->r.pad, wide);
     }
-    for (int64_t i = 0; i < k->pad; i += BLOCK)
+    for (int64_t i = 0; i < k->r.pad; i += BLOCK)
         multiply(&(struct product){.a = h->m + i,
                                    .a_row = 1,
                                    .a_step = in->c_row,
@@ -87,10 +69,10 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
                                    .add = incoming});
     if (!outgoing)
         return;
-    scale_rows(s->x, s->x, row, h->to_end, k->pad, wide);
+    scale_rows(s->x, s->x, row, h->d.to_end, k->r.pad, wide);
     for (int64_t n = 0; incoming && n < in->dk; n++)
         for (int64_t c = 0; c < wide; c += VL)
-            *(vec *)(state + n * row + c) *= h->decay;
+            *(vec *)(state + n * row + c) *= h->d.whole;
     multiply(&(struct product){.a = k->k,
                                .a_row = 1,
                                .a_step = in->k_row,
@@ -100,7 +82,7 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
                                .out_row = row,
                                .rows = in->dk,
                                .cols = wide,
-                               .depth = k->pad,
+                               .depth = k->r.pad,
                                .add = incoming});
 }
 
@@ -114,30 +96,29 @@ static void fwd_unit(const struct gdn_fwd_args *a, const struct inputs *in, int6
     memset(s.state, 0, (size_t)(in->per_key * size) * sizeof(float));
     for (int64_t h = from; given && h < to; h++)
         copy_rows(s.state + (h - from) * size, in->v_row, state_at(&a->init, batch, h),
-                  a->init.stride[2], in->dk, in->dv, in->dv);
+                  a->init.stride[2], in->dk, in->dv);
     for (int64_t c = 0; c < in->n_chunks; c++) {
         chunk_load(in, &s.k, batch, key_head, c);
         for (int64_t h = from; h < to; h++) {
             float *state = s.state + (h - from) * size;
             if (present(&a->states))
                 copy_rows(entering(&a->states, batch, c, h), a->states.stride[3], state, in->v_row,
-                          in->dk, in->dv, in->dv);
+                          in->dk, in->dv);
             head_load(in, &s.k, &s.h, h);
-            pack_rows(s.v, in->v_row, head_at(&a->v, batch, s.k.first, h), a->v.stride[1], s.k.n,
-                      in->dv, s.k.pad, in->v_pad);
+            pack_rows(s.v, in->v_row, head_at(&a->v, batch, s.k.r.first, h), a->v.stride[1], s.k.r.n,
+                      in->dv, s.k.r.pad, in->v_pad);
             fwd_chunk_head(in, &s, state, c > 0 || given,
                            c + 1 < in->n_chunks || present(&a->final));
-            copy_rows(head_at(&a->o, batch, s.k.first, h), a->o.stride[1], s.o, in->v_row, s.k.n,
-                      in->dv, in->dv);
+            copy_rows(head_at(&a->o, batch, s.k.r.first, h), a->o.stride[1], s.o, in->v_row, s.k.r.n,
+                      in->dv);
         }
     }
     for (int64_t h = from; present(&a->final) && h < to; h++)
         copy_rows(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size,
-                  in->v_row, in->dk, in->dv, in->dv);
+                  in->v_row, in->dk, in->dv);
 }
 
-/* ---- a few rows: the recurrence
- * ------------------------------------------------------------------------------ */
+/* ---- a few rows: the recurrence -------------------------------------------------------------- */
 
 struct few {
     float *q, *k, *u; /* of unit length, q scaled; what is written */
@@ -195,13 +176,13 @@ static void few_rows(const struct gdn_fwd_args *a, const struct inputs *in, int6
     f.row = keep ? a->final.stride[2] : in->dv;
     const float *init = present(&a->init) && !fresh ? state_at(&a->init, b, head) : NULL;
     if (init != NULL && init != f.state)
-        copy_rows(f.state, f.row, init, a->init.stride[2], in->dk, in->dv, in->dv);
+        copy_rows(f.state, f.row, init, a->init.stride[2], in->dk, in->dv);
     for (int64_t n = 0; init == NULL && n < in->dk; n++)
         memset(f.state + n * f.row, 0, (size_t)in->dv * sizeof(float));
     for (int64_t t = 0; t < in->rows; t++) {
         if (present(&a->states) && t % in->chunk == 0)
             copy_rows(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], f.state,
-                      f.row, in->dk, in->dv, in->dv);
+                      f.row, in->dk, in->dv);
         few_row(a, in, b, head, t, &f);
     }
 }
@@ -210,7 +191,7 @@ int CPU_NAME(gdn_fwd_cpu)(struct lane *l, const struct gdn_fwd_args *a)
 {
     TRY(gdn_fwd_check(a, l->err));
     TRY(check_work("gdn_fwd", &a->work, CPU_NAME(gdn_fwd_work_cpu)(a), l->err));
-    struct inputs in = inputs_of(a);
+    struct inputs in = INPUTS_OF(a);
     bool fresh = present(&a->start) && *(const int64_t *)a->start.data == 0;
     int64_t each = scratch_floats(&in);
     float *memory = a->work.data;

@@ -101,14 +101,9 @@ static struct tensor states_like(enum dtype dtype, const struct tensor *v, const
         (const int64_t[]){v->dim[0], ceil_div(v->dim[1], q), v->dim[2], k->dim[3], v->dim[3]});
 }
 
-/* Documents of random length; decay slow enough that a state outlives a chunk. */
+/* Decay slow enough that a state outlives a chunk. */
 static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 {
-    const struct op_arg *a = &c->desc->args[arg];
-    if (a->type == ARG_I64) {
-        *(int64_t *)t->data = 1; /* 0 would drop init, which the backward op cannot know */
-        return true;
-    }
     if (arg == op_arg_index(c->desc, "A_log")) {
         for (int64_t i = 0; i < tensor_elems(t); i++)
             tensor_set(t, i, (double)(float)(rng_normal(key, (uint64_t)i) - 2.5));
@@ -119,17 +114,7 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
         double v = (double)(float)rng_normal(key, (uint64_t)i);
         tensor_set(t, i, v + (v < 0 ? -0.5 : 0.5));
     }
-    if (a->type != ARG_I32)
-        return alone;
-    for (int64_t b = 0; b < t->dim[0]; b++) {
-        int32_t first = b % 2 == 0 ? -100 : 0; /* began long before, or at row 0 */
-        for (int64_t j = 0; j < t->dim[1]; j++) {
-            if (rng_uniform(key, (uint64_t)(b * t->dim[1] + j)) < 0.06)
-                first = (int32_t)j;
-            ((int32_t *)t->data)[b * t->stride[0] + j] = first;
-        }
-    }
-    return true;
+    return alone || op_fill_documents(c, arg, t, key, 0.06);
 }
 
 static int check_shapes(const char *op, const struct tensor *v, const struct tensor *k,
@@ -154,15 +139,6 @@ static double flops_of(const struct tensor *v, const struct tensor *k, double ch
     double keys = (double)(k->dim[2] * k->dim[3]), inner = (double)(v->dim[2] * v->dim[3]),
            dk = (double)k->dim[3];
     return rows * (pairs * q * keys + halves * q * inner + 2 * states * inner * dk);
-}
-
-static double bytes_of(const struct op_call *c)
-{
-    double bytes = 0;
-    for (int i = 0; i < c->desc->n_args; i++)
-        if (c->t[i].rank > 0 && c->desc->args[i].role != ARG_WORK)
-            bytes += (double)tensor_bytes(&c->t[i]);
-    return bytes;
 }
 
 enum {
@@ -250,7 +226,7 @@ static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     *out = (struct op_cost){.flops = flops_of(&c->t[F_V], &c->t[F_K], c->attr[0], 2, 2, 3),
-                            .bytes = bytes_of(c)};
+                            .bytes = op_bytes(c)};
 }
 
 enum {
@@ -361,7 +337,7 @@ static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     *out = (struct op_cost){.flops = flops_of(&c->t[B_V], &c->t[B_K], c->attr[0], 6, 5, 7),
-                            .bytes = bytes_of(c)};
+                            .bytes = op_bytes(c)};
 }
 
 /* A final state that is not asked for has no gradient either: no_final goes with no_dfinal. */
@@ -403,43 +379,21 @@ static const struct op_sample bench[] = {
 const struct op_desc gdn_fwd_desc = {
     .name = "gdn_fwd",
     .summary = "gated delta rule, in chunks",
-    .args = fwd_args,
-    .n_args = countof(fwd_args),
-    .attrs = fwd_attrs,
-    .n_attrs = countof(fwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = fwd_shapes,
+    OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
     .sample_fill = fill,
-    .infer = fwd_infer,
-    .run = fwd_run,
-    .cost = fwd_cost,
     .backward = "gdn_bwd",
     .tolerance = 5e-6,
     .narrow = 3e-3, /* S, R, X and P are rounded where they meet */
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 const struct op_desc gdn_bwd_desc = {
     .name = "gdn_bwd",
     .summary = "gradient of gdn_fwd",
-    .args = bwd_args,
-    .n_args = countof(bwd_args),
-    .attrs = bwd_attrs,
-    .n_attrs = countof(bwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes,
+    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
     .sample_fill = fill,
-    .infer = bwd_infer,
-    .run = bwd_run,
-    .cost = bwd_cost,
     .tolerance = 2e-5,
     .narrow = 8e-3, /* and so are E, dO, dV, and the gradients of the products */
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -1,30 +1,5 @@
 /* gdn, reference: the recurrence itself, and its reverse; see gdn.h. */
-#include "ops/ops_ref_int.h"
-
-#include <math.h>
-#include <string.h>
-
-static double at1(const struct tensor *t, int64_t h) { return ((const double *)t->data)[h]; }
-static double *at3(const struct tensor *t, int64_t b, int64_t s, int64_t h)
-{
-    return (double *)t->data + b * t->stride[0] + s * t->stride[1] + h * t->stride[2];
-}
-/* Row n of the state of (b, h). */
-static double *state_row(const struct tensor *t, int64_t b, int64_t h, int64_t n)
-{
-    return (double *)t->data + b * t->stride[0] + h * t->stride[1] + n * t->stride[2];
-}
-/* Row n of the state that enters chunk c. */
-static double *chunk_row(const struct tensor *t, int64_t b, int64_t c, int64_t h, int64_t n)
-{
-    return (double *)t->data + b * t->stride[0] + c * t->stride[1] + h * t->stride[2] +
-           n * t->stride[3];
-}
-static bool begins_document(const struct tensor *doc_start, int64_t b, int64_t t)
-{
-    return present(doc_start) &&
-           ((const int32_t *)doc_start->data)[b * doc_start->stride[0] + t] == t;
-}
+#include "ops/ref_scan.h"
 
 static double length_factor(const double *x, int64_t n)
 {
@@ -67,8 +42,7 @@ static void step_state(double *next, const double *state, const double *k, doubl
                 (s.decay == 0 ? 0 : s.decay * state[n * dv + p]) + k[n] * k_factor * u[p];
 }
 
-/* ---- forward
- * --------------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 int64_t gdn_fwd_work_ref(const struct gdn_fwd_args *a)
 {
@@ -117,8 +91,7 @@ int gdn_fwd_ref(struct lane *l, const struct gdn_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward
- * -------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* u and its gradient; the gradient of the running state; the states around each row of a chunk. */
 int64_t gdn_bwd_work_ref(const struct gdn_bwd_args *a)
@@ -225,12 +198,6 @@ static struct sums bwd_head(const struct gdn_bwd_args *a, int64_t b, int64_t h)
     return sums;
 }
 
-static void clear_rows(const struct tensor *t)
-{
-    for (int64_t r = 0; r < rows_of(t); r++)
-        memset(f64_row(t, r), 0, (size_t)cols_of(t) * sizeof(double));
-}
-
 /* From the gradient of y = x f, f = (sum x^2 + eps)^-1/2, to that of x. */
 static void through_length(const struct tensor *x, const struct tensor *dx)
 {
@@ -243,11 +210,6 @@ static void through_length(const struct tensor *x, const struct tensor *dx)
         for (int64_t c = 0; c < n; c++)
             d[c] = factor * (d[c] - from[c] * factor * along);
     }
-}
-
-static void add_to(const struct tensor *t, int64_t h, double sum, bool add)
-{
-    ((double *)t->data)[h] = sum + (add ? ((double *)t->data)[h] : 0);
 }
 
 int gdn_bwd_ref(struct lane *l, const struct gdn_bwd_args *a)

@@ -28,8 +28,7 @@ int clip_check(const struct clip_args *a, struct err *e)
     return ST_OK;
 }
 
-/* ---- sqnorm ------------------------------------------------------------------------------------
- */
+/* ---- sqnorm ---------------------------------------------------------------------------------- */
 
 enum { S_X, S_OUT, S_WORK };
 static const struct op_arg sqnorm_op_args[] = {
@@ -99,25 +98,13 @@ static const struct op_sample sqnorm_bench[] = {{"n=102400"}, {"n=16777216"}, {"
 const struct op_desc sqnorm_desc = {
     .name = "sqnorm",
     .summary = "sum of squares, in double",
-    .args = sqnorm_op_args,
-    .n_args = countof(sqnorm_op_args),
-    .attrs = sqnorm_attrs,
-    .n_attrs = countof(sqnorm_attrs),
-    .dims = sqnorm_dims,
-    .n_dims = countof(sqnorm_dims),
-    .sample_shapes = sqnorm_shapes,
-    .infer = sqnorm_infer,
-    .run = sqnorm_run,
-    .cost = sqnorm_cost,
+    OP_LIST(args, sqnorm_op_args), OP_LIST(attrs, sqnorm_attrs), OP_LIST(dims, sqnorm_dims),
+    .sample_shapes = sqnorm_shapes, .infer = sqnorm_infer, .run = sqnorm_run, .cost = sqnorm_cost,
     .tolerance = 1e-13,
-    .samples = sqnorm_samples,
-    .n_samples = countof(sqnorm_samples),
-    .bench = sqnorm_bench,
-    .n_bench = countof(sqnorm_bench),
+    OP_LIST(samples, sqnorm_samples), OP_LIST(bench, sqnorm_bench),
 };
 
-/* ---- clip --------------------------------------------------------------------------------------
- */
+/* ---- clip ------------------------------------------------------------------------------------ */
 
 enum { C_SUMS, C_LOSS, C_OUT };
 static const struct op_arg clip_op_args[] = {
@@ -172,20 +159,9 @@ static const struct op_sample clip_bench[] = {{"k=200"}};
 const struct op_desc clip_desc = {
     .name = "clip",
     .summary = "gradient norm, clip coefficient and skip flag",
-    .args = clip_op_args,
-    .n_args = countof(clip_op_args),
-    .attrs = clip_attrs,
-    .n_attrs = countof(clip_attrs),
-    .dims = clip_dims,
-    .n_dims = countof(clip_dims),
-    .sample_shapes = clip_shapes,
+    OP_LIST(args, clip_op_args), OP_LIST(attrs, clip_attrs), OP_LIST(dims, clip_dims),
+    .sample_shapes = clip_shapes, .infer = clip_infer, .run = clip_run, .cost = clip_cost,
     .sample_fill = clip_fill,
-    .infer = clip_infer,
-    .run = clip_run,
-    .cost = clip_cost,
     .tolerance = 1e-15,
-    .samples = clip_samples,
-    .n_samples = countof(clip_samples),
-    .bench = clip_bench,
-    .n_bench = countof(clip_bench),
+    OP_LIST(samples, clip_samples), OP_LIST(bench, clip_bench),
 };

@@ -39,7 +39,8 @@ static const struct op_sample bench[] = {{"n=1048576"}};
 
 const struct op_desc init_desc = {
     .name = "init", .summary = "initial values of a parameter, from its key",
-    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs),
-    .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost, .tolerance = 1e-7,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    OP_LIST(args, args), OP_LIST(attrs, attrs),
+    .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
+    .tolerance = 1e-7,
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

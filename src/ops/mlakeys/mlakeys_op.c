@@ -101,13 +101,15 @@ static const struct op_sample bench[] = {{"tokens=4096 heads=8 nope=128 rope=64"
 
 const struct op_desc mlakeys_fwd_desc = {
     .name = "mlakeys_fwd", .summary = "keys of multi-latent attention from own and shared parts",
-    .args = fwd_args, .n_args = countof(fwd_args), .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes,
-    .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost, .backward = "mlakeys_bwd", .tolerance = 1e-7,
-    .samples = samples, .n_samples = countof(samples) - BACKWARD_ONLY, .bench = bench, .n_bench = countof(bench),
+    OP_LIST(args, fwd_args), OP_LIST(dims, dims),
+    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
+    .backward = "mlakeys_bwd", .tolerance = 1e-7,
+    .samples = samples, .n_samples = countof(samples) - BACKWARD_ONLY, OP_LIST(bench, bench),
 };
 const struct op_desc mlakeys_bwd_desc = {
     .name = "mlakeys_bwd", .summary = "gradient of mlakeys_fwd",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs), .dims = dims, .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost, .tolerance = 1e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
+    .tolerance = 1e-6,
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -46,8 +46,7 @@ int unpermute_check(const struct unpermute_args *a, struct err *e)
     return ST_OK;
 }
 
-/* ---- samples: maps of a fixed routing, so that both directions agree
- * ------------------------------ */
+/* ---- samples: maps of a fixed routing, so that both directions agree ------------------------- */
 
 static const struct op_attr dims[] = {{"rows", 7}, {"d", 33}, {"experts", 4}, {"dropped", 0}};
 static const struct op_attr attrs[] = {{"k", 2}, {"acc_y", 0}};
@@ -99,8 +98,7 @@ static const struct op_sample bench[] = {{"rows=1024 d=512 k=8 experts=64"},
                                          {"rows=1024 d=2048 k=2 experts=8"},
                                          {"rows=16384 d=2048 k=8 experts=64 no_prob=1 no_yprob=1 no_base=1 gpu=1"}};
 
-/* ---- permute and its gradient
- * ------------------------------------------------------------------------ */
+/* ---- permute and its gradient ---------------------------------------------------------------- */
 
 static int64_t k_of(const struct op_call *c) { return (int64_t)c->attr[0]; }
 
@@ -191,47 +189,24 @@ static int permute_bwd_run(const struct ops *ops, struct lane *lane, const struc
 const struct op_desc permute_desc = {
     .name = "permute",
     .summary = "copy token rows to the rows of their experts",
-    .args = permute_args_list,
-    .n_args = countof(permute_args_list),
-    .attrs = attrs,
-    .n_attrs = countof(attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = permute_shapes,
+    OP_LIST(args, permute_args_list), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
+    .sample_shapes = permute_shapes, .infer = permute_infer, .run = permute_run, .cost = copy_cost,
     .sample_fill = fill,
-    .infer = permute_infer,
-    .run = permute_run,
-    .cost = copy_cost,
     .backward = "permute_bwd",
     .tolerance = 1e-7,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 const struct op_desc permute_bwd_desc = {
     .name = "permute_bwd",
     .summary = "gradient of permute: unpermute",
-    .args = permute_bwd_args_list,
-    .n_args = countof(permute_bwd_args_list),
-    .attrs = back_attrs,
-    .n_attrs = countof(back_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = permute_bwd_shapes,
+    OP_LIST(args, permute_bwd_args_list), OP_LIST(attrs, back_attrs), OP_LIST(dims, dims),
+    .sample_shapes = permute_bwd_shapes, .infer = permute_bwd_infer, .run = permute_bwd_run, .cost = copy_cost,
     .sample_fill = fill,
-    .infer = permute_bwd_infer,
-    .run = permute_bwd_run,
-    .cost = copy_cost,
     .tolerance = 1e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 
-/* ---- unpermute and its gradient
- * ---------------------------------------------------------------------- */
+/* ---- unpermute and its gradient -------------------------------------------------------------- */
 
 enum { U_X, U_ROW, U_BASE, U_Y };
 static const struct op_arg unpermute_args_list[] = {
@@ -300,41 +275,19 @@ static int unpermute_bwd_run(const struct ops *ops, struct lane *lane, const str
 const struct op_desc unpermute_desc = {
     .name = "unpermute",
     .summary = "sum the expert rows of each token, in order of choice",
-    .args = unpermute_args_list,
-    .n_args = countof(unpermute_args_list),
-    .attrs = attrs,
-    .n_attrs = countof(attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = unpermute_shapes,
+    OP_LIST(args, unpermute_args_list), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
+    .sample_shapes = unpermute_shapes, .infer = unpermute_infer, .run = unpermute_run, .cost = copy_cost,
     .sample_fill = fill,
-    .infer = unpermute_infer,
-    .run = unpermute_run,
-    .cost = copy_cost,
     .backward = "unpermute_bwd",
     .tolerance = 1e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 const struct op_desc unpermute_bwd_desc = {
     .name = "unpermute_bwd",
     .summary = "gradient of unpermute: permute",
-    .args = unpermute_bwd_args_list,
-    .n_args = countof(unpermute_bwd_args_list),
-    .attrs = back_attrs,
-    .n_attrs = countof(back_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = unpermute_bwd_shapes,
+    OP_LIST(args, unpermute_bwd_args_list), OP_LIST(attrs, back_attrs), OP_LIST(dims, dims),
+    .sample_shapes = unpermute_bwd_shapes, .infer = unpermute_bwd_infer, .run = unpermute_bwd_run, .cost = copy_cost,
     .sample_fill = fill,
-    .infer = unpermute_bwd_infer,
-    .run = unpermute_bwd_run,
-    .cost = copy_cost,
     .tolerance = 1e-7,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

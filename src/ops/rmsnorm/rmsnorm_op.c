@@ -141,15 +141,15 @@ static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=16384 d=204
 
 const struct op_desc rmsnorm_fwd_desc = {
     .name = "rmsnorm_fwd", .summary = "root-mean-square norm with gain",
-    .args = fwd_args, .n_args = countof(fwd_args), .attrs = fwd_attrs, .n_attrs = countof(fwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = fwd_shapes, .infer = fwd_infer,
-    .run = fwd_run, .cost = fwd_cost, .backward = "rmsnorm_bwd", .tolerance = 2e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
+    .backward = "rmsnorm_bwd", .tolerance = 2e-6,
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 const struct op_desc rmsnorm_bwd_desc = {
     .name = "rmsnorm_bwd", .summary = "gradient of rmsnorm_fwd, plus a by-passing gradient",
-    .args = bwd_args, .n_args = countof(bwd_args), .attrs = bwd_attrs, .n_attrs = countof(bwd_attrs),
-    .dims = dims, .n_dims = countof(dims), .sample_shapes = bwd_shapes, .infer = bwd_infer,
-    .run = bwd_run, .cost = bwd_cost, .tolerance = 5e-6,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
+    .tolerance = 5e-6,
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

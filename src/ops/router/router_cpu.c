@@ -10,8 +10,7 @@
 
 enum { MAX_E = ROUTER_MAX_EXPERTS, MAX_K = ROUTER_MAX_TOPK };
 
-/* ---- rows
- * ------------------------------------------------------------------------------------------ */
+/* ---- rows ------------------------------------------------------------------------------------ */
 
 static float largest(const float *z, int64_t n)
 {
@@ -152,8 +151,7 @@ static float probabilities(const struct router_rule *r, bool hashed, const float
     return sum;
 }
 
-/* ---- work
- * ----------------------------------------------------------------------------------------- */
+/* ---- work ------------------------------------------------------------------------------------ */
 
 /* Carved from work: 8-byte things first. */
 struct scratch {
@@ -187,8 +185,7 @@ int64_t CPU_NAME(router_fwd_work_cpu)(const struct router_fwd_args *a)
     return carve(a, NULL, NULL);
 }
 
-/* ---- forward
- * ----------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 struct forward {
     const struct router_fwd_args *a;
@@ -253,8 +250,7 @@ static void forward_block(const struct forward *f, int64_t block)
     f->s.z[block] = z_sum;
 }
 
-/* ---- capacity
- * ---------------------------------------------------------------------------------------- */
+/* ---- capacity -------------------------------------------------------------------------------- */
 
 /* The bits of a non-negative float, which order like the float. */
 static uint32_t order_of(float p)
@@ -315,8 +311,7 @@ static void drop(const struct router_fwd_args *a, int32_t *list, int64_t capacit
     }
 }
 
-/* ---- sums
- * ---------------------------------------------------------------------------------------------- */
+/* ---- sums ------------------------------------------------------------------------------------ */
 
 static void gather_balance(const struct forward *f, double stat[ROUTER_STATS])
 {
@@ -387,8 +382,7 @@ int CPU_NAME(router_fwd_cpu)(struct lane *l, const struct router_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward
- * ---------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 struct backward {
     const struct router_bwd_args *a;
@@ -503,8 +497,7 @@ int CPU_NAME(router_bwd_cpu)(struct lane *l, const struct router_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- noise, jitter, bias
- * ----------------------------------------------------------------------------- */
+/* ---- noise, jitter, bias --------------------------------------------------------------------- */
 
 int CPU_NAME(router_noise_cpu)(struct lane *l, const struct router_noise_args *a)
 {

@@ -77,8 +77,7 @@ static void fill_logits(struct tensor *t, uint64_t key)
     }
 }
 
-/* ---- forward
- * ----------------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 enum {
     F_LOGITS,
@@ -187,8 +186,7 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
     *out = (struct op_cost){.flops = 8 * n, .bytes = n * size + chosen * (size + 4)};
 }
 
-/* ---- backward
- * ---------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 enum { B_DPROBS, B_DLOSS, B_LOGITS, B_IDX, B_LOAD, B_DLOGITS };
 static const struct op_arg bwd_args[] = {
@@ -299,47 +297,24 @@ static const struct op_sample bench[] = {
 const struct op_desc router_fwd_desc = {
     .name = "router_fwd",
     .summary = "top-k experts and their probabilities, with balance and z losses",
-    .args = fwd_args,
-    .n_args = countof(fwd_args),
-    .attrs = fwd_attrs,
-    .n_attrs = countof(fwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = fwd_shapes,
+    OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
     .sample_fill = fwd_fill,
-    .infer = fwd_infer,
-    .run = fwd_run,
-    .cost = fwd_cost,
     .backward = "router_bwd",
     .tolerance = 3e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 const struct op_desc router_bwd_desc = {
     .name = "router_bwd",
     .summary = "gradient of router_fwd with respect to the logits",
-    .args = bwd_args,
-    .n_args = countof(bwd_args),
-    .attrs = bwd_attrs,
-    .n_attrs = countof(bwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes,
+    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
     .sample_fill = bwd_fill,
-    .infer = bwd_infer,
-    .run = bwd_run,
-    .cost = bwd_cost,
     .tolerance = 5e-6,
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 
-/* ---- noise, jitter, bias
- * ------------------------------------------------------------------------------ */
+/* ---- noise, jitter, bias --------------------------------------------------------------------- */
 
 static const struct op_attr noise_dims[] = {{"rows", 6}, {"d", 33}};
 static const struct op_attr noise_attrs[] = {
@@ -427,42 +402,20 @@ static const struct op_sample noise_bench[] = {{"rows=4096 d=64"}, {"rows=4096 d
 const struct op_desc router_jitter_desc = {
     .name = "router_jitter",
     .summary = "multiply by uniform noise around 1; its own backward",
-    .args = jitter_args,
-    .n_args = countof(jitter_args),
-    .attrs = noise_attrs,
-    .n_attrs = countof(noise_attrs),
-    .dims = noise_dims,
-    .n_dims = countof(noise_dims),
-    .sample_shapes = jitter_shapes,
+    OP_LIST(args, jitter_args), OP_LIST(attrs, noise_attrs), OP_LIST(dims, noise_dims),
+    .sample_shapes = jitter_shapes, .infer = jitter_infer, .run = jitter_run, .cost = jitter_cost,
     .sample_fill = fill_info,
-    .infer = jitter_infer,
-    .run = jitter_run,
-    .cost = jitter_cost,
     .tolerance = 1e-6,
-    .samples = noise_samples,
-    .n_samples = countof(noise_samples),
-    .bench = noise_bench,
-    .n_bench = countof(noise_bench),
+    OP_LIST(samples, noise_samples), OP_LIST(bench, noise_bench),
 };
 const struct op_desc router_noise_desc = {
     .name = "router_noise",
     .summary = "standard normal logits, for a balanced load",
-    .args = noise_args,
-    .n_args = countof(noise_args),
-    .attrs = noise_attrs,
-    .n_attrs = countof(noise_attrs),
-    .dims = noise_dims,
-    .n_dims = countof(noise_dims),
-    .sample_shapes = noise_shapes,
+    OP_LIST(args, noise_args), OP_LIST(attrs, noise_attrs), OP_LIST(dims, noise_dims),
+    .sample_shapes = noise_shapes, .infer = noise_infer, .run = noise_run, .cost = noise_cost,
     .sample_fill = fill_info,
-    .infer = noise_infer,
-    .run = noise_run,
-    .cost = noise_cost,
     .tolerance = 1e-6,
-    .samples = noise_samples,
-    .n_samples = countof(noise_samples),
-    .bench = noise_bench,
-    .n_bench = countof(noise_bench),
+    OP_LIST(samples, noise_samples), OP_LIST(bench, noise_bench),
 };
 
 enum { U_TALLY, U_BIAS };
@@ -510,20 +463,9 @@ static const struct op_sample bias_bench[] = {{"experts=256"}};
 const struct op_desc router_bias_desc = {
     .name = "router_bias",
     .summary = "move the selection bias of each expert towards balance",
-    .args = bias_args,
-    .n_args = countof(bias_args),
-    .attrs = bias_attrs,
-    .n_attrs = countof(bias_attrs),
-    .dims = bias_dims,
-    .n_dims = countof(bias_dims),
-    .sample_shapes = bias_shapes,
+    OP_LIST(args, bias_args), OP_LIST(attrs, bias_attrs), OP_LIST(dims, bias_dims),
+    .sample_shapes = bias_shapes, .infer = bias_infer, .run = bias_run, .cost = bias_cost,
     .sample_fill = bias_fill,
-    .infer = bias_infer,
-    .run = bias_run,
-    .cost = bias_cost,
     .tolerance = 1e-6,
-    .samples = bias_samples,
-    .n_samples = countof(bias_samples),
-    .bench = bias_bench,
-    .n_bench = countof(bias_bench),
+    OP_LIST(samples, bias_samples), OP_LIST(bench, bias_bench),
 };

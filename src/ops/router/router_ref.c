@@ -289,8 +289,7 @@ int router_bwd_ref(struct lane *l, const struct router_bwd_args *a)
     return ST_OK;
 }
 
-/* ---- noise, jitter, bias ----------------------------------------------------------------------
- */
+/* ---- noise, jitter, bias --------------------------------------------------------------------- */
 
 int router_noise_ref(struct lane *l, const struct router_noise_args *a)
 {

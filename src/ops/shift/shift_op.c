@@ -60,7 +60,8 @@ static const struct op_sample bench[] = {{"rows=16 seq=4096"}};
 
 const struct op_desc shift_desc = {
     .name = "shift", .summary = "ids one place to the left within rows and documents",
-    .args = args, .n_args = countof(args), .attrs = attrs, .n_attrs = countof(attrs), .dims = dims, .n_dims = countof(dims),
-    .sample_shapes = shapes, .sample_fill = fill, .infer = infer, .run = run, .cost = cost,
-    .samples = samples, .n_samples = countof(samples), .bench = bench, .n_bench = countof(bench),
+    OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
+    .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
+    .sample_fill = fill,
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -23,22 +23,6 @@ struct scratch {
     float *e;                    /* [SSD_HEADS][n][p_row] */
 };
 
-static struct inputs inputs_of(const struct ssd_bwd_args *a)
-{
-    struct inputs in = {.x = &a->x,
-                        .dt = &a->dt,
-                        .A_log = &a->A_log,
-                        .dt_bias = &a->dt_bias,
-                        .Bm = &a->Bm,
-                        .Cm = &a->Cm,
-                        .doc_start = &a->doc_start,
-                        .chunk = a->chunk,
-                        .dt_min = (float)a->dt_min,
-                        .dt_max = (float)a->dt_max};
-    inputs_sizes(&in);
-    return in;
-}
-
 static int64_t scratch_floats(const struct inputs *in)
 {
     int64_t q = in->q_row;
@@ -58,7 +42,7 @@ static int64_t part_floats(const struct inputs *in)
 
 int64_t CPU_NAME(ssd_bwd_work_cpu)(const struct ssd_bwd_args *a)
 {
-    struct inputs in = inputs_of(a);
+    struct inputs in = INPUTS_OF(a);
     return (sum_floats(&in) + part_floats(&in) + omp_get_max_threads() * scratch_floats(&in)) *
            (int64_t)sizeof(float);
 }
@@ -87,35 +71,19 @@ static void scratch_take(const struct inputs *in, struct scratch *s, float *at)
     s->e = take(&at, SSD_HEADS * in->n * in->p_row);
 }
 
-static float lanes_sum(vec v)
-{
-    float sum = 0;
-    for (int i = 0; i < VL; i++)
-        sum += v[i];
-    return sum;
-}
-
-static float dot(const float *a, const float *b, int64_t n)
-{
-    vec sum = {0};
-    for (int64_t c = 0; c < n; c += VL)
-        sum += *(const vec *)(a + c) * *(const vec *)(b + c);
-    return lanes_sum(sum);
-}
-
 /* One pass over the triangle: m from dy.x to G L, dG added to dg, and da of the pairs inside the
  * chunk. Before row j is added, sum[i] holds the T_ij' of all j' < j, so da_j is its sum over i >=
  * j; rows that lie behind are cleared. */
 static void triangle(const struct inputs *in, struct scratch *s)
 {
     const struct chunk *k = &s->k;
-    memset(s->sum, 0, (size_t)k->pad * sizeof(float));
-    for (int64_t j = 0; j < k->pad; j++) {
+    memset(s->sum, 0, (size_t)k->r.pad * sizeof(float));
+    for (int64_t j = 0; j < k->r.pad; j++) {
         vec total = {0};
         float delta = s->h.delta[j];
-        for (int64_t i = j / BLOCK * BLOCK; i < k->pad; i += VL) {
+        for (int64_t i = j / BLOCK * BLOCK; i < k->r.pad; i += VL) {
             int64_t at = j * in->q_row + i;
-            vec l = decay_lanes(k, &s->h, j, i), g = *(const vec *)(k->g + at),
+            vec l = decay_lanes(&s->h.d, &k->r, j, i), g = *(const vec *)(k->g + at),
                 dg = l * *(const vec *)(s->m + at) * delta;
             vec *sum = (vec *)(s->sum + i);
             *(vec *)(s->m + at) = g * l;
@@ -144,17 +112,17 @@ static float input_gradients(const struct inputs *in, struct scratch *s, const f
                                    .b_row = row,
                                    .out = s->w,
                                    .out_row = row,
-                                   .rows = k->pad,
+                                   .rows = k->r.pad,
                                    .cols = wide,
                                    .depth = in->n});
     else
-        memset(s->w, 0, (size_t)(k->pad * row) * sizeof(float));
-    for (int64_t j = 0; j < k->pad; j++) {
+        memset(s->w, 0, (size_t)(k->r.pad * row) * sizeof(float));
+    for (int64_t j = 0; j < k->r.pad; j++) {
         for (int64_t c = 0; leaving && c < wide; c += VL)
-            *(vec *)(s->w + j * row + c) *= h->to_end[j];
+            *(vec *)(s->w + j * row + c) *= h->d.to_end[j];
         s->inject[j] = leaving ? h->delta[j] * dot(s->w + j * row, s->x + j * row, wide) : 0.0f;
     }
-    for (int64_t j = 0; j < k->pad; j += BLOCK)
+    for (int64_t j = 0; j < k->r.pad; j += BLOCK)
         multiply(&(struct product){.a = s->m + j * in->q_row + j,
                                    .a_row = in->q_row,
                                    .a_step = 1,
@@ -164,11 +132,11 @@ static float input_gradients(const struct inputs *in, struct scratch *s, const f
                                    .out_row = row,
                                    .rows = BLOCK,
                                    .cols = wide,
-                                   .depth = k->pad - j,
+                                   .depth = k->r.pad - j,
                                    .add = true});
-    for (int64_t j = 0; j < k->n; j++) {
+    for (int64_t j = 0; j < k->r.n; j++) {
         const float *w = s->w + j * row, *dy = s->dy + j * row;
-        float *out = head_at(dx, k->batch, k->first + j, head), delta = h->delta[j];
+        float *out = head_at(dx, k->r.batch, k->r.first + j, head), delta = h->delta[j];
         s->wx[j] = dot(w, s->x + j * row, wide);
         d_skip += dot(dy, s->x + j * row, wide);
 #pragma omp simd
@@ -192,10 +160,10 @@ static void through_incoming(const struct inputs *in, struct scratch *s, const f
                                .out = s->z,
                                .out_row = q,
                                .rows = in->n,
-                               .cols = k->pad,
+                               .cols = k->r.pad,
                                .depth = in->p});
-    for (int64_t i = 0; i < k->pad; i += VL) {
-        vec pass = {0}, factor = *(const vec *)(s->h.from_start + i);
+    for (int64_t i = 0; i < k->r.pad; i += VL) {
+        vec pass = {0}, factor = *(const vec *)(s->h.d.from_start + i);
         for (int64_t n = 0; n < in->n; n++) {
             vec z = *(const vec *)(s->z + n * q + i) * factor;
             *(vec *)(s->dct + n * q + i) += z;
@@ -220,11 +188,11 @@ static float pass_gradient(const struct inputs *in, struct scratch *s, float *e,
         through += sum;
     }
     if (!wanted)
-        return through * s->h.decay;
+        return through * s->h.d.whole;
     for (int64_t n = 0; n < in->n; n++)
         for (int64_t c = 0; c < wide; c += VL)
-            *(vec *)(e + n * row + c) *= s->h.decay;
-    scale_rows(s->dy, s->dy, row, s->h.from_start, k->pad, wide);
+            *(vec *)(e + n * row + c) *= s->h.d.whole;
+    scale_rows(s->dy, s->dy, row, s->h.d.from_start, k->r.pad, wide);
     multiply(&(struct product){.a = k->c,
                                .a_row = 1,
                                .a_step = in->n_row,
@@ -234,9 +202,9 @@ static float pass_gradient(const struct inputs *in, struct scratch *s, float *e,
                                .out_row = row,
                                .rows = in->n,
                                .cols = wide,
-                               .depth = k->pad,
+                               .depth = k->r.pad,
                                .add = true});
-    return through * s->h.decay;
+    return through * s->h.d.whole;
 }
 
 /* da_k from its four parts, then the gradient of dt and of the head's scalars. */
@@ -246,13 +214,13 @@ static void step_gradients(const struct ssd_bwd_args *a, struct scratch *s, floa
     const struct chunk *k = &s->k;
     const struct head *h = &s->h;
     float *ddt =
-        (float *)a->ddt.data + k->batch * a->ddt.stride[0] + k->first * a->ddt.stride[1] + head;
+        (float *)a->ddt.data + k->r.batch * a->ddt.stride[0] + k->r.first * a->ddt.stride[1] + head;
     double later = 0, earlier = 0, d_rate = 0, d_bias = 0;
-    for (int64_t i = k->n - 1; i >= 0; i--) {
+    for (int64_t i = k->r.n - 1; i >= 0; i--) {
         later += (double)s->pass[i];
         s->da[i] += (float)later;
     }
-    for (int64_t i = 0; i < k->n; i++) {
+    for (int64_t i = 0; i < k->r.n; i++) {
         float da = s->da[i] + (float)(earlier + (double)through);
         float d = (s->wx[i] + h->rate * da) * h->slope[i];
         earlier += (double)s->inject[i];
@@ -264,53 +232,32 @@ static void step_gradients(const struct ssd_bwd_args *a, struct scratch *s, floa
     sums[SUM_BIAS] += (float)d_bias;
 }
 
-static bool all_zero(const float *state, int64_t row, int64_t n, int64_t p)
-{
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t c = 0; c < p; c++)
-            if (state[i * row + c] != 0)
-                return false;
-    return true;
-}
-
 static void bwd_chunk_head(const struct ssd_bwd_args *a, const struct inputs *in, struct scratch *s,
                            int64_t index, int64_t head, float *e, bool leaving, float *sums)
 {
     struct chunk *k = &s->k;
     int64_t q = in->q_row, row = in->p_row, state_row = a->states.stride[3];
-    const float *state = entering(&a->states, k->batch, index, head);
+    const float *state = entering(&a->states, k->r.batch, index, head);
     bool incoming = index > 0 || !all_zero(state, state_row, in->n, in->p);
     head_load(in, k, &s->h, head);
-    pack_rows(s->x, row, head_at(&a->x, k->batch, k->first, head), a->x.stride[1], k->n, in->p,
-              k->pad, in->p_pad);
-    pack_rows(s->dy, row, head_at(&a->dy, k->batch, k->first, head), a->dy.stride[1], k->n, in->p,
-              k->pad, in->p_pad);
-    transpose(s->dyt, q, s->dy, row, k->pad, in->p, 1.0f);
-    for (int64_t lane = 0; lane < k->pad; lane += PANEL) {
-        int64_t cols = min_i64(PANEL, k->pad - lane);
-        multiply(&(struct product){.a = s->x,
-                                   .a_row = row,
-                                   .a_step = 1,
-                                   .b = s->dyt + lane,
-                                   .b_row = q,
-                                   .out = s->m + lane,
-                                   .out_row = q,
-                                   .rows = round_up(lane + cols, BLOCK),
-                                   .cols = cols,
-                                   .depth = in->p});
-    }
+    pack_rows(s->x, row, head_at(&a->x, k->r.batch, k->r.first, head), a->x.stride[1], k->r.n, in->p,
+              k->r.pad, in->p_pad);
+    pack_rows(s->dy, row, head_at(&a->dy, k->r.batch, k->r.first, head), a->dy.stride[1], k->r.n, in->p,
+              k->r.pad, in->p_pad);
+    transpose(s->dyt, q, s->dy, row, k->r.pad, in->p, 1.0f);
+    multiply_triangle(s->m, q, k->r.pad, s->x, row, s->dyt, in->p);
     triangle(in, s);
     sums[SUM_D] += input_gradients(
         in, s, e, present(&a->D) ? ((const float *)a->D.data)[head] : 0.0f, leaving, &a->dx, head);
     if (incoming)
         through_incoming(in, s, state, state_row);
     else
-        memset(s->pass, 0, (size_t)k->pad * sizeof(float));
+        memset(s->pass, 0, (size_t)k->r.pad * sizeof(float));
     if (leaving) {
-        for (int64_t j = 0; j < k->pad; j++)
-            s->sum[j] = s->h.delta[j] * s->h.to_end[j];
-        scale_rows(s->x, s->x, row, s->sum, k->pad, in->p_pad);
-        transpose(s->xt, q, s->x, row, k->pad, in->p, 1.0f);
+        for (int64_t j = 0; j < k->r.pad; j++)
+            s->sum[j] = s->h.delta[j] * s->h.d.to_end[j];
+        scale_rows(s->x, s->x, row, s->sum, k->r.pad, in->p_pad);
+        transpose(s->xt, q, s->x, row, k->r.pad, in->p, 1.0f);
         multiply(&(struct product){.a = e,
                                    .a_row = row,
                                    .a_step = 1,
@@ -319,7 +266,7 @@ static void bwd_chunk_head(const struct ssd_bwd_args *a, const struct inputs *in
                                    .out = s->dbt,
                                    .out_row = q,
                                    .rows = in->n,
-                                   .cols = k->pad,
+                                   .cols = k->r.pad,
                                    .depth = in->p,
                                    .add = true});
     }
@@ -345,13 +292,13 @@ static void finish_chunk(const struct ssd_bwd_args *a, const struct inputs *in, 
     const struct chunk *k = &s->k;
     int64_t q = in->q_row, row = in->n_row;
     for (int which = 0; which < 2; which++) {
-        transpose(s->out, row, which == 0 ? s->dbt : s->dct, q, in->n, k->pad, 1.0f);
-        for (int64_t i = 0; i < k->pad; i += BLOCK) {
+        transpose(s->out, row, which == 0 ? s->dbt : s->dct, q, in->n, k->r.pad, 1.0f);
+        for (int64_t i = 0; i < k->r.pad; i += BLOCK) {
             struct product over_i = {.a = s->dg + i * q + i,
                                      .a_row = q,
                                      .a_step = 1,
                                      .b = k->c + i * row,
-                                     .depth = k->pad - i};
+                                     .depth = k->r.pad - i};
             struct product over_j = {
                 .a = s->dg + i, .a_row = 1, .a_step = q, .b = k->b, .depth = i + BLOCK};
             struct product p = which == 0 ? over_i : over_j;
@@ -362,19 +309,10 @@ static void finish_chunk(const struct ssd_bwd_args *a, const struct inputs *in, 
             p.add = true;
             multiply(&p);
         }
-        for (int64_t i = 0; i < k->n; i++)
-            memcpy(group_row(a, in, parts, which, block, k->batch, k->first + i, group),
+        for (int64_t i = 0; i < k->r.n; i++)
+            memcpy(group_row(a, in, parts, which, block, k->r.batch, k->r.first + i, group),
                    s->out + i * row, (size_t)in->n * sizeof(float));
     }
-}
-
-static void load_final_gradient(const struct ssd_bwd_args *a, const struct inputs *in,
-                                int64_t batch, int64_t head, float *e)
-{
-    memset(e, 0, (size_t)(in->n * in->p_row) * sizeof(float));
-    for (int64_t n = 0; present(&a->dfinal) && n < in->n; n++)
-        memcpy(e + n * in->p_row, state_at(&a->dfinal, batch, head) + n * a->dfinal.stride[2],
-               (size_t)in->p * sizeof(float));
 }
 
 static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int64_t batch,
@@ -384,13 +322,15 @@ static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int6
     scratch_take(in, &s, memory);
     int64_t from = group * in->per_group + block * SSD_HEADS;
     int64_t to = min_i64(from + SSD_HEADS, (group + 1) * in->per_group), size = in->n * in->p_row;
+    memset(s.e, 0, (size_t)(SSD_HEADS * size) * sizeof(float));
     for (int64_t h = from; h < to; h++) {
-        load_final_gradient(a, in, batch, h, s.e + (h - from) * size);
+        if (present(&a->dfinal))
+            copy_rows(s.e + (h - from) * size, in->p_row, state_at(&a->dfinal, batch, h), a->dfinal.stride[2], in->n, in->p);
         memset(sums + (batch * in->heads + h) * N_SUMS, 0, N_SUMS * sizeof(float));
     }
     for (int64_t c = in->n_chunks - 1; c >= 0; c--) {
         chunk_load(in, &s.k, batch, group, c);
-        memset(s.dg, 0, (size_t)(s.k.pad * in->q_row) * sizeof(float));
+        memset(s.dg, 0, (size_t)(s.k.r.pad * in->q_row) * sizeof(float));
         memset(s.dbt, 0, (size_t)(in->n * in->q_row) * sizeof(float));
         memset(s.dct, 0, (size_t)(in->n * in->q_row) * sizeof(float));
         bool leaving = c + 1 < in->n_chunks || present(&a->dfinal);
@@ -400,9 +340,7 @@ static void bwd_unit(const struct ssd_bwd_args *a, const struct inputs *in, int6
         finish_chunk(a, in, &s, parts, block, group);
     }
     for (int64_t h = from; present(&a->dinit) && h < to; h++)
-        for (int64_t n = 0; n < in->n; n++)
-            memcpy(state_at(&a->dinit, batch, h) + n * a->dinit.stride[2],
-                   s.e + (h - from) * size + n * in->p_row, (size_t)in->p * sizeof(float));
+        copy_rows(state_at(&a->dinit, batch, h), a->dinit.stride[2], s.e + (h - from) * size, in->p_row, in->n, in->p);
 }
 
 static void add_parts(const struct ssd_bwd_args *a, const struct inputs *in, float *parts)
@@ -424,22 +362,11 @@ static void add_parts(const struct ssd_bwd_args *a, const struct inputs *in, flo
     }
 }
 
-static void finish_sums(const struct inputs *in, const struct tensor *out, const float *sums,
-                        int which, bool add)
-{
-    for (int64_t h = 0; present(out) && h < in->heads; h++) {
-        float sum = add ? ((float *)out->data)[h] : 0.0f;
-        for (int64_t b = 0; b < in->batch; b++)
-            sum += sums[(b * in->heads + h) * N_SUMS + which];
-        ((float *)out->data)[h] = sum;
-    }
-}
-
 int CPU_NAME(ssd_bwd_cpu)(struct lane *l, const struct ssd_bwd_args *a)
 {
     TRY(ssd_bwd_check(a, l->err));
     TRY(check_work("ssd_bwd", &a->work, CPU_NAME(ssd_bwd_work_cpu)(a), l->err));
-    struct inputs in = inputs_of(a);
+    struct inputs in = INPUTS_OF(a);
     int64_t units = in.groups * in.blocks, each = scratch_floats(&in);
     float *sums = a->work.data, *parts = sums + sum_floats(&in), *memory = parts + part_floats(&in);
 #pragma omp parallel for schedule(dynamic)
@@ -448,8 +375,8 @@ int CPU_NAME(ssd_bwd_cpu)(struct lane *l, const struct ssd_bwd_args *a)
                  memory + omp_get_thread_num() * each);
     if (in.blocks != 1)
         add_parts(a, &in, parts);
-    finish_sums(&in, &a->dA_log, sums, SUM_A, a->acc_dA_log);
-    finish_sums(&in, &a->ddt_bias, sums, SUM_BIAS, a->acc_ddt_bias);
-    finish_sums(&in, &a->dD, sums, SUM_D, a->acc_dD);
+    add_batches(&a->dA_log, sums, in.batch, in.heads, N_SUMS, SUM_A, a->acc_dA_log);
+    add_batches(&a->ddt_bias, sums, in.batch, in.heads, N_SUMS, SUM_BIAS, a->acc_ddt_bias);
+    add_batches(&a->dD, sums, in.batch, in.heads, N_SUMS, SUM_D, a->acc_dD);
     return ST_OK;
 }

@@ -3,9 +3,6 @@
 
 #include <omp.h>
 
-/* Up to this many rows the recurrence itself beats a chunk padded to a block: decoding. */
-enum { FEW_ROWS = 4 };
-
 struct scratch {
     struct chunk k;
     struct head h;
@@ -13,22 +10,6 @@ struct scratch {
     float *x, *y; /* [pad][p_row] */
     float *state; /* [SSD_HEADS][n][p_row] */
 };
-
-static struct inputs inputs_of(const struct ssd_fwd_args *a)
-{
-    struct inputs in = {.x = &a->x,
-                        .dt = &a->dt,
-                        .A_log = &a->A_log,
-                        .dt_bias = &a->dt_bias,
-                        .Bm = &a->Bm,
-                        .Cm = &a->Cm,
-                        .doc_start = &a->doc_start,
-                        .chunk = a->chunk,
-                        .dt_min = (float)a->dt_min,
-                        .dt_max = (float)a->dt_max};
-    inputs_sizes(&in);
-    return in;
-}
 
 static int64_t scratch_floats(const struct inputs *in)
 {
@@ -41,7 +22,7 @@ static int64_t scratch_floats(const struct inputs *in)
 
 int64_t CPU_NAME(ssd_fwd_work_cpu)(const struct ssd_fwd_args *a)
 {
-    struct inputs in = inputs_of(a);
+    struct inputs in = INPUTS_OF(a);
     return omp_get_max_threads() * scratch_floats(&in) * (int64_t)sizeof(float);
 }
 
@@ -58,10 +39,10 @@ static void scratch_take(const struct inputs *in, struct scratch *s, float *at)
 static void decay_matrix(const struct inputs *in, struct scratch *s)
 {
     const struct chunk *k = &s->k;
-    for (int64_t j = 0; j < k->pad; j++)
-        for (int64_t i = j / BLOCK * BLOCK; i < k->pad; i += VL)
+    for (int64_t j = 0; j < k->r.pad; j++)
+        for (int64_t i = j / BLOCK * BLOCK; i < k->r.pad; i += VL)
             *(vec *)(s->m + j * in->q_row + i) =
-                *(const vec *)(k->g + j * in->q_row + i) * decay_lanes(k, &s->h, j, i);
+                *(const vec *)(k->g + j * in->q_row + i) * decay_lanes(&s->h.d, &k->r, j, i);
 }
 
 /* y = (incoming state, decayed) + D x + (rows of the chunk); then the state moves on. x holds x on
@@ -80,19 +61,19 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
                                    .b_row = row,
                                    .out = s->y,
                                    .out_row = row,
-                                   .rows = k->pad,
+                                   .rows = k->r.pad,
                                    .cols = wide,
                                    .depth = in->n});
-    for (int64_t i = 0; i < k->pad; i++)
+    for (int64_t i = 0; i < k->r.pad; i++)
         for (int64_t c = 0; c < wide; c += VL) {
             vec *y = (vec *)(s->y + i * row + c), *x = (vec *)(s->x + i * row + c), sum = *x * skip;
             if (incoming)
-                sum += *y * h->from_start[i];
+                sum += *y * h->d.from_start[i];
             *y = sum;
             *x *= h->delta[i];
         }
     decay_matrix(in, s);
-    for (int64_t i = 0; i < k->pad; i += BLOCK)
+    for (int64_t i = 0; i < k->r.pad; i += BLOCK)
         multiply(&(struct product){.a = s->m + i,
                                    .a_row = 1,
                                    .a_step = in->q_row,
@@ -104,10 +85,10 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
                                    .cols = wide,
                                    .depth = i + BLOCK,
                                    .add = true});
-    scale_rows(s->x, s->x, row, h->to_end, k->pad, wide);
+    scale_rows(s->x, s->x, row, h->d.to_end, k->r.pad, wide);
     for (int64_t n = 0; incoming && n < in->n; n++)
         for (int64_t c = 0; c < wide; c += VL)
-            *(vec *)(state + n * row + c) *= h->decay;
+            *(vec *)(state + n * row + c) *= h->d.whole;
     multiply(&(struct product){.a = k->b,
                                .a_row = 1,
                                .a_step = in->n_row,
@@ -117,15 +98,8 @@ static void fwd_chunk_head(const struct inputs *in, struct scratch *s, float *st
                                .out_row = row,
                                .rows = in->n,
                                .cols = wide,
-                               .depth = k->pad,
+                               .depth = k->r.pad,
                                .add = incoming});
-}
-
-static void copy_state(float *out, int64_t out_row, const float *in, int64_t in_row, int64_t n,
-                       int64_t p)
-{
-    for (int64_t i = 0; i < n; i++)
-        memcpy(out + i * out_row, in + i * in_row, (size_t)p * sizeof(float));
 }
 
 static void fwd_unit(const struct ssd_fwd_args *a, const struct inputs *in, int64_t batch,
@@ -137,31 +111,30 @@ static void fwd_unit(const struct ssd_fwd_args *a, const struct inputs *in, int6
     int64_t to = min_i64(from + SSD_HEADS, (group + 1) * in->per_group), size = in->n * in->p_row;
     memset(s.state, 0, (size_t)(SSD_HEADS * size) * sizeof(float));
     for (int64_t h = from; present(&a->init) && !fresh && h < to; h++)
-        copy_state(s.state + (h - from) * size, in->p_row, state_at(&a->init, batch, h),
-                   a->init.stride[2], in->n, in->p);
+        copy_rows(s.state + (h - from) * size, in->p_row, state_at(&a->init, batch, h),
+                  a->init.stride[2], in->n, in->p);
     for (int64_t c = 0; c < in->n_chunks; c++) {
         chunk_load(in, &s.k, batch, group, c);
         for (int64_t h = from; h < to; h++) {
             float *state = s.state + (h - from) * size,
                   skip = present(&a->D) ? ((const float *)a->D.data)[h] : 0.0f;
             if (present(&a->states))
-                copy_state(entering(&a->states, batch, c, h), a->states.stride[3], state, in->p_row,
-                           in->n, in->p);
+                copy_rows(entering(&a->states, batch, c, h), a->states.stride[3], state, in->p_row,
+                          in->n, in->p);
             head_load(in, &s.k, &s.h, h);
-            pack_rows(s.x, in->p_row, head_at(&a->x, batch, s.k.first, h), a->x.stride[1], s.k.n,
-                      in->p, s.k.pad, in->p_pad);
+            pack_rows(s.x, in->p_row, head_at(&a->x, batch, s.k.r.first, h), a->x.stride[1], s.k.r.n,
+                      in->p, s.k.r.pad, in->p_pad);
             fwd_chunk_head(in, &s, state, skip, c > 0 || (present(&a->init) && !fresh));
-            copy_state(head_at(&a->y, batch, s.k.first, h), a->y.stride[1], s.y, in->p_row, s.k.n,
-                       in->p);
+            copy_rows(head_at(&a->y, batch, s.k.r.first, h), a->y.stride[1], s.y, in->p_row, s.k.r.n,
+                      in->p);
         }
     }
     for (int64_t h = from; present(&a->final) && h < to; h++)
-        copy_state(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size,
-                   in->p_row, in->n, in->p);
+        copy_rows(state_at(&a->final, batch, h), a->final.stride[2], s.state + (h - from) * size,
+                  in->p_row, in->n, in->p);
 }
 
-/* ---- a few rows: the recurrence
- * ------------------------------------------------------------------------------- */
+/* ---- a few rows: the recurrence -------------------------------------------------------------- */
 
 static void few_row(const struct ssd_fwd_args *a, const struct inputs *in, int64_t b, int64_t head,
                     int64_t t, float *state, int64_t row)
@@ -199,13 +172,13 @@ static void few_rows(const struct ssd_fwd_args *a, const struct inputs *in, int6
     int64_t row = keep ? a->final.stride[2] : in->p;
     const float *init = use_init ? state_at(&a->init, b, head) : NULL;
     if (init != NULL && init != state)
-        copy_state(state, row, init, a->init.stride[2], in->n, in->p);
+        copy_rows(state, row, init, a->init.stride[2], in->n, in->p);
     for (int64_t n = 0; init == NULL && n < in->n; n++)
         memset(state + n * row, 0, (size_t)in->p * sizeof(float));
     for (int64_t t = 0; t < in->rows; t++) {
         if (present(&a->states) && t % in->chunk == 0)
-            copy_state(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], state,
-                       row, in->n, in->p);
+            copy_rows(entering(&a->states, b, t / in->chunk, head), a->states.stride[3], state,
+                      row, in->n, in->p);
         few_row(a, in, b, head, t, state, row);
     }
 }
@@ -214,7 +187,7 @@ int CPU_NAME(ssd_fwd_cpu)(struct lane *l, const struct ssd_fwd_args *a)
 {
     TRY(ssd_fwd_check(a, l->err));
     TRY(check_work("ssd_fwd", &a->work, CPU_NAME(ssd_fwd_work_cpu)(a), l->err));
-    struct inputs in = inputs_of(a);
+    struct inputs in = INPUTS_OF(a);
     bool fresh = present(&a->start) && *(const int64_t *)a->start.data == 0;
     int64_t each = scratch_floats(&in);
     if (in.rows <= FEW_ROWS) {

@@ -100,30 +100,15 @@ static struct tensor states_like(enum dtype dtype, const struct tensor *x, const
         (const int64_t[]){x->dim[0], ceil_div(x->dim[1], q), x->dim[2], bm->dim[3], x->dim[3]});
 }
 
-/* Documents of random length; decay slow enough that a state outlives a chunk. */
+/* Decay slow enough that a state outlives a chunk. */
 static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 {
-    const struct op_arg *a = &c->desc->args[arg];
-    if (a->type == ARG_I64) {
-        *(int64_t *)t->data = 1; /* 0 would drop init, which the backward op cannot know */
-        return true;
-    }
     if (arg == op_arg_index(c->desc, "A_log")) {
         for (int64_t i = 0; i < tensor_elems(t); i++)
             tensor_set(t, i, (double)(float)(rng_normal(key, (uint64_t)i) - 2.5));
         return true;
     }
-    if (a->type != ARG_I32)
-        return false;
-    for (int64_t b = 0; b < t->dim[0]; b++) {
-        int32_t first = b % 2 == 0 ? -100 : 0; /* began long before, or at row 0 */
-        for (int64_t j = 0; j < t->dim[1]; j++) {
-            if (rng_uniform(key, (uint64_t)(b * t->dim[1] + j)) < 0.06)
-                first = (int32_t)j;
-            ((int32_t *)t->data)[b * t->stride[0] + j] = first;
-        }
-    }
-    return true;
+    return op_fill_documents(c, arg, t, key, 0.06);
 }
 
 static int check_shapes(const char *op, const struct tensor *x, const struct tensor *bm,
@@ -145,15 +130,6 @@ static double flops_of(const struct tensor *x, const struct tensor *bm, double c
     double rows = (double)(x->dim[0] * x->dim[1]), q = fmin(chunk, (double)x->dim[1]);
     double inner = (double)(x->dim[2] * x->dim[3]), n = (double)bm->dim[3];
     return rows * (q * (double)bm->dim[2] * n + q * inner + 4 * inner * n);
-}
-
-static double bytes_of(const struct op_call *c)
-{
-    double bytes = 0;
-    for (int i = 0; i < c->desc->n_args; i++)
-        if (c->t[i].rank > 0 && c->desc->args[i].role != ARG_WORK)
-            bytes += (double)tensor_bytes(&c->t[i]);
-    return bytes;
 }
 
 enum {
@@ -244,7 +220,7 @@ static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
     *out = (struct op_cost){.flops = flops_of(&c->t[F_X], &c->t[F_B], c->attr[0]),
-                            .bytes = bytes_of(c)};
+                            .bytes = op_bytes(c)};
 }
 
 enum {
@@ -365,7 +341,7 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
     double rows = (double)(c->t[B_X].dim[0] * c->t[B_X].dim[1]),
            inner = (double)(c->t[B_X].dim[2] * c->t[B_X].dim[3]);
     double flops = rows * (3 * q * (double)c->t[B_B].dim[2] * n + 2 * q * inner + 8 * inner * n);
-    *out = (struct op_cost){.flops = flops, .bytes = bytes_of(c)};
+    *out = (struct op_cost){.flops = flops, .bytes = op_bytes(c)};
 }
 
 /* A final state that is not asked for has no gradient either: no_final goes with no_dfinal. */
@@ -406,43 +382,21 @@ static const struct op_sample bench[] = {
 const struct op_desc ssd_fwd_desc = {
     .name = "ssd_fwd",
     .summary = "state-space core of Mamba-2, in chunks",
-    .args = fwd_args,
-    .n_args = countof(fwd_args),
-    .attrs = fwd_attrs,
-    .n_attrs = countof(fwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = fwd_shapes,
+    OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
     .sample_fill = fill,
-    .infer = fwd_infer,
-    .run = fwd_run,
-    .cost = fwd_cost,
     .backward = "ssd_bwd",
     .tolerance = 5e-6,
     .narrow = 3e-3, /* final: of inputs times decays, rounded for the tensor cores */
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
 const struct op_desc ssd_bwd_desc = {
     .name = "ssd_bwd",
     .summary = "gradient of ssd_fwd",
-    .args = bwd_args,
-    .n_args = countof(bwd_args),
-    .attrs = bwd_attrs,
-    .n_attrs = countof(bwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes,
+    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
     .sample_fill = fill,
-    .infer = bwd_infer,
-    .run = bwd_run,
-    .cost = bwd_cost,
     .tolerance = 2e-5,
     .narrow = 4e-3, /* sums over rows of such values partly cancel */
-    .samples = samples,
-    .n_samples = countof(samples),
-    .bench = bench,
-    .n_bench = countof(bench),
+    OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

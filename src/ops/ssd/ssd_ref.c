@@ -1,30 +1,5 @@
 /* ssd, reference: the recurrence itself, and its reverse; see ssd.h. */
-#include "ops/ops_ref_int.h"
-
-#include <math.h>
-#include <string.h>
-
-static double at1(const struct tensor *t, int64_t h) { return ((const double *)t->data)[h]; }
-static double *at3(const struct tensor *t, int64_t b, int64_t s, int64_t h)
-{
-    return (double *)t->data + b * t->stride[0] + s * t->stride[1] + h * t->stride[2];
-}
-/* Row n of the state of (b, h). */
-static double *state_row(const struct tensor *t, int64_t b, int64_t h, int64_t n)
-{
-    return (double *)t->data + b * t->stride[0] + h * t->stride[1] + n * t->stride[2];
-}
-/* Row n of the state that enters chunk c. */
-static double *chunk_row(const struct tensor *t, int64_t b, int64_t c, int64_t h, int64_t n)
-{
-    return (double *)t->data + b * t->stride[0] + c * t->stride[1] + h * t->stride[2] +
-           n * t->stride[3];
-}
-static bool begins_document(const struct tensor *doc_start, int64_t b, int64_t t)
-{
-    return present(doc_start) &&
-           ((const int32_t *)doc_start->data)[b * doc_start->stride[0] + t] == t;
-}
+#include "ops/ref_scan.h"
 
 struct step {
     double raw, delta, slope; /* dt + dt_bias; clamped softplus; d delta / d raw */
@@ -88,8 +63,7 @@ int ssd_fwd_ref(struct lane *l, const struct ssd_fwd_args *a)
     return ST_OK;
 }
 
-/* ---- backward
- * -------------------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 /* The states after each row of a chunk, the one before it, and the gradient of the running state.
  */
@@ -177,18 +151,6 @@ static struct sums bwd_head(const struct ssd_bwd_args *a, int64_t b, int64_t h)
     for (int64_t n = 0; present(&a->dinit) && n < n_n; n++)
         memcpy(state_row(&a->dinit, b, h, n), grad + n * p_n, bytes);
     return sums;
-}
-
-static void clear_rows(const struct tensor *t)
-{
-    for (int64_t r = 0; r < rows_of(t); r++)
-        memset(f64_row(t, r), 0, (size_t)cols_of(t) * sizeof(double));
-}
-
-static void add_to(const struct tensor *t, int64_t h, double sum, bool add)
-{
-    if (present(t))
-        ((double *)t->data)[h] = sum + (add ? ((double *)t->data)[h] : 0);
 }
 
 int ssd_bwd_ref(struct lane *l, const struct ssd_bwd_args *a)

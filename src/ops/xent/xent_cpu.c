@@ -65,8 +65,7 @@ static int check_blas(const char *name, const struct tensor *t, struct err *e)
     return ST_OK;
 }
 
-/* ---- one row -----------------------------------------------------------------------------------
- */
+/* ---- one row --------------------------------------------------------------------------------- */
 
 /* In lanes: not every compiler turns a maximum of floats into SIMD code by itself. NaN is passed
  * over here and comes back through the exponentials. */
@@ -141,8 +140,7 @@ static double row_loss(const struct xent_args *a, int64_t r, float *z)
     return below + log_sum;
 }
 
-/* ---- one chunk ---------------------------------------------------------------------------------
- */
+/* ---- one chunk ------------------------------------------------------------------------------- */
 
 static void add_dbias(const struct xent_args *a, struct mat dz, int64_t rows, bool add)
 {

@@ -73,8 +73,7 @@ int64_t xent_rows_at_once(const struct xent_args *a)
     return a->chunk > 0 ? min_i64(a->chunk, rows) : xent_chunk(rows, a->w.dim[1], a->w.dim[0]);
 }
 
-/* ---- descriptors: the loss alone, and loss with gradients
- * ---------------------------------------- */
+/* ---- descriptors: the loss alone, and loss with gradients ------------------------------------ */
 
 enum { DIM_ROWS, DIM_D, DIM_VOCAB };
 static const struct op_attr dims[] = {{"rows", 7}, {"d", 9}, {"vocab", 13}};
@@ -295,43 +294,21 @@ static const struct op_sample bwd_bench[] = {
 const struct op_desc xent_desc = {
     .name = "xent",
     .summary = "head and cross entropy in chunks of rows, loss only",
-    .args = fwd_args,
-    .n_args = countof(fwd_args),
-    .attrs = fwd_attrs,
-    .n_attrs = countof(fwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = input_shapes,
+    OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = input_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
     .sample_fill = fill,
-    .infer = fwd_infer,
-    .run = fwd_run,
-    .cost = fwd_cost,
     .backward = "xent_bwd",
     .tolerance = 2e-6,
     .narrow = 8e-3, /* logits and their gradients are rounded on the way */
-    .samples = fwd_samples,
-    .n_samples = countof(fwd_samples),
-    .bench = fwd_bench,
-    .n_bench = countof(fwd_bench),
+    OP_LIST(samples, fwd_samples), OP_LIST(bench, fwd_bench),
 };
 const struct op_desc xent_bwd_desc = {
     .name = "xent_bwd",
     .summary = "head and cross entropy in chunks of rows, loss and gradients",
-    .args = bwd_args,
-    .n_args = countof(bwd_args),
-    .attrs = bwd_attrs,
-    .n_attrs = countof(bwd_attrs),
-    .dims = dims,
-    .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes,
+    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
+    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
     .sample_fill = bwd_fill,
-    .infer = bwd_infer,
-    .run = bwd_run,
-    .cost = bwd_cost,
     .tolerance = 5e-6,
     .narrow = 8e-3, /* logits and their gradients are rounded on the way */
-    .samples = bwd_samples,
-    .n_samples = countof(bwd_samples),
-    .bench = bwd_bench,
-    .n_bench = countof(bwd_bench),
+    OP_LIST(samples, bwd_samples), OP_LIST(bench, bwd_bench),
 };
