@@ -16,8 +16,7 @@
 
 #include "tensor/tensor.h"
 
-/* ---- safetensors files ------------------------------------------------------------------------
- */
+/* ---- safetensors files ----------------------------------------------------------------------- */
 
 struct st_file;
 struct st_entry {
@@ -139,9 +138,6 @@ int ckpt_load(const struct ckpt *c, const char *key, enum ckpt_section section,
               const struct tensor *dst, const struct param *param, struct err *e);
 
 enum { CKPT_ALLOW_MISSING = 1, CKPT_ALLOW_UNEXPECTED = 2 };
-/* Does the section hold exactly these keys? One error names the missing and the unexpected. */
-int ckpt_check_keys(const struct ckpt *c, enum ckpt_section section, const char *const *keys, int n,
-                    unsigned allow, struct err *e);
 /* Read every file again and compare its checksum; the error names the damaged one. */
 int ckpt_verify(const struct ckpt *c, struct err *e);
 

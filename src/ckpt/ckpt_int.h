@@ -25,8 +25,7 @@ int copy_rows_from_disk(const struct tensor *dst, const struct tensor *src,
 /* A name for a message: cut to size, control characters replaced. Returns out. */
 const char *shown(const char *name, char *out, size_t size);
 
-/* ---- safetensors_write.c ----------------------------------------------------------------------
- */
+/* ---- safetensors_write.c --------------------------------------------------------------------- */
 
 struct file_sum {
     int64_t bytes;

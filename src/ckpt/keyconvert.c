@@ -70,8 +70,7 @@ static int sort_atoms(struct work *w, struct err *e)
     return ST_OK;
 }
 
-/* ---- taking apart -------------------------------------------------------------------------------
- */
+/* ---- taking apart ---------------------------------------------------------------------------- */
 
 static int read_atoms(struct work *w, enum key_space space, struct err *e)
 {

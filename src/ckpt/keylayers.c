@@ -15,8 +15,7 @@ static int count_bits(unsigned set)
     return n;
 }
 
-/* ---- the families at each number --------------------------------------------------------------
- */
+/* ---- the families at each number ------------------------------------------------------------- */
 
 /* How many numbers there are; stacked tensors must agree on their axis. */
 static int count_numbers(int *count, const struct key_source *list, int n, const char *label,
@@ -94,8 +93,7 @@ struct tensor layer_slice(const struct tensor *t, int64_t row)
     return view;
 }
 
-/* ---- the model's side -------------------------------------------------------------------------
- */
+/* ---- the model's side ------------------------------------------------------------------------ */
 
 struct layers { /* the model: families by its own numbers, and by physical layer */
     struct key_stack numbers;
@@ -145,8 +143,7 @@ static int read_model(struct layers *m, const struct key_wanted *w, int n, struc
     return ST_OK;
 }
 
-/* ---- matching ---------------------------------------------------------------------------------
- */
+/* ---- matching -------------------------------------------------------------------------------- */
 
 /* The file counts as the model does if every number they share holds the same. What only one of
  * them has is then missing or unexpected by name. */

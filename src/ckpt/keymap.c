@@ -26,8 +26,7 @@ struct keymap {
     struct arena memory;
 };
 
-/* ---- reading names ------------------------------------------------------------------------------
- */
+/* ---- reading names --------------------------------------------------------------------------- */
 
 static int by_order(const void *a, const void *b)
 {
@@ -92,8 +91,7 @@ static int read_wants(struct keymap *m, const struct param *const *params, int n
     return refuse_twins(m, e);
 }
 
-/* ---- finding ------------------------------------------------------------------------------------
- */
+/* ---- finding --------------------------------------------------------------------------------- */
 
 struct range {
     int first, end;

@@ -32,8 +32,7 @@ static const char usage[] =
     "program does not say that it is interleaved: --from-interleave=N does.\n"
     "Training reads every layout by itself (run.load_weights); this is for other programs.\n";
 
-/* ---- tensors of a checkpoint or of a file, in one form -----------------------------------------
- */
+/* ---- tensors of a checkpoint or of a file, in one form --------------------------------------- */
 
 struct named { /* borrowed from the open file or checkpoint */
     const char *group, *key;
@@ -95,8 +94,7 @@ static void print_key(const struct named *t)
         putchar(*p < 0x20 || *p == 0x7f ? '?' : *p);
 }
 
-/* ---- ls ---------------------------------------------------------------------------------------
- */
+/* ---- ls -------------------------------------------------------------------------------------- */
 
 static bool is_run(const char *path)
 {
@@ -164,8 +162,7 @@ static int run_ls(char **args, struct err *e)
     return is_run(args[0]) ? ls_run(args[0], e) : ls_tensors(args[0], e);
 }
 
-/* ---- verify ------------------------------------------------------------------------------------
- */
+/* ---- verify ---------------------------------------------------------------------------------- */
 
 static int verify_one(const char *path, struct err *e)
 {
@@ -198,8 +195,7 @@ static int run_verify(char **args, struct err *e)
                               args[0]);
 }
 
-/* ---- diff --------------------------------------------------------------------------------------
- */
+/* ---- diff ------------------------------------------------------------------------------------ */
 
 static void print_index(const struct tensor *t, int64_t flat)
 {
@@ -284,8 +280,7 @@ static int run_diff(char **args, struct err *e)
     return differences ? ST_CONFLICT : ST_OK;
 }
 
-/* ---- dispatch ----------------------------------------------------------------------------------
- */
+/* ---- dispatch -------------------------------------------------------------------------------- */
 
 int cmd_ckpt(int argc, char **argv)
 {

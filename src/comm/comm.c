@@ -93,12 +93,11 @@ static int exchange_now(struct comm *c, struct lane *l, enum comm_op op, const c
 
 static int sum_one(struct lane *l, const struct pending *p)
 {
-    bool largest = p->op == OP_ALL_MAX;
     if (tensor_elems(&p->out) == 0)
         return ST_OK;
     if (on_gpu(l))
-        return gpu_comm_sum(l, &p->out, p->pieces, p->n_pieces, largest);
-    sum_pieces(&p->out, p->pieces, p->n_pieces, largest, l->dev->n_threads);
+        return gpu_comm_sum(l, &p->out, p->pieces, p->n_pieces);
+    sum_pieces(&p->out, p->pieces, p->n_pieces, l->dev->n_threads);
     return ST_OK;
 }
 
@@ -182,7 +181,7 @@ static int check_reduced(const struct comm *c, struct lane *l, const char *what,
     return ST_OK;
 }
 
-static int reduce_all(struct comm *c, struct lane *l, enum comm_op op, const char *what, struct tensor *t, struct tensor *work)
+int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work)
 {
     int64_t bytes = tensor_bytes(t);
     TRY(check_reduced(c, l, what, t, work, tensor_elems(t) * c->size));
@@ -192,18 +191,8 @@ static int reduce_all(struct comm *c, struct lane *l, enum comm_op op, const cha
     for (int r = 0; r < c->size; r++)
         TRY(add_both(c, r, t->data, bytes, in_place ? t->data : (char *)work->data + r * bytes, bytes, l->err));
     if (!in_place)
-        TRY(add_pending(c, (struct pending){op, *t, work->data, c->size}, l->err));
-    return finish_or_wait(c, l, op, what);
-}
-
-int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work)
-{
-    return reduce_all(c, l, OP_ALL_REDUCE, what, t, work);
-}
-
-int comm_all_max(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work)
-{
-    return reduce_all(c, l, OP_ALL_MAX, what, t, work);
+        TRY(add_pending(c, (struct pending){*t, work->data, c->size}, l->err));
+    return finish_or_wait(c, l, OP_ALL_REDUCE, what);
 }
 
 int comm_reduce_scatter(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece, struct tensor *work)
@@ -219,7 +208,7 @@ int comm_reduce_scatter(struct comm *c, struct lane *l, const char *what, struct
         TRY(add_both(c, r, elem_at(x, piece_begin(x, piece, r)), piece_size(x, piece, r) * size,
                      in_place ? own_piece : elem_at(work, r * mine), mine * size, l->err));
     if (!in_place)
-        TRY(add_pending(c, (struct pending){OP_REDUCE_SCATTER, tensor_1d(own_piece, x->dtype, mine), work->data, c->size}, l->err));
+        TRY(add_pending(c, (struct pending){tensor_1d(own_piece, x->dtype, mine), work->data, c->size}, l->err));
     return finish_or_wait(c, l, OP_REDUCE_SCATTER, what);
 }
 
@@ -252,16 +241,6 @@ static int check_member(const struct comm *c, const char *what, int rank, struct
     if (rank < 0 || rank >= c->size)
         return err_set(e, ST_INTERNAL, "%s: there is no rank %d in group %s of %d", what, rank, c->name, c->size);
     return ST_OK;
-}
-
-int comm_broadcast(struct comm *c, struct lane *l, const char *what, struct tensor *t, int root)
-{
-    TRY(check_tensor(c, l, what, t));
-    TRY(check_member(c, what, root, l->err));
-    if (c->size == 1)
-        return ST_OK;
-    TRY(add_broadcast(c, t->data, tensor_bytes(t), root, l->err));
-    return finish_or_wait(c, l, OP_BROADCAST, what);
 }
 
 /* Rows of slab r that count; a GPU's counts are not looked at, whole slabs travel. */

@@ -35,14 +35,11 @@ struct comm {
 /* t becomes the sum (F64, F32, BF16 summed in fp32, I32, I64) over ranks, in rank order. work: size * bytes of t; it
  * may be absent in a group of one. */
 int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work);
-/* The largest instead (F64, F32, I32, I64). */
-int comm_all_max(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work);
 /* x [n] is cut into pieces of `piece` elements, rank r owning [r * piece, (r + 1) * piece) up to n; the own piece of x becomes
  * the sum of all ranks' pieces, the rest keeps its values. work: size * piece elements of x's type. */
 int comm_reduce_scatter(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece, struct tensor *work);
 /* The same pieces: every rank's own piece of x goes to all. */
 int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece);
-int comm_broadcast(struct comm *c, struct lane *l, const char *what, struct tensor *t, int root);
 /* send, recv [size, cap, ...]: slab r goes to rank r, slab r of recv comes from it. Of a slab only the first rows[r] of its cap
  * rows count: send_rows, recv_rows I32 [size], in device memory, or absent (data NULL: all). A transport may move more;
  * what lies behind them in recv is undefined. */

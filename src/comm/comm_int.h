@@ -4,7 +4,7 @@
 
 #include "comm/comm.h"
 
-enum comm_op { OP_ALL_REDUCE, OP_ALL_MAX, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_BROADCAST, OP_ALL_TO_ALL, OP_GROUP, OP_HOST };
+enum comm_op { OP_ALL_REDUCE, OP_REDUCE_SCATTER, OP_ALL_GATHER, OP_ALL_TO_ALL, OP_GROUP, OP_HOST };
 
 /* One message each way with one member. The k-th part a rank has for a peer meets the k-th part that peer has for it.
  * NULL: no message that way. */
@@ -136,7 +136,6 @@ struct world {
 
 /* What a group does after its bytes have come. */
 struct pending {
-    enum comm_op op;
     struct tensor out; /* the sum goes here */
     const void *pieces; /* one after the other, n elements apart */
     int n_pieces;
@@ -168,8 +167,8 @@ int comm_new(struct world *w, const char *name, const int *ranks, int n, int id,
 int move_bytes(struct lane *l, void *dst, const void *src, int64_t bytes, struct err *e);
 /* Copies parts of a rank to itself, the k-th of those sent to the k-th of those received. */
 int move_own_parts(struct comm *c, struct lane *l, const struct exchange *x, struct err *e);
-/* out = pieces summed (or the largest) in order; pieces lie n elements apart. Host memory. */
-void sum_pieces(const struct tensor *out, const void *pieces, int n_pieces, bool largest, int threads);
+/* out = pieces summed in order; pieces lie n elements apart. Host memory. */
+void sum_pieces(const struct tensor *out, const void *pieces, int n_pieces, int threads);
 
 int launch_read(struct launch *l, struct err *e);
 /* Process ranks that have just met: one number for the run, and the board. */

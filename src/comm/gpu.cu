@@ -96,38 +96,31 @@ extern "C" void gpu_comm_event_close(void *event)
 template <typename T> struct acc_of { typedef T type; };
 template <> struct acc_of<__nv_bfloat16> { typedef float type; };
 
-template <typename T> __device__ static T larger(T a, T b)
-{
-    return b > a || b != b ? b : a;
-}
-
-template <typename T> __global__ static void sum_kernel(T *out, const T *in, int64_t n, int pieces, bool largest)
+template <typename T> __global__ static void sum_kernel(T *out, const T *in, int64_t n, int pieces)
 {
     typedef typename acc_of<T>::type A;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
         A a = (A)in[i];
-        for (int r = 1; r < pieces; r++) {
-            A v = (A)in[(int64_t)r * n + i];
-            a = largest ? larger(a, v) : (A)(a + v);
-        }
+        for (int r = 1; r < pieces; r++)
+            a = (A)(a + (A)in[(int64_t)r * n + i]);
         out[i] = (T)a;
     }
 }
 
-template <typename T> static void launch_sum(struct lane *l, const struct tensor *out, const void *in, int pieces, bool largest)
+template <typename T> static void launch_sum(struct lane *l, const struct tensor *out, const void *in, int pieces)
 {
     int64_t n = tensor_elems(out), blocks = min_i64(ceil_div(n, 256), 1024);
-    sum_kernel<T><<<(unsigned)blocks, 256, 0, stream_of(l)>>>((T *)out->data, (const T *)in, n, pieces, largest);
+    sum_kernel<T><<<(unsigned)blocks, 256, 0, stream_of(l)>>>((T *)out->data, (const T *)in, n, pieces);
 }
 
-extern "C" int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *in, int pieces, bool largest)
+extern "C" int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *in, int pieces)
 {
     switch (out->dtype) {
-    case DT_F64: launch_sum<double>(l, out, in, pieces, largest); break;
-    case DT_F32: launch_sum<float>(l, out, in, pieces, largest); break;
-    case DT_BF16: launch_sum<__nv_bfloat16>(l, out, in, pieces, largest); break;
-    case DT_I64: launch_sum<int64_t>(l, out, in, pieces, largest); break;
-    case DT_I32: launch_sum<int32_t>(l, out, in, pieces, largest); break;
+    case DT_F64: launch_sum<double>(l, out, in, pieces); break;
+    case DT_F32: launch_sum<float>(l, out, in, pieces); break;
+    case DT_BF16: launch_sum<__nv_bfloat16>(l, out, in, pieces); break;
+    case DT_I64: launch_sum<int64_t>(l, out, in, pieces); break;
+    case DT_I32: launch_sum<int32_t>(l, out, in, pieces); break;
     default: return err_set(l->err, ST_INTERNAL, "no sum of %s on a GPU", dtype_name(out->dtype));
     }
     return cuda_launched(l, "sum of pieces");

@@ -11,8 +11,8 @@ int gpu_comm_copy(struct lane *l, void *dst, const void *src, int64_t bytes);
 int gpu_comm_sync(struct lane *l);
 /* Has everything given to this device been done? */
 int gpu_comm_idle(struct dev *d, bool *idle, struct err *e);
-/* out [n] = pieces, n elements apart, summed in order (or the largest). */
-int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces, bool largest);
+/* out [n] = pieces, n elements apart, summed in order. */
+int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces);
 /* Copies with a few blocks of threads, at a steady rate, and takes latency + seconds at least. */
 int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds);
 /* Streams beside the lanes, for sends that nobody here waits for. */
@@ -34,9 +34,9 @@ static inline int gpu_comm_copy(struct lane *l, void *dst, const void *src, int6
 }
 static inline int gpu_comm_sync(struct lane *l) { return gpu_comm_none(l->err); }
 static inline int gpu_comm_idle(struct dev *d, bool *idle, struct err *e) { return (void)d, (void)idle, gpu_comm_none(e); }
-static inline int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces, bool largest)
+static inline int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces)
 {
-    return (void)out, (void)pieces, (void)n_pieces, (void)largest, gpu_comm_none(l->err);
+    return (void)out, (void)pieces, (void)n_pieces, gpu_comm_none(l->err);
 }
 static inline int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds)
 {

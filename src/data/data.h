@@ -122,8 +122,6 @@ int64_t dataset_tokens(const struct dataset *ds); /* of the part, one epoch, all
 int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e);
 /* A few lines for the log: paths, kinds, tokens, samples, epochs. */
 void dataset_describe(const struct dataset *ds, struct buf *out);
-/* Mean bytes of text per token over the first samples; exactly 1 for plain bytes. */
-int dataset_bytes_per_token(const struct dataset *ds, double *out, struct err *e);
 
 /* ---- Batches ------------------------------------------------------------------------------- */
 

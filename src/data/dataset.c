@@ -206,24 +206,3 @@ void dataset_describe(const struct dataset *ds, struct buf *out)
         buf_add(out, "\n");
     }
 }
-
-int dataset_bytes_per_token(const struct dataset *ds, double *out, struct err *e)
-{
-    enum { PROBES = 64 };
-    const struct tokenizer *t = ds->opts.tokenizer;
-    if (t == NULL)
-        return err_set(e, ST_INVALID, "bytes per token need a tokenizer, and this data has none");
-    int32_t *ids;
-    int64_t n = min_i64(PROBES, ds->n_samples), bytes = 0, part;
-    TRY(mem_array((void **)&ids, (size_t)ds->opts.seq + 1, sizeof *ids, e));
-    int st = ST_OK;
-    for (int64_t i = 0; i < n && st == ST_OK; i++) {
-        st = dataset_get(ds, i, ids, e);
-        if (st == ST_OK)
-            st = tokenizer_count_bytes(t, ids + 1, ds->opts.seq, &part, e);
-        bytes += st == ST_OK ? part : 0;
-    }
-    free(ids);
-    *out = (double)bytes / ((double)n * (double)ds->opts.seq);
-    return st;
-}

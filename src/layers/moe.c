@@ -44,8 +44,7 @@ struct moe_slots {
     struct weight router, bias, table, w1, w2, b1, b2;
 };
 
-/* ---- router
- * --------------------------------------------------------------------------------------------- */
+/* ---- router ---------------------------------------------------------------------------------- */
 
 static int jitter_fwd(const struct step_ctx *c)
 {
@@ -118,8 +117,7 @@ static int bias_step(const struct step_ctx *c)
     return c->ops->router_bias(c->lane, &a);
 }
 
-/* ---- to the experts and back
- * ------------------------------------------------------------------------------ */
+/* ---- to the experts and back ----------------------------------------------------------------- */
 
 static int plan_fwd(const struct step_ctx *c)
 {
@@ -175,8 +173,7 @@ static int combine_bwd(const struct step_ctx *c)
     return c->ops->permute(c->lane, &a);
 }
 
-/* ---- shared expert
- * ------------------------------------------------------------------------------------------ */
+/* ---- shared expert --------------------------------------------------------------------------- */
 
 static int shared_act_fwd(const struct step_ctx *c)
 {
@@ -286,8 +283,7 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
     return c->shared_gate ? declare_shared_gate(b, io, out, dout) : out;
 }
 
-/* ---- sizes, parameters, state
- * ------------------------------------------------------------------------------- */
+/* ---- sizes, parameters, state ---------------------------------------------------------------- */
 
 static int sizes(struct build *b, struct moe *m)
 {
@@ -541,9 +537,7 @@ static void declare_slots(struct build *b, const struct moe *m, struct moe_slots
     s->plan_work = declare_plan_work(b, m);
 }
 
-/* ---- nodes
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- nodes ----------------------------------------------------------------------------------- */
 
 static void declare_scatter(struct build *b, const struct moe *m, const struct moe_slots *s,
                             const struct core_io *io)

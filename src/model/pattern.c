@@ -276,14 +276,7 @@ void pattern_counts(const struct pattern *p, int count[PATTERN_KINDS])
                    pattern_map(p->mtp_symbols, PATTERN_SYMBOLS[k], NULL) * p->n_mtp_depths;
 }
 
-bool pattern_uses_latent(const struct pattern *p)
-{
-    return strpbrk(p->symbols, "D+") != NULL || strpbrk(p->mtp_symbols, "D+") != NULL;
-}
-
 /* ---- checkpoint keys ----------------------------------------------------------------------- */
-
-bool pattern_is_grouped(const struct pattern *p) { return p->grouped; }
 
 int pattern_layer_key_index(const struct pattern *p, int layer)
 {

@@ -109,13 +109,10 @@ void pattern_counts(const struct pattern *p, int count[PATTERN_KINDS]);
 int pattern_map(const char *symbols, char symbol, int *layers);
 /* One item as it is written, with its brackets. */
 void pattern_add_item(const struct pattern *p, int item, struct buf *out);
-/* D or + anywhere, depths included. */
-bool pattern_uses_latent(const struct pattern *p);
 
 /* ---- checkpoint keys ----------------------------------------------------------------------- */
 
 /* Grouped models store Transformer keys: layers by item, the final norm by Transformer's name. */
-bool pattern_is_grouped(const struct pattern *p);
 /* The N of "decoder.layers.N.": the item of a grouped model, the layer itself of a flat one. */
 int pattern_layer_key_index(const struct pattern *p, int layer);
 const char *pattern_final_norm_key(const struct pattern *p); /* of its weight */

@@ -113,11 +113,6 @@ const char *tensor_text(const struct tensor *t, char *out, size_t size)
     return out;
 }
 
-struct tensor tensor_reshape2(const struct tensor *t, int64_t rows, int64_t cols)
-{
-    return tensor_2d(t->data, t->dtype, rows, cols);
-}
-
 static struct tensor offset(struct tensor t, int64_t elems)
 {
     if (t.data != NULL)

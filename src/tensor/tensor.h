@@ -56,7 +56,6 @@ bool tensor_same_shape(const struct tensor *a, const struct tensor *b);
 const char *tensor_text(const struct tensor *t, char *out, size_t size);
 
 /* Views. */
-struct tensor tensor_reshape2(const struct tensor *t, int64_t rows, int64_t cols); /* dense only */
 struct tensor tensor_cols(const struct tensor *t, int64_t first, int64_t n); /* slice of last dim */
 struct tensor tensor_rows(const struct tensor *t, int64_t first, int64_t n); /* slice of dim 0 */
 /* Split the last dim (size a*b) into two dims [.., a, b]. */

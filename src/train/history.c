@@ -18,8 +18,7 @@ const char *event_name(enum log_event_kind kind)
     return kind >= 0 && kind < LOG_EVENT_KINDS ? event_names[kind] : "note";
 }
 
-/* ---- series ------------------------------------------------------------------------------------
- */
+/* ---- series ---------------------------------------------------------------------------------- */
 
 int series_init(struct series *s, const char *tag, int cap, struct err *e)
 {
@@ -86,8 +85,7 @@ void series_add(struct series *s, int64_t step, double v)
     s->point[s->count++] = p;
 }
 
-/* ---- history -----------------------------------------------------------------------------------
- */
+/* ---- history --------------------------------------------------------------------------------- */
 
 int history_init(struct history *h, struct err *e)
 {
@@ -194,8 +192,7 @@ void history_event(struct history *h, enum log_event_kind kind, int64_t step, co
     snprintf(ev->text, sizeof ev->text, "%s", text);
 }
 
-/* ---- metrics.jsonl
- * ------------------------------------------------------------------------------- */
+/* ---- metrics.jsonl --------------------------------------------------------------------------- */
 
 /* From line `line` backwards, records beyond `step` were taken back by a resume. */
 struct reset {

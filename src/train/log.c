@@ -32,8 +32,7 @@ struct train_log {
 
 double log_perplexity(double loss) { return exp(loss > 20 ? 20 : loss); }
 
-/* ---- failures: told once per spell, remembered for log_close ------------------------------------
- */
+/* ---- failures: told once per spell, remembered for log_close --------------------------------- */
 
 static void outcome(struct train_log *log, int st, const struct err *e)
 {
@@ -58,8 +57,7 @@ static void write_line(struct train_log *log)
     outcome(log, st, &e);
 }
 
-/* ---- records
- * --------------------------------------------------------------------------------------- */
+/* ---- records --------------------------------------------------------------------------------- */
 
 static void add_field(struct buf *b, const char *key, double v, const char *fmt, bool *nonfinite)
 {
@@ -232,8 +230,7 @@ void log_print_curve(const struct train_log *log, FILE *out, bool unicode)
     report_history_curve(out, &log->history, unicode);
 }
 
-/* ---- open and close
- * ----------------------------------------------------------------------------------- */
+/* ---- open and close -------------------------------------------------------------------------- */
 
 /* A killed run may have left half a line; its next record must not be glued to it. */
 static int end_half_line(struct sink *s, struct err *e)

@@ -12,8 +12,7 @@ void add_json_number(struct buf *b, double v, const char *fmt); /* null unless f
 void add_html(struct buf *b, const char *s);
 void add_utf8(struct buf *b, const char *s);
 
-/* ---- sink.c: a file that only grows, by whole records ------------------------------------------
- */
+/* ---- sink.c: a file that only grows, by whole records ---------------------------------------- */
 struct sink {
     int fd;       /* -1: closed */
     int64_t size; /* end of the last whole record */
@@ -26,8 +25,7 @@ int sink_open(struct sink *s, const char *path, int flags, struct err *e);
 int sink_write(struct sink *s, const void *bytes, size_t n, struct err *e);
 int sink_close(struct sink *s, struct err *e); /* syncs what was written */
 
-/* ---- history.c: what the report draws, in bounded memory ---------------------------------------
- */
+/* ---- history.c: what the report draws, in bounded memory ------------------------------------- */
 
 /* One or more consecutive values. n counts the finite ones; n 0 is a gap. */
 struct hist_point {
@@ -90,8 +88,7 @@ void history_event(struct history *h, enum log_event_kind kind, int64_t step, co
 int history_load(struct history *h, const char *path, int64_t *ignored, struct err *e);
 const char *event_name(enum log_event_kind kind);
 
-/* ---- progress.c: the line on the terminal ------------------------------------------------------
- */
+/* ---- progress.c: the line on the terminal ---------------------------------------------------- */
 struct progress {
     FILE *out;
     enum log_progress mode; /* never AUTO once initialised */

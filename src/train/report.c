@@ -80,8 +80,7 @@ static const char style_sheet[] =
     "monospace;white-space:pre;overflow-x:auto;max-height:480px}summary{cursor:pointer;"
     "font-weight:600}\n";
 
-/* ---- points -------------------------------------------------------------------------------------
- */
+/* ---- points ---------------------------------------------------------------------------------- */
 
 static int points_of(const struct series *s, struct xy *out)
 {
@@ -123,8 +122,7 @@ static const char *number(double v, char *out, size_t size)
     return out;
 }
 
-/* ---- header and key numbers
- * ---------------------------------------------------------------------- */
+/* ---- header and key numbers ------------------------------------------------------------------ */
 
 static void add_header(struct page *g)
 {
@@ -188,8 +186,7 @@ static void add_tiles(struct page *g)
     buf_add(g->b, "</div>\n");
 }
 
-/* ---- charts
- * --------------------------------------------------------------------------------------- */
+/* ---- charts ---------------------------------------------------------------------------------- */
 
 static void add_events(struct page *g, const struct chart *c, bool checkpoints)
 {
@@ -359,8 +356,7 @@ static void add_panel(struct page *g, const struct series *s, const char *title,
     buf_add(g->b, "</section>\n");
 }
 
-/* ---- extras: one panel for all tags with the same beginning
- * ---------------------------------------- */
+/* ---- extras: one panel for all tags with the same beginning ---------------------------------- */
 
 static size_t group_length(const char *tag)
 {
@@ -477,8 +473,7 @@ static void add_panels(struct page *g)
         buf_addf(g->b, "<p class='note'>%d more metrics are in metrics.jsonl.</p>\n", left_out);
 }
 
-/* ---- tables
- * ----------------------------------------------------------------------------------------- */
+/* ---- tables ---------------------------------------------------------------------------------- */
 
 static void add_row(struct page *g, const char *name, const char *value)
 {
@@ -579,8 +574,7 @@ static void add_fact(struct page *g, const char *name, const char *text)
     buf_add(g->b, "</pre></details>\n");
 }
 
-/* ---- the whole
- * ---------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static void find_x_range(struct page *g)
 {

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- ticks -------------------------------------------------------------------------------------
- */
+/* ---- ticks ----------------------------------------------------------------------------------- */
 
 double tick_step(double range, int count)
 {
@@ -104,8 +103,7 @@ void chart_fit(struct chart *c, const struct xy *p, int n, double *scratch, bool
     c->y_max = ceil(high / c->y_step - 1e-6) * c->y_step;
 }
 
-/* ---- the frame ---------------------------------------------------------------------------------
- */
+/* ---- the frame ------------------------------------------------------------------------------- */
 
 static double to_x(const struct chart *c, double x)
 {
@@ -186,8 +184,7 @@ void chart_begin(struct buf *b, struct chart *c, int id)
 
 void chart_end(struct buf *b) { buf_add(b, "</svg>\n"); }
 
-/* ---- what is drawn in it -----------------------------------------------------------------------
- */
+/* ---- what is drawn in it --------------------------------------------------------------------- */
 
 static void add_title(struct buf *b, const char *title)
 {

@@ -51,8 +51,7 @@ uint32_t crc32c(const void *bytes, size_t n)
     return c ^ 0xFFFFFFFFu;
 }
 
-/* ---- encoding ----------------------------------------------------------------------------------
- */
+/* ---- encoding -------------------------------------------------------------------------------- */
 
 static void put_byte(struct buf *b, int v)
 {
@@ -132,8 +131,7 @@ static int event_write(struct tb_writer *w, struct err *e)
     return sink_write(&w->file, w->event.text, w->event.len, e);
 }
 
-/* ---- the file
- * ------------------------------------------------------------------------------------ */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 /* Readers walk the files of a folder in the order of their names, so the seconds in a new name must
  * be above all earlier ones, also after the clock went back or within one second. */

@@ -182,35 +182,6 @@ static void wrong_requests_name_key_and_shapes(void **state)
     ckpt_close(c);
 }
 
-static void key_lists_are_compared(void **state)
-{
-    struct world *w = *state;
-    struct ckpt *c;
-    save(w, 1);
-    assert_ok(ckpt_open(&c, w->run, &w->e), &w->e);
-    static const char *const same[] = {"scale", "half", "fused.weight"};
-    assert_ok(ckpt_check_keys(c, CKPT_MODEL, same, 3, 0, &w->e), &w->e);
-    static const char *const other[] = {"scale", "bias", "fused.weight"};
-    assert_fails(ckpt_check_keys(c, CKPT_MODEL, other, 3, 0, &w->e), ST_CONFLICT, &w->e,
-                 "1 missing: bias; 1 unexpected: half");
-    assert_fails(ckpt_check_keys(c, CKPT_MODEL, other, 3, CKPT_ALLOW_MISSING, &w->e), ST_CONFLICT,
-                 &w->e, "0 missing; 1 unexpected: half");
-    assert_ok(
-        ckpt_check_keys(c, CKPT_MODEL, other, 3, CKPT_ALLOW_MISSING | CKPT_ALLOW_UNEXPECTED, &w->e),
-        &w->e);
-    char names[300][64];
-    const char *many[300];
-    for (int i = 0; i < 300; i++) {
-        snprintf(names[i], sizeof names[i], "decoder.layers.%d.mlp.linear_fc1.weight", i);
-        many[i] = names[i];
-    }
-    assert_fails(ckpt_check_keys(c, CKPT_MODEL, many, 300, 0, &w->e), ST_CONFLICT, &w->e,
-                 "300 missing");
-    assert_non_null(strstr(w->e.msg, "more; 3 unexpected")); /* both lists fit in one message */
-    assert_non_null(strstr(w->e.msg, "scale"));
-    ckpt_close(c);
-}
-
 static void the_newest_is_found_by_scanning(void **state)
 {
     struct world *w = *state;
@@ -617,7 +588,6 @@ int main(void)
         WITH_WORLD(what_is_saved_comes_back),
         WITH_WORLD(fused_rows_are_interleaved_on_disk),
         WITH_WORLD(wrong_requests_name_key_and_shapes),
-        WITH_WORLD(key_lists_are_compared),
         WITH_WORLD(the_newest_is_found_by_scanning),
         WITH_WORLD(damage_is_refused_with_the_next_older_good_one),
         WITH_WORLD(no_damaged_manifest_is_believed),

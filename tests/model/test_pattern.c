@@ -287,11 +287,7 @@ static void symbols_are_counted_in_all_parts(void **state)
         assert_ok(pattern_parse(&f->p, cases[i].text, &f->e), &f->e);
         pattern_counts(&f->p, count);
         assert_memory_equal(count, cases[i].count, sizeof count);
-        bool latent = count[1] > 0 || count[4] > 0;
-        assert_int_equal(pattern_uses_latent(&f->p), latent);
     }
-    assert_ok(pattern_parse(&f->p, "M/D", &f->e), &f->e);
-    assert_true(pattern_uses_latent(&f->p));
 }
 
 /* "* 0; M 1": each symbol that occurs with the physical layers it stands at, in order. */
@@ -346,12 +342,12 @@ static void groups_are_stored_under_their_item(void **state)
     struct fixture *f = *state;
     static const int grouped[] = {0, 1, 1, 2, 3, 3}, flat[] = {0, 1, 2, 3, 4, 5};
     assert_ok(pattern_parse(&f->p, "M[M*]-|[*E]", &f->e), &f->e);
-    assert_true(pattern_is_grouped(&f->p));
+    assert_true(f->p.grouped);
     assert_string_equal(pattern_final_norm_key(&f->p), "decoder.final_layernorm.weight");
     for (int l = 0; l < 6; l++)
         assert_int_equal(pattern_layer_key_index(&f->p, l), grouped[l]);
     assert_ok(pattern_parse(&f->p, "MM*-|*E/*E", &f->e), &f->e);
-    assert_false(pattern_is_grouped(&f->p));
+    assert_false(f->p.grouped);
     assert_string_equal(pattern_final_norm_key(&f->p), "decoder.final_norm.weight");
     for (int l = 0; l < 6; l++)
         assert_int_equal(pattern_layer_key_index(&f->p, l), flat[l]);

@@ -47,8 +47,7 @@ static const double *clip_of(const struct update *u)
     return (const void *)(u->t.m.mem.base[ARENA_STATE] + u->o.g.slots[u->o.clip].offset);
 }
 
-/* ---- scalar AdamW
- * --------------------------------------------------------------------------------------------- */
+/* ---- scalar AdamW ---------------------------------------------------------------------------- */
 
 struct scalar_adamw {
     double *p, *m, *v;

@@ -370,9 +370,7 @@ static void microbatches_in_flight_have_frames_of_their_own(void **state)
     }
 }
 
-/* ---- errors
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void impossible_graphs_are_refused(void **state)
 {
@@ -563,8 +561,7 @@ static void too_large_a_plan_is_refused_with_its_sizes(void **state)
     rig_release(&r);
 }
 
-/* ---- trace and text
- * -------------------------------------------------------------------------------------------- */
+/* ---- trace and text -------------------------------------------------------------------------- */
 
 static void the_trace_is_json_with_one_event_per_step(void **state)
 {

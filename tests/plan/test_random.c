@@ -210,8 +210,7 @@ static void a_missing_wait_is_caught(void **state)
     assert_true(caught * 10 >= removed * 9);
 }
 
-/* ---- a planner that frees by list order: right on one queue, wrong on several
- * ------------------------------- */
+/* ---- a planner that frees by list order: right on one queue, wrong on several ---------------- */
 
 static bool overlap_in_list(const struct instance *a, const struct instance *b)
 {
@@ -265,8 +264,7 @@ static void placement_by_list_order_is_caught(void **state)
     assert_int_equal(caught, graphs);
 }
 
-/* ---- two living slots in one place
- * --------------------------------------------------------------------------- */
+/* ---- two living slots in one place ----------------------------------------------------------- */
 
 static void overlapping_slots_are_caught(void **state)
 {

@@ -6,8 +6,7 @@
 #include "plan/plan.h"
 #include "support.h"
 
-/* ---- step functions
- * ------------------------------------------------------------------------------------ */
+/* ---- step functions -------------------------------------------------------------------------- */
 
 /* Uses of a toy phase: inputs first, then outputs. */
 struct toy_phase {
@@ -54,8 +53,7 @@ static inline int toy_dw(const struct step_ctx *c)
     return toy_run(c, &((const struct toy *)c->self)->ph[PH_DW]);
 }
 
-/* ---- a graph, its plan, its memory
- * ------------------------------------------------------------------------ */
+/* ---- a graph, its plan, its memory ----------------------------------------------------------- */
 
 enum { TOY_MAX_MB = 64 };
 struct rig {
@@ -166,8 +164,7 @@ static inline uint64_t rig_result(const struct rig *r)
     return hash64(r->m.base[ARENA_GRAD], (size_t)r->m.allocated[ARENA_GRAD], 0);
 }
 
-/* ---- looking at a plan
- * ---------------------------------------------------------------------------------- */
+/* ---- looking at a plan ----------------------------------------------------------------------- */
 
 static inline int find_step(const struct plan *p, int node, enum phase_id ph)
 {

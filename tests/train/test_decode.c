@@ -131,9 +131,7 @@ static void cached_decoding_is_the_forward_pass_on_cpu(void **state)
     decode_equals_forward(DEV_CPU, 1e-5);
 }
 
-/* ---- sampling
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- sampling -------------------------------------------------------------------------------- */
 
 enum { V = 5 };
 static const double sample_logits[V] = {0.5, 2.0, -1.0, 2.5, 0.0};

@@ -3,8 +3,7 @@
  * tests/model/test_regressions.c. */
 #include "run.h"
 
-/* ---- D: what reported numbers of routers are divided by ---------------------------------------
- */
+/* ---- D: what reported numbers of routers are divided by -------------------------------------- */
 
 enum { MAX_REPORTED = 64, MICROBATCHES = 3 };
 

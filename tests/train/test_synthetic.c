@@ -14,8 +14,7 @@
     "model.gdn_chunk=16 train.micro_batch=32 "                                                     \
     "train.schedule=constant train.warmup=20 train.lr=5e-3 train.weight_decay=0 run.seed=1 "
 
-/* ---- the tasks
- * ------------------------------------------------------------------------------------------- */
+/* ---- the tasks ------------------------------------------------------------------------------- */
 
 /* A row of a batch: tokens and labels of `seq` positions, -1 where there is nothing to answer. */
 typedef void (*task_fn)(uint64_t key, int32_t *tokens, int32_t *labels);
@@ -92,8 +91,7 @@ static void copy_row(uint64_t key, int32_t *tokens, int32_t *labels)
     assert_int_equal(at, COPY_SEQ);
 }
 
-/* ---- a model that learns one of them
- * ----------------------------------------------------------------------- */
+/* ---- a model that learns one of them --------------------------------------------------------- */
 
 struct learner {
     struct config c;
@@ -256,9 +254,7 @@ static double learned(const struct task *task, const char *pattern, int64_t step
     return share;
 }
 
-/* ---- tests
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- tests ----------------------------------------------------------------------------------- */
 
 static void tasks_fill_their_sequences(void **state)
 {

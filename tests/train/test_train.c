@@ -1,8 +1,7 @@
 /* train/: resuming, non-finite values, evaluation, and that it learns. */
 #include "run.h"
 
-/* ---- resuming
- * ------------------------------------------------------------------------------------------- */
+/* ---- resuming -------------------------------------------------------------------------------- */
 
 static void resume_equals_straight(const char *options)
 {
@@ -63,8 +62,7 @@ static void a_resumed_run_equals_a_straight_one_bit_for_bit(void **state)
                            "model.dropout=0.1 plan.recompute=mhc");
 }
 
-/* ---- non-finite values
- * --------------------------------------------------------------------------------------- */
+/* ---- non-finite values ----------------------------------------------------------------------- */
 
 struct poisoned {
     const char *key;
@@ -151,9 +149,7 @@ static void skipping_counts_and_changes_nothing(void **state)
     playground_close(&pg);
 }
 
-/* ---- evaluation
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- evaluation ------------------------------------------------------------------------------ */
 
 /* Mean loss and bits per byte from logits, by the definition. */
 static void direct_eval(struct trainer *t, double *loss, double *bits)
@@ -260,9 +256,7 @@ static void evaluation_ignores_dropout(void **state)
     playground_close(&pg);
 }
 
-/* ---- learning
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- learning -------------------------------------------------------------------------------- */
 
 static void it_learns_a_repetitive_text(void **state)
 {
