@@ -45,7 +45,8 @@ struct metric {
     int layer;
     int64_t n, offset; /* offset in ARENA_STATE */
     bool objective;    /* added to the loss that is minimised: gradcheck counts it in */
-    int64_t room;      /* > 0: not a metric: rows a slab between ranks held; the value is what the step wanted */
+    int64_t room;      /* > 0: not a metric: rows a slab between ranks held; the value is what the run wanted */
+    bool eval;         /* with room: of the eval plan */
 };
 struct metric_list {
     struct metric *m;
@@ -199,6 +200,8 @@ struct joint_kind {
     int (*close)(struct build *b, const struct sublayer *prev, struct sublayer *next);
     /* The other side of that cut: slots for what crosses. b->layer: the first layer after it. */
     void (*arrive)(struct build *b, struct sublayer *entry);
+    /* Training, after the recompute policy: replays of what was dropped may be joined. NULL: they stay as declared. */
+    int (*settle)(struct build *b);
 };
 enum { AUX_CARRY = 2 }; /* of sublayer.aux: what crosses a cut beside x, forward only (metrics); NO_SLOT: nothing */
 /* The stream a stack starts with: no sublayer is open. */

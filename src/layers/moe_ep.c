@@ -12,7 +12,8 @@
  * around them computes. Places of a slab behind its rows hold nothing that is read.
  *
  * cap holds any routing (every token may want a rank's experts), or by parallel.ep_capacity less; then `need` says how
- * large a slab was wanted, and the trainer takes the step again with more room before anything is updated. */
+ * large a slab was wanted, and the trainer takes the step again with more room before anything is updated (or the batch,
+ * in evaluation). */
 #include "layers/moe_ep.h"
 
 #include <math.h>
@@ -129,7 +130,7 @@ static int64_t slab_rows(const struct build *b, int64_t local, int64_t k)
 {
     int64_t ranks = b->mesh->ep, any = b->rows * min_i64(k, local);
     double factor = b->cfg->parallel.ep_capacity;
-    if (!training(b) || (factor == 0 && b->mesh->ep_rows == 0))
+    if (factor == 0 && b->mesh->ep_rows == 0)
         return any;
     int64_t wanted = b->mesh->ep_rows > 0 ? b->mesh->ep_rows : (int64_t)ceil(factor * (double)(b->rows * k) / (double)ranks);
     return min_i64(max_i64(wanted, 1), any);
@@ -140,8 +141,9 @@ static slot_id declare_need(struct build *b, int64_t cap)
 {
     struct metric_list *l = b->metrics;
     slot_id need = build_state(b, "ep_need", tensor_1d(NULL, DT_F64, 1));
-    if (training(b) && need != NO_SLOT && mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) == ST_OK)
-        l->m[l->n++] = (struct metric){.tag = "slab rows", .layer = b->layer, .n = 1, .offset = b->g->slots[need].offset, .room = cap};
+    if (need != NO_SLOT && mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) == ST_OK)
+        l->m[l->n++] = (struct metric){.tag = "slab rows", .layer = b->layer, .n = 1, .offset = b->g->slots[need].offset, .room = cap,
+                                       .eval = !training(b)};
     return need;
 }
 

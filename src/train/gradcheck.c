@@ -114,6 +114,7 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
     struct model_plan *plans[] = {&c->train};
     struct model_plan_opts o = {.name = "gradcheck", .mode = BUILD_TRAIN, .batch = cfg->train.micro_batch, .seq = cfg->train.seq};
     double loss, *saved = NULL;
+    TRY(routes_refuse(cfg, "gradcheck", e));
     TRY(dev_open(&c->dev, DEV_REF, 1, e));
     TRY(model_init(&c->model, cfg, &c->dev, e));
     TRY(model_plan_build(&c->model, &c->train, &o, e));

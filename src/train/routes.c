@@ -122,6 +122,15 @@ int routes_open(struct routes **out, struct model *m, const struct config *cfg, 
                                                      : create(&r->out, t->record_routes, &head, &m->routes, e);
 }
 
+int routes_refuse(const struct config *cfg, const char *command, struct err *e)
+{
+    bool record = cfg->train.record_routes[0] != '\0', replay = cfg->train.replay_routes[0] != '\0';
+    if (!record && !replay)
+        return ST_OK;
+    return err_set(e, ST_USAGE, "train.%s is set, but %s takes no steps: routes are recorded and replayed in training",
+                   record ? "record_routes" : "replay_routes", command);
+}
+
 void routes_close(struct routes *r)
 {
     if (r == NULL)

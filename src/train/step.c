@@ -59,14 +59,14 @@ static int run_micros(struct trainer *t, struct err *e)
 
 /* ---- buffers between ranks that were too small ------------------------------------------------------------------------ */
 
-/* Rows the fullest slab of this rank wanted, and those it has; 0 where no slab has a limit. */
-static int slab_rows(struct trainer *t, double *wanted, double *room, struct err *e)
+/* Rows the fullest slab of this rank wanted when the train or eval plan ran last, and those it has. */
+static int slab_rows(struct trainer *t, bool eval, double *wanted, double *room, struct err *e)
 {
     *wanted = *room = 0;
     for (int k = 0; k < t->model.metrics.n; k++) {
         const struct metric *m = &t->model.metrics.m[k];
         double value = 0;
-        if (m->room <= 0)
+        if (m->room <= 0 || m->eval != eval)
             continue;
         TRY(t->dev.vt->copy_out(&t->dev, &value, t->model.mem.base[ARENA_STATE] + m->offset, sizeof value, e));
         *wanted = value > *wanted ? value : *wanted;
@@ -75,32 +75,41 @@ static int slab_rows(struct trainer *t, double *wanted, double *room, struct err
     return ST_OK;
 }
 
-/* Runs the microbatches again, with more room, until every row found a place: what the update gets to see is whole. All ranks
- * grow alike, by what the fullest needs and a quarter more. */
-static int run_until_it_fits(struct trainer *t, struct err *e)
+/* Did every row find a place in what has just run? If not, all ranks plan again with as much room as the fullest slab needs
+ * and a quarter more, and what ran is to be run again; before that nothing may be updated or reported. */
+static int slabs_fit(struct trainer *t, bool eval, int tries, bool *fit, struct err *e)
 {
     enum { MOST_TRIES = 8 };
     const struct mesh *mesh = &t->model.mesh;
     bool limited = (mesh->ep > 1 || mesh->ep_nodes) && t->cfg->parallel.ep_capacity > 0;
-    TRY(run_micros(t, e));
-    for (int tries = 0; tries < MOST_TRIES; tries++) {
-        double wanted, room;
-        if (!limited)
-            return ST_OK;
-        TRY(slab_rows(t, &wanted, &room, e));
-        wanted = wanted > room ? wanted : 0;
-        TRY(ranks_largest(t, "fullest slab", &wanted, e));
-        if (wanted == 0)
-            return ST_OK;
-        t->model.mesh.ep_rows = (int64_t)ceil(wanted * 1.25);
-        t->replayed++;
-        if (t->log != NULL)
-            log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the step is taken again",
-                      (long long)t->step + 1, wanted, (long long)t->model.mesh.ep_rows);
-        TRY(trainer_replan(t, e));
+    double wanted = 0, room = 0;
+    *fit = true;
+    if (!limited)
+        return ST_OK;
+    TRY(slab_rows(t, eval, &wanted, &room, e));
+    wanted = wanted > room ? wanted : 0;
+    TRY(ranks_largest(t, "fullest slab", &wanted, e));
+    if (wanted == 0)
+        return ST_OK;
+    if (tries >= MOST_TRIES)
+        return err_set(e, ST_INTERNAL, "buffers between ranks grew %d times in one step and are still too small", MOST_TRIES);
+    *fit = false;
+    t->model.mesh.ep_rows = (int64_t)ceil(wanted * 1.25);
+    t->replayed++;
+    if (t->log != NULL)
+        log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the %s is taken again",
+                  (long long)t->step + !eval, wanted, (long long)t->model.mesh.ep_rows, eval ? "batch of the evaluation" : "step");
+    return trainer_replan(t, e);
+}
+
+static int run_until_it_fits(struct trainer *t, struct err *e)
+{
+    bool fit = false;
+    for (int tries = 0; !fit; tries++) {
         TRY(run_micros(t, e));
+        TRY(slabs_fit(t, false, tries, &fit, e));
     }
-    return err_set(e, ST_INTERNAL, "buffers between ranks grew %d times in one step and are still too small", MOST_TRIES);
+    return ST_OK;
 }
 
 /* ---- the step ------------------------------------------------------------------------------------------------------------ */
@@ -195,7 +204,11 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
     TRY(batch_fill(&t->eval_batch, t->valid_data, &o, k, 0, e));
     const struct batch *b = &t->eval_batch;
     struct run_info run = {.step = t->step, .first_mb = true, .tokens = b->tokens, .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
-    TRY(exec_run(&t->exec, &t->eval.p, &run, e));
+    bool fit = false;
+    for (int tries = 0; !fit; tries++) {
+        TRY(exec_run(&t->exec, &t->eval.p, &run, e));
+        TRY(slabs_fit(t, true, tries, &fit, e));
+    }
     *out = (struct eval_batch){0};
     if (t->eval.loss == NO_SLOT)
         return ST_OK;

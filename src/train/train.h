@@ -57,7 +57,7 @@ struct trainer {
     double mean_loss[1 + MTP_MAX_DEPTHS];     /* of the last step, main loss first */
     enum stop_wish (*stop_wish)(struct trainer *t); /* asked after each step; NULL: nobody wants to stop */
     double deadline;                          /* monotonic seconds; 0: none */
-    int64_t replayed;                         /* steps taken again with larger buffers */
+    int64_t replayed;                         /* steps, and batches of evaluations, taken again with larger buffers */
 };
 /* One rank writes logs, checkpoints and to the terminal. */
 static inline bool trainer_speaks(const struct trainer *t) { return t->model.mesh.rank == 0; }
@@ -103,6 +103,8 @@ int routes_open(struct routes **out, struct model *m, const struct config *cfg, 
 void routes_close(struct routes *r);
 int routes_give(struct routes *r, int64_t first_sample, struct err *e);
 int routes_take(struct routes *r, int64_t first_sample, struct err *e);
+/* For what runs a model without a trainer: nobody would write the choices down, or dictate them. */
+int routes_refuse(const struct config *cfg, const char *command, struct err *e);
 
 /* Parts that eval, generate, grads and gradcheck share. */
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e);

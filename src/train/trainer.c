@@ -16,7 +16,8 @@ int device_open_on(struct dev *d, const struct config *cfg, const struct rank_pl
     enum dev_kind kind = device_of(cfg);
     int threads = place->threads > 0 ? place->threads : (int)cfg->run.threads;
     const struct dev_gpu gpu = {.fp32 = cfg->gpu.precision == CFG_PRECISION_FP32, .portable = cfg->gpu.portable, .fast = cfg->gpu.fast,
-                                .index = (int)cfg->gpu.index + place->gpu, .sms = (int)cfg->gpu.sms, .gemm_table = cfg->gpu.gemm_table};
+                                .index = (int)cfg->gpu.index + place->gpu, .sms = (int)cfg->gpu.sms, .expert_form = cfg->gpu.expert_form,
+                                .gemm_table = cfg->gpu.gemm_table};
     return kind == DEV_CUDA ? dev_open_gpu(d, &gpu, threads, e) : dev_open(d, kind, threads, e);
 }
 
@@ -224,9 +225,11 @@ static int open_own(struct trainer *t, const struct config *cfg, const struct ra
     TRY(trainer_plan_on(t, cfg, place, false, e));
     TRY(mem_array((void **)&t->micro, (size_t)t->n_micro, sizeof(struct batch *), e));
     TRY(mem_array((void **)&t->run, (size_t)t->n_micro, sizeof *t->run, e));
+    TRY(check_routes(t, e));
     if (with_data)
         TRY(open_data(t, e));
-    return commit(t, from, e);
+    TRY(commit(t, from, e));
+    return routes_open(&t->routes, &t->model, cfg, t->step, e);
 }
 
 int trainer_open_on(struct trainer *t, const struct config *cfg, const struct rank_place *place, const struct ckpt *from, bool with_data,
@@ -238,8 +241,6 @@ int trainer_open_on(struct trainer *t, const struct config *cfg, const struct ra
     TRY(st);
     TRY(ranks_open(t, e));
     t->peak_flops = dev_peak_flops(&t->dev);
-    TRY(check_routes(t, e));
-    TRY(routes_open(&t->routes, &t->model, cfg, t->step, e));
     if (with_data)
         TRY(batcher_open(&t->batcher, t->train_data, &t->batch_opts, t->step, e));
     if (cfg->plan.trace[0] != '\0') {

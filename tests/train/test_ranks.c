@@ -70,6 +70,7 @@ struct job {
     int poison_rank;  /* a parameter of this rank becomes NaN; -1: of none */
     /* what came out */
     double loss[MOST_STEPS], norm[MOST_STEPS], eval, bits;
+    int64_t eval_slab; /* rows that a slab between ranks holds in evaluation; 0: there is none */
     int64_t optim_bytes[8], skipped[8], replayed[8], at[8];
 };
 
@@ -97,6 +98,14 @@ static int take_steps(struct trainer *t, struct job *j, int rank, struct err *e)
     return ST_OK;
 }
 
+static int64_t slab_of_eval(const struct trainer *t)
+{
+    for (int k = 0; k < t->model.metrics.n; k++)
+        if (t->model.metrics.m[k].eval)
+            return t->model.metrics.m[k].room;
+    return 0;
+}
+
 static int one_rank(struct trainer *t, const struct rank_place *place, struct job *j, struct err *e)
 {
     struct ckpt *from = NULL;
@@ -109,13 +118,15 @@ static int one_rank(struct trainer *t, const struct rank_place *place, struct jo
     j->optim_bytes[rank] = t->model.mem.allocated[ARENA_OPTIM];
     if (j->poison_rank == rank)
         TRY(poison(t, e));
+    if (rank == 0)
+        j->eval_slab = slab_of_eval(t);
     TRY(j->steps < 0 ? trainer_run(t, e) : take_steps(t, j, rank, e));
     j->skipped[rank] = t->skipped;
-    j->replayed[rank] = t->replayed;
     j->at[rank] = t->step;
     double loss = 0, bits = 0;
     if (t->has_eval && j->steps >= 0)
         TRY(trainer_eval(t, &loss, &bits, e));
+    j->replayed[rank] = t->replayed;
     if (rank == 0) {
         j->eval = loss;
         j->bits = bits;
@@ -286,6 +297,33 @@ static void evaluation_is_the_same_number_on_every_mesh(void **state)
         struct job got = run_on(&pg, "eval", models[0].options, &dense_meshes[j], NULL, 0, "data.split=70,30 train.eval_batches=5");
         want = j == 0 ? got.eval : want;
         assert_true(want > 1 && got.eval == want);
+    }
+    playground_close(&pg);
+}
+
+/* The eval plan, too, takes only the room between ranks that it is given; it grows on all of them where that is too little, and
+ * nothing is dropped. 8 rows with 2 choices each for 4 ranks: 8 rows at most, 4 are an even share. */
+static void evaluation_keeps_to_the_capacity(void **state)
+{
+    (void)state;
+    struct playground pg;
+    double want = 0;
+    static const struct {
+        struct mesh_case mesh;
+        int64_t slab;
+        bool grows;
+    } cases[] = {{{"any", 4, "parallel.ep=4"}, 8, false},
+                 {{"tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, 2, true},
+                 {{"tight stages", 4, "parallel.ep=2 parallel.pp=2 parallel.ep_capacity=0.1"}, 1, true}};
+    playground_open(&pg);
+    for (int i = 0; i < countof(cases); i++) {
+        struct job got = run_on(&pg, "eval", models[1].options, &cases[i].mesh, NULL, 0, "run.device=ref data.split=70,30 train.eval_batches=5");
+        want = i == 0 ? got.eval : want;
+        assert_true(want > 1);
+        assert_near(&want, &got.eval, 1, i == 1 ? 0 : 1e-12, cases[i].mesh.name);
+        assert_int_equal(got.eval_slab, cases[i].slab);
+        for (int r = 0; r < 4; r++)
+            assert_int_equal(got.replayed[r] > 0, cases[i].grows);
     }
     playground_close(&pg);
 }
@@ -488,6 +526,45 @@ static void what_cannot_be_is_refused(void **state)
     mesh_config(&c, &pg, "routes", models[1].options, &expert_meshes[1], more);
     assert_fails(run_job(&j, expert_meshes[1].ranks, &e), ST_USAGE, &e, "there are 2 ranks");
     config_release(&c);
+    /* Choices come and go microbatch by microbatch; a plan of a whole step leaves no time for that. */
+    static const struct mesh_case whole[] = {{"pp2", 2, "parallel.pp=2"},
+                                             {"pp2 ep2", 4, "parallel.pp=2 parallel.ep=2"},
+                                             {"overlap", 2, "parallel.ep=2 parallel.overlap=ep"}};
+    for (int i = 0; i < countof(whole); i++) {
+        snprintf(more, sizeof more, "train.replay_routes=%s/routes", pg.dir);
+        mesh_config(&c, &pg, "routes", models[1].options, &whole[i], more);
+        assert_fails(run_job(&j, whole[i].ranks, &e), ST_USAGE, &e, "train.replay_routes is set, but microbatches of a step run as one plan");
+        config_release(&c);
+    }
+    /* A file that cannot be read stops all ranks at the start. */
+    snprintf(more, sizeof more, "train.replay_routes=%s/none", pg.dir);
+    mesh_config(&c, &pg, "routes", models[1].options, &expert_meshes[1], more);
+    assert_fails(run_job(&j, expert_meshes[1].ranks, &e), ST_IO, &e, "none: cannot open recorded routes");
+    config_release(&c);
+    playground_close(&pg);
+}
+
+/* Another run's choices, taken down by one rank, are followed by many as by one. */
+static void routes_of_one_rank_are_followed_by_many(void **state)
+{
+    (void)state;
+    enum { STEPS = 4 };
+    static const struct mesh_case meshes[] = {{"one", 1, ""}, {"dp2", 2, ""}, {"ep2 of 4", 4, "parallel.ep=2"}, {"tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}};
+    struct playground pg;
+    struct job one = {0};
+    char more[200];
+    playground_open(&pg);
+    snprintf(more, sizeof more, "run.device=ref run.seed=77 train.record_routes=%s/routes", pg.dir);
+    run_on(&pg, "other", models[1].options, &meshes[0], NULL, STEPS, more);
+    struct job own = run_on(&pg, "own", models[1].options, &meshes[0], NULL, STEPS, "run.device=ref");
+    for (int i = 0; i < countof(meshes); i++) {
+        snprintf(more, sizeof more, "run.device=ref train.replay_routes=%s/routes", pg.dir);
+        struct job got = run_on(&pg, "led", models[1].options, &meshes[i], NULL, STEPS, more);
+        if (i == 0)
+            one = got;
+        assert_true(one.loss[0] != own.loss[0]);
+        assert_near(one.loss, got.loss, STEPS, 1e-10, meshes[i].name);
+    }
     playground_close(&pg);
 }
 
@@ -496,6 +573,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_mesh_learns_like_one_rank),
         cmocka_unit_test(evaluation_is_the_same_number_on_every_mesh),
+        cmocka_unit_test(evaluation_keeps_to_the_capacity),
         cmocka_unit_test(sharding_and_buckets_change_no_bit),
         cmocka_unit_test(any_checkpoint_loads_on_any_mesh),
         cmocka_unit_test(planning_again_changes_nothing),
@@ -503,6 +581,7 @@ int main(void)
         cmocka_unit_test(a_signal_stops_all_ranks_after_one_step),
         cmocka_unit_test(the_log_of_several_ranks_is_that_of_one),
         cmocka_unit_test(what_cannot_be_is_refused),
+        cmocka_unit_test(routes_of_one_rank_are_followed_by_many),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
 }

@@ -35,13 +35,23 @@ static void read_all(const struct playground *pg, const char *name, char **bytes
     free(path);
 }
 
+static void assert_same_bytes(const struct playground *pg, const char *a, const char *b)
+{
+    char *first, *second;
+    size_t n_first, n_second;
+    read_all(pg, a, &first, &n_first);
+    read_all(pg, b, &second, &n_second);
+    assert_int_equal(n_first, n_second);
+    assert_memory_equal(first, second, n_first);
+    free(first);
+    free(second);
+}
+
 static void own_choices_change_nothing(const char *options)
 {
     struct playground pg;
     struct snapshot plain, recorded, replayed;
     double a[6], b[6], c[6];
-    char *first, *second;
-    size_t n_first, n_second;
     playground_open(&pg);
     train(&pg, options, NULL, NULL, 6, a, &plain);
     train(&pg, options, "routes", NULL, 6, b, &recorded);
@@ -50,12 +60,7 @@ static void own_choices_change_nothing(const char *options)
     assert_memory_equal(a, c, sizeof a);
     assert_true(snapshot_equal(&plain, &recorded));
     assert_true(snapshot_equal(&plain, &replayed));
-    read_all(&pg, "routes", &first, &n_first);
-    read_all(&pg, "again", &second, &n_second);
-    assert_int_equal(n_first, n_second);
-    assert_memory_equal(first, second, n_first);
-    free(first);
-    free(second);
+    assert_same_bytes(&pg, "routes", "again");
     snapshot_free(&plain);
     snapshot_free(&recorded);
     snapshot_free(&replayed);
@@ -83,14 +88,7 @@ static void microbatches_need_not_be_the_same(void **state)
     train(&pg, EXPERTS "model.aux_loss=0 train.micro_batch=4", "again", "routes", 5, b, &four);
     for (int i = 0; i < 5; i++)
         assert_true(fabs(a[i] - b[i]) < 1e-5);
-    char *first, *second;
-    size_t n_first, n_second;
-    read_all(&pg, "routes", &first, &n_first);
-    read_all(&pg, "again", &second, &n_second);
-    assert_int_equal(n_first, n_second);
-    assert_memory_equal(first, second, n_first);
-    free(first);
-    free(second);
+    assert_same_bytes(&pg, "routes", "again");
     snapshot_free(&two);
     snapshot_free(&four);
     playground_close(&pg);
@@ -102,20 +100,13 @@ static void choices_of_another_run_are_followed(void **state)
     struct playground pg;
     struct snapshot other, plain, led;
     double a[4], b[4], c[4];
-    char *first, *second;
-    size_t n_first, n_second;
     playground_open(&pg);
     train(&pg, EXPERTS "run.seed=77", "other", NULL, 4, a, &other);
     train(&pg, EXPERTS, NULL, NULL, 4, b, &plain);
     train(&pg, EXPERTS, "followed", "other", 4, c, &led);
     assert_true(b[0] != c[0]);
     assert_false(snapshot_equal(&plain, &led));
-    read_all(&pg, "other", &first, &n_first);
-    read_all(&pg, "followed", &second, &n_second);
-    assert_int_equal(n_first, n_second);
-    assert_memory_equal(first, second, n_first);
-    free(first);
-    free(second);
+    assert_same_bytes(&pg, "other", "followed");
     snapshot_free(&other);
     snapshot_free(&plain);
     snapshot_free(&led);
@@ -165,6 +156,24 @@ static void files_that_do_not_fit_are_refused(void **state)
     playground_close(&pg);
 }
 
+/* Without a trainer nobody dictates: tokens would silently go to expert 0. */
+static void only_training_follows_a_file(void **state)
+{
+    (void)state;
+    struct playground pg;
+    struct config c;
+    struct err e = {0};
+    double worst;
+    playground_open(&pg);
+    run_config(&c, &pg, EXPERTS "train.replay_routes=routes");
+    assert_fails(model_gradcheck(&c, 1, NULL, NULL, &worst, &e), ST_USAGE, &e, "train.replay_routes is set, but gradcheck takes no steps");
+    config_release(&c);
+    run_config(&c, &pg, EXPERTS "train.record_routes=routes");
+    assert_fails(routes_refuse(&c, "braid grads", &e), ST_USAGE, &e, "train.record_routes is set, but braid grads takes no steps");
+    config_release(&c);
+    playground_close(&pg);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -172,6 +181,7 @@ int main(void)
         cmocka_unit_test(microbatches_need_not_be_the_same),
         cmocka_unit_test(choices_of_another_run_are_followed),
         cmocka_unit_test(files_that_do_not_fit_are_refused),
+        cmocka_unit_test(only_training_follows_a_file),
     };
     return cmocka_run_group_tests_name("routes", tests, NULL, NULL);
 }
