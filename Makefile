@@ -110,6 +110,7 @@ help:
 	@echo "make test-X     tests of one folder, X of: $(FOLDERS)"
 	@echo "make SAN=address,undefined B=build-asan test"
 	@echo "make check-gpu  tests that need a GPU; make gpu-tests only builds them (CARRY=yes: to be run elsewhere)"
+	@echo "make check-emu  CUDA kernels on an emulator, without a GPU (tests/emu/README.md); make emu only builds it"
 	@echo "make fuzz       fuzz targets (clang); tests/fuzz/run builds and runs them"
 	@echo "make docs       docs/options.md from the option table"
 	@echo "make found      which libraries and compilers were found"
@@ -186,6 +187,52 @@ $(B)/tests/gpu/%: tests/gpu/%.c $(call libs_for,cmd)
 gpu-tests: $(GPU_BIN)
 check-gpu: $(B)/braid gpu-tests
 	@tests/gpu/run $(B)
+
+# ---- kernels without a GPU: tests/emu compiles .cu files as plain C++ and runs their threads as fibers; see its README ---------
+# SAN=address,undefined (and another B) finds accesses outside of allocations, and misaligned ones.
+EMU_CXX ?= g++
+EMU_OPT ?= -O1
+EMU_FLAGS := -std=c++17 -g1 $(EMU_OPT) -fno-strict-aliasing -fno-ipa-reference -ffp-contract=fast $(if $(shell grep -ow -m1 fma /proc/cpuinfo 2>/dev/null),-march=x86-64-v3) \
+             -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function -Wno-sign-compare -Wno-maybe-uninitialized -Wno-dangling-pointer -Wno-psabi \
+             -DBRAID_CUDA -Itests/emu/include -Isrc -MMD -MP \
+             $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-sanitize=vptr -fno-omit-frame-pointer)
+# Calls at every memory access, which end in tests/emu/watch.cc: not in the sanitizer's library, which is not linked.
+EMU_WATCH := $(if $(SAN),,-fsanitize=thread --param tsan-instrument-func-entry-exit=0)
+EMU_C := src/dev/dev.c src/dev/cuda.c src/ops/ops.c src/ops/ops_cuda.c tests/emu/vendor.c
+EMU_CU := $(sort $(wildcard src/ops/*/*.cu))
+EMU_OBJECTS := $(patsubst src/%,$(B)/emu/%.o,$(EMU_CU)) $(patsubst %.c,$(B)/emu/%.o,$(EMU_C:src/%=%)) \
+               $(filter-out %.cu.o $(patsubst src/%.c,$(B)/%.o,$(EMU_C) $(cuda_only)),$(foreach f,ops dev tensor base,$(call objects,$(f))))
+EMU_MACHINE := $(patsubst tests/emu/%,$(B)/emu/%.o,$(sort $(wildcard tests/emu/*.cc)))
+EMU_BIN := $(B)/emu/check_ops $(B)/emu/check_mhc $(B)/emu/check_mhc_rebuild $(B)/emu/check_hopper
+$(B)/emu/%.cu.o: src/%.cu | needs
+	@mkdir -p $(@D)
+	$(Q)$(EMU_CXX) -x c++ $(EMU_FLAGS) $(EMU_WATCH) -c $< -o $@
+$(B)/emu/%.cc.o: tests/emu/%.cc | needs
+	@mkdir -p $(@D)
+	$(Q)$(EMU_CXX) $(EMU_FLAGS) -Itests/emu -c $< -o $@
+$(B)/emu/%.o: src/%.c | needs
+	@mkdir -p $(@D)
+	$(Q)$(CC) -Itests/emu/include -DBRAID_CUDA $(CFLAGS) -c $< -o $@
+$(B)/emu/tests/emu/%.o: tests/emu/%.c | needs
+	@mkdir -p $(@D)
+	$(Q)$(CC) -Itests/emu/include -DBRAID_CUDA $(CFLAGS) -c $< -o $@
+$(B)/emu/%.o: tests/gpu/%.c | needs
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -c $< -o $@
+$(B)/emu/%.o: tests/gpu/%.cu | needs
+	@mkdir -p $(@D)
+	$(Q)$(EMU_CXX) -x c++ $(EMU_FLAGS) $(EMU_WATCH) -c $< -o $@
+$(B)/emu/%.o: tests/emu/%.cu | needs
+	@mkdir -p $(@D)
+	$(Q)$(EMU_CXX) -x c++ $(EMU_FLAGS) $(EMU_WATCH) -c $< -o $@
+$(EMU_BIN): $(B)/emu/%: $(B)/emu/%.o $(EMU_OBJECTS) $(EMU_MACHINE)
+	$(Q)$(EMU_CXX) $(LDFLAGS) -no-pie -o $@ $^ $(filter-out -lcudart_static,$(LIBS)) -lpthread
+$(B)/emu/selftest: $(B)/emu/selftest.o $(EMU_MACHINE)
+	$(Q)$(EMU_CXX) $(LDFLAGS) -no-pie -o $@ $^ -lpthread
+.PHONY: emu check-emu
+emu: $(EMU_BIN) $(B)/emu/selftest
+check-emu: emu
+	@tests/emu/run $(B)
 
 # ---- fuzzers: tests/fuzz/fuzz_<folder>_<what>.c with its corpus in tests/fuzz/corpus/<what> ---------
 # tests/fuzz/run runs them. They need clang: the folders are compiled once more under $(B)/fuzz, with

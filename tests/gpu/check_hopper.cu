@@ -11,7 +11,7 @@ template <int N, int A_MN, int B_MN>
 __global__ void product(const __grid_constant__ CUtensorMap ma, const __grid_constant__ CUtensorMap mb, float *c)
 {
 #if HOPPER_CODE
-    extern __shared__ char raw[];
+    DYNAMIC_SHARED(char, raw, 1);
     __shared__ uint64_t full;
     char *a = (char *)(((uintptr_t)raw + 1023) / 1024 * 1024), *b = a + M * BK * 2;
     if (threadIdx.x == 0) {

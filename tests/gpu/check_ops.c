@@ -2,10 +2,13 @@
  * on a machine with a GPU (make check-gpu). Without one it says so and fails. Prints a line per failure, a line per op,
  * and "N passed, N failed" last.
  *
- *   check_ops [--portable] [--repeat=N] [--samples=N] [PREFIX]
+ *   check_ops [--portable] [--form=N] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N] [PREFIX]
  *     --portable   the kernels for compute capability 8.0
+ *     --form=N     products of experts in this form of gmm_form.h, from 1 on; 0: by shape
  *     --repeat=N   instead: the same call N times beside other work, bits compared
  *     --samples=N  only the first N samples of each op
+ *     --only=TEXT  only samples whose text holds this
+ *     --most=N     only samples of at most N million operations and N MB: for the emulator (tests/emu); those left out are counted
  *     PREFIX       only ops whose name starts so */
 #include "ops/opcheck.h"
 
@@ -14,7 +17,9 @@
 
 struct options {
     bool portable;
-    int repeat, samples;
+    int form, repeat, samples;
+    double most; /* 0: no limit */
+    const char *only;
     const char *prefix;
 };
 struct tally {
@@ -35,16 +40,38 @@ static bool check_sample(const struct op_desc *d, const struct op_sample *s, int
     return st == ST_OK && r.worst <= 1;
 }
 
+/* Too much work for whoever runs this. An op that cannot be asked for its cost is not: its own check will say why. */
+static bool too_large(const struct op_desc *d, const struct op_sample *s, const struct options *o, const struct dev *dev)
+{
+    struct op_call c;
+    struct op_cost cost = {0};
+    struct err e = {0};
+    if (o->most <= 0 || d->cost == NULL || op_call_sample(&c, d, s, ops_for(dev), &e) != ST_OK)
+        return false;
+    d->cost(&c, &cost);
+    return cost.flops > o->most * 1e6 || cost.bytes > o->most * 1e6;
+}
+
 static void check_op(const struct op_desc *d, struct dev *dev, const struct options *o, struct tally *total)
 {
     double worst = 0;
-    int bad = 0, n = o->samples > 0 && o->samples < d->n_samples ? o->samples : d->n_samples;
-    for (int s = 0; s < n; s++)
+    int bad = 0, n = 0, large = 0, most = o->samples > 0 && o->samples < d->n_samples ? o->samples : d->n_samples;
+    for (int s = 0; s < most; s++) {
+        if (o->only != NULL && strstr(d->samples[s].text, o->only) == NULL)
+            continue;
+        if (too_large(d, &d->samples[s], o, dev)) {
+            large++;
+            continue;
+        }
+        n++;
         bad += !check_sample(d, &d->samples[s], s, dev, o, &worst);
+    }
     if (o->repeat > 0)
         printf("%-22s %-5s %3d of %3d samples the same %d times\n", d->name, dtype_name(dev->real), n - bad, n, o->repeat);
     else
         printf("%-22s %-5s %3d of %3d samples, worst error %.3f of the allowed\n", d->name, dtype_name(dev->real), n - bad, n, worst);
+    if (large > 0)
+        printf("%-22s %-5s %3d samples left out: more than %g million operations or MB\n", d->name, dtype_name(dev->real), large, o->most);
     total->passed += n - bad;
     total->failed += bad;
 }
@@ -55,7 +82,7 @@ static int check_table(const struct options *o, bool fp32, struct tally *total)
     struct dev dev;
     struct err e = {0};
     const struct op_desc *const *all = op_registry(&n);
-    if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32, .portable = o->portable}, 1, &e) != ST_OK) {
+    if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32, .portable = o->portable, .expert_form = o->form}, 1, &e) != ST_OK) {
         printf("not ok no GPU: %s\n", e.msg);
         total->failed++;
         return 1;
@@ -82,10 +109,16 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--portable") == 0)
             o.portable = true;
+        else if (strncmp(argv[i], "--form=", 7) == 0)
+            o.form = atoi(argv[i] + 7);
         else if (strncmp(argv[i], "--repeat=", 9) == 0)
             o.repeat = atoi(argv[i] + 9);
         else if (strncmp(argv[i], "--samples=", 10) == 0)
             o.samples = atoi(argv[i] + 10);
+        else if (strncmp(argv[i], "--only=", 7) == 0)
+            o.only = argv[i] + 7;
+        else if (strncmp(argv[i], "--most=", 7) == 0)
+            o.most = atof(argv[i] + 7);
         else
             o.prefix = argv[i];
     }

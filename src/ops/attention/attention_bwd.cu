@@ -71,7 +71,7 @@ template <int D, int DV, int ROWS, bool DO_K, bool DO_V>
 __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
 {
     constexpr int N = ROWS / 8, Q_SIZE = ROWS * (D + TILE_PAD), DO_SIZE = ROWS * (DV + TILE_PAD);
-    extern __shared__ uint4 pool[];
+    DYNAMIC_SHARED(uint4, pool, 16);
     __shared__ int scratch[2 * BWD_WARPS];
     bf16 *ks = (bf16 *)pool, *vs = ks + KEYS_OF_BLOCK * (D + TILE_PAD), *qs = vs + KEYS_OF_BLOCK * (DV + TILE_PAD), *dos = qs + 2 * Q_SIZE;
     row_data<ROWS> *rows = (row_data<ROWS> *)(dos + 2 * DO_SIZE);
@@ -189,7 +189,7 @@ template <int N> __device__ __forceinline__ void mask_rows(float (*ds)[4], const
 template <int D, int DV, int M, int KEYS> __global__ void __launch_bounds__(BWD_THREADS) dq_mma(const attn_call<bf16> c)
 {
     constexpr int ROWS = BWD_WARPS * 16 * M, N = KEYS / 8, K_SIZE = KEYS * (D + TILE_PAD), V_SIZE = KEYS * (DV + TILE_PAD);
-    extern __shared__ uint4 pool[];
+    DYNAMIC_SHARED(uint4, pool, 16);
     __shared__ int scratch[2 * BWD_WARPS];
     bf16 *qs = (bf16 *)pool, *dos = qs + ROWS * (D + TILE_PAD), *ks = dos + ROWS * (DV + TILE_PAD), *vs = ks + 2 * K_SIZE;
     int tiles = (c.rows + ROWS - 1) / ROWS, heads = c.batch * c.heads;

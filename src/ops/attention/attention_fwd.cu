@@ -82,7 +82,7 @@ template <int D, int DV, int M, int KEYS> __global__ void __launch_bounds__(FWD_
 {
     constexpr int ROWS = FWD_WARPS * 16 * M, N = KEYS / 8, THREADS = FWD_WARPS * 32;
     constexpr int K_SIZE = KEYS * (D + TILE_PAD), V_SIZE = KEYS * (DV + TILE_PAD);
-    extern __shared__ uint4 pool[];
+    DYNAMIC_SHARED(uint4, pool, 16);
     __shared__ int scratch[2 * FWD_WARPS];
     bf16 *qs = (bf16 *)pool, *ks = qs + ROWS * (D + TILE_PAD), *vs = ks + 2 * K_SIZE;
     int tiles = (c.rows + ROWS - 1) / ROWS, heads = c.batch * c.heads;

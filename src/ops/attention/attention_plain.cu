@@ -58,7 +58,7 @@ __device__ __forceinline__ warp_row row_of_warp(int heads, int rows)
 
 template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) fwd_plain(const attn_call<T> c)
 {
-    extern __shared__ float plain_pool[];
+    DYNAMIC_SHARED(float, plain_pool, 4);
     warp_row w = row_of_warp(c.heads, c.rows);
     if (w.b >= c.batch)
         return;
@@ -88,7 +88,7 @@ template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) fwd_plain
 
 template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) dq_plain(const attn_call<T> c)
 {
-    extern __shared__ float plain_pool[];
+    DYNAMIC_SHARED(float, plain_pool, 4);
     warp_row w = row_of_warp(c.heads, c.rows);
     if (w.b >= c.batch)
         return;
@@ -115,7 +115,7 @@ template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) dq_plain(
 /* A warp for each key: the query heads of its group in order, their rows in order. */
 template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) dkdv_plain(const attn_call<T> c)
 {
-    extern __shared__ float plain_pool[];
+    DYNAMIC_SHARED(float, plain_pool, 4);
     warp_row w = row_of_warp(c.groups, c.keys);
     if (w.b >= c.batch)
         return;

@@ -6,20 +6,11 @@
 #define BRAID_OPS_ATTENTION_TILE_CUH
 
 #include "ops/attention/attention_cuda.cuh"
+#include "ops/cuda/ptx.cuh"
 
 enum { TILE_PAD = 8 };
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
-
-__device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-/* 16 bytes from device memory, or 16 zero bytes. */
-__device__ __forceinline__ void copy_async(void *dst, const void *src, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(dst)), "l"(src), "r"(valid ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
 /* Rows first .. first + ROWS - 1 of a matrix of n_rows rows and n_cols channels. */
 template <int ROWS, int COLS, int THREADS>
@@ -32,7 +23,7 @@ __device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t st
         for (int x = threadIdx.x; x < ROWS * PACKS; x += THREADS) {
             int r = x / PACKS, c = x % PACKS * 8;
             bool valid = first + r < n_rows && c < n_cols;
-            copy_async(dst + r * PITCH + c, valid ? src + (first + r) * stride + c : src, valid);
+            copy_async16(dst + r * PITCH + c, valid ? src + (first + r) * stride + c : src, valid);
         }
     } else {
         for (int x = threadIdx.x; x < ROWS * COLS; x += THREADS) {
@@ -43,47 +34,27 @@ __device__ __forceinline__ void load_tile(bf16 *dst, const bf16 *src, int64_t st
     }
 }
 
-__device__ __forceinline__ void matrix_load(uint32_t *r, const bf16 *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p))
-                 : "memory");
-}
-__device__ __forceinline__ void matrix_load_transposed(uint32_t *r, const bf16 *p)
-{
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p))
-                 : "memory");
-}
-
 /* Left operand: rows row .. row + 15, channels col .. col + 15 of a tile. */
 template <int COLS> __device__ __forceinline__ void load_left(uint32_t *a, const bf16 *tile, int row, int col)
 {
     int lane = threadIdx.x % 32;
-    matrix_load(a, tile + (row + lane % 16) * (COLS + TILE_PAD) + col + lane / 16 * 8);
+    load_matrices(a, tile + (row + lane % 16) * (COLS + TILE_PAD) + col + lane / 16 * 8);
 }
 /* Right operand, two of 8 columns each (b[0], b[1] and b[2], b[3]): the columns of the product are rows of the tile. */
 template <int COLS> __device__ __forceinline__ void load_right_rows(uint32_t *b, const bf16 *tile, int row, int col)
 {
     int lane = threadIdx.x % 32;
-    matrix_load(b, tile + (row + lane % 8 + lane / 16 * 8) * (COLS + TILE_PAD) + col + lane / 8 % 2 * 8);
+    load_matrices(b, tile + (row + lane % 8 + lane / 16 * 8) * (COLS + TILE_PAD) + col + lane / 8 % 2 * 8);
 }
 /* The same where the columns of the product are channels of the tile, and its rows are summed over. */
 template <int COLS> __device__ __forceinline__ void load_right_channels(uint32_t *b, const bf16 *tile, int row, int col)
 {
     int lane = threadIdx.x % 32;
-    matrix_load_transposed(b, tile + (row + lane % 16) * (COLS + TILE_PAD) + col + lane / 16 * 8);
+    load_matrices_t(b, tile + (row + lane % 16) * (COLS + TILE_PAD) + col + lane / 16 * 8);
 }
 
 /* c (16 x 8) += a (16 x 16) b (16 x 8). c: rows lane / 4 and 8 more, columns 2 * (lane % 4) and 1 more. */
-__device__ __forceinline__ void mma(float *c, const uint32_t *a, const uint32_t *b)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
+__device__ __forceinline__ void mma(float *c, const uint32_t *a, const uint32_t *b) { mma_bf16(c, a, b[0], b[1]); }
 
 __device__ __forceinline__ uint32_t pack2(float x, float y)
 {
@@ -147,13 +118,6 @@ __device__ __forceinline__ void product_channels(float (*acc)[COLS / 8][4], cons
             }
         }
     }
-}
-
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 /* One row of a result, scaled and rounded: the two values this thread holds of every 8 channels. */

@@ -93,8 +93,103 @@ __device__ __forceinline__ void tma_load_2d(void *dst, const CUtensorMap *map, i
                  "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row)
                  : "memory");
 }
+/* The same of a map with three dimensions: at (part, row, col). */
+__device__ __forceinline__ void tma_load_3d(void *dst, const CUtensorMap *map, int col, int row, int part, uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                     smem_address(dst)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(part)
+                 : "memory");
+}
+/* To the same place in both blocks of a cluster of two; the same barrier of each hears of it. */
+__device__ __forceinline__ void tma_load_3d_both(void *dst, const CUtensorMap *map, int col, int row, int part, uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(
+                     smem_address(dst)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(part), "h"((uint16_t)3)
+                 : "memory");
+}
+/* What will be read soon comes to the cache. */
+__device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap *map, int col, int row, int part)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map), "r"(col), "r"(row), "r"(part) : "memory");
+}
+/* Bytes as they lie in memory: addresses and sizes are multiples of 16. */
+__device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address(dst)), "l"(src),
+                 "r"(bytes), "r"(smem_address(bar))
+                 : "memory");
+}
+
+/* Boxes from shared memory, stored or added; what lies outside is left out. Stores belong to the thread that asks for them, in groups that
+ * bulk_commit ends. */
+__device__ __forceinline__ void tma_store_2d(const CUtensorMap *map, int col, int row, const void *src)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(col),
+                 "r"(row)
+                 : "memory");
+}
+__device__ __forceinline__ void tma_store_3d(const CUtensorMap *map, int col, int row, int part, const void *src)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(col),
+                 "r"(row), "r"(part)
+                 : "memory");
+}
+__device__ __forceinline__ void tma_add_3d(const CUtensorMap *map, int col, int row, int part, const void *src)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map),
+                 "r"(smem_address(src)), "r"(col), "r"(row), "r"(part)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_store(void *dst, const void *src, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_address(src)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/* Until all but the latest LEFT groups of this thread have read shared memory; or are done. */
+template <int LEFT> __device__ __forceinline__ void bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
+template <int LEFT> __device__ __forceinline__ void bulk_wait(void) { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(LEFT) : "memory"); }
+
 /* Ordinary writes to shared memory become visible to bulk copies and wgmma; then a barrier. */
 __device__ __forceinline__ void fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* ---- clusters: blocks that see each other's shared memory (LAUNCH_CLUSTER) --------------------------------------------- */
+
+__device__ __forceinline__ uint32_t cluster_rank(void)
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+/* All threads of all blocks of the cluster. Before the first use of another block's memory, and before a block that others
+ * may still write to ends. */
+__device__ __forceinline__ void cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/* The address of the same variable in the block of that rank, for cluster_send. */
+__device__ __forceinline__ uint32_t smem_address_in(const void *p, uint32_t rank)
+{
+    uint32_t there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(smem_address(p)), "r"(rank));
+    return there;
+}
+/* 16 bytes to shared memory of a block of the cluster; arrives on bar, in the same block, with its bytes. */
+__device__ __forceinline__ void cluster_send(uint32_t dst, float4 v, uint32_t bar)
+{
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(dst), "r"(bar), "f"(v.x),
+                 "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+}
+
+/* One arrival on a barrier of a block of the cluster, by its address there (smem_address_in). For "this room may be written again": what this
+ * thread has read of its own shared memory, it has read. It does not carry writes to the other block, for which there is cluster_send (with
+ * .release.cluster it would, but that waits for all of the thread's stores to memory). */
+__device__ __forceinline__ void cluster_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory");
+}
 
 /* ---- barriers of part of a block, register budgets ----------------------------------------------------------------- */
 
@@ -102,8 +197,29 @@ template <int ID, int THREADS> __device__ __forceinline__ void named_barrier(voi
 {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
 }
+__device__ __forceinline__ void named_barrier_of(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+/* Without waiting. */
+template <int ID, int THREADS> __device__ __forceinline__ void named_barrier_arrive(void)
+{
+    asm volatile("bar.arrive %0, %1;" ::"n"(ID), "n"(THREADS) : "memory");
+}
 template <int N> __device__ __forceinline__ void registers_down(void) { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
 template <int N> __device__ __forceinline__ void registers_up(void) { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+
+/* ---- shared memory, by address ------------------------------------------------------------------------------------- */
+
+/* A load that the compiler does not replace by what was stored. */
+__device__ __forceinline__ uint4 load_again(const void *p)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(smem_address(p)) : "memory");
+    return v;
+}
+/* The other way round of load_matrices (ptx.cuh). */
+__device__ __forceinline__ void store_matrices(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
+}
 
 /* ---- wgmma: D [64, N] (+)= A [64, 16] B [16, N], both from shared memory, issued by 4 warps together --------------------- */
 

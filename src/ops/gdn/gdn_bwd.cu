@@ -30,8 +30,8 @@ __device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const s
 #pragma unroll
         for (int r = 0; r < PIECE / 16; r++) {
             load_b<LD>(b, m->k, 16 * r, 16 * d);
-            mma(dx[2 * r], x, b[0], b[1]);
-            mma(dx[2 * r + 1], x, b[2], b[3]);
+            mma_bf16(dx[2 * r], x, b[0], b[1]);
+            mma_bf16(dx[2 * r + 1], x, b[2], b[3]);
         }
     }
     uint32_t out[PIECE / 16][4], high[PIECE / 16][4], low[PIECE / 16][4];
@@ -52,8 +52,8 @@ __device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const s
         for (int j = 0; j <= i; j++) {
             uint32_t b[4];
             block_b(b, m->blocks + (P_AT + block_index(i, j)) * BLOCK_WORDS);
-            mma(dx[2 * j], out[i], b[0], b[1]);
-            mma(dx[2 * j + 1], out[i], b[2], b[3]);
+            mma_bf16(dx[2 * j], out[i], b[0], b[1]);
+            mma_bf16(dx[2 * j + 1], out[i], b[2], b[3]);
         }
 #pragma unroll
     for (int j = 0; j < PIECE / 16; j++) {
@@ -69,12 +69,12 @@ __device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const s
             uint32_t b[4], rest[4];
             block_b(b, m->blocks + (T_HIGH + block_index(i, j)) * BLOCK_WORDS);
             block_b(rest, m->blocks + (T_LOW + block_index(i, j)) * BLOCK_WORDS);
-            mma(y[2 * j], low[i], b[0], b[1]);
-            mma(y[2 * j + 1], low[i], b[2], b[3]);
-            mma(y[2 * j], high[i], rest[0], rest[1]);
-            mma(y[2 * j + 1], high[i], rest[2], rest[3]);
-            mma(y[2 * j], high[i], b[0], b[1]);
-            mma(y[2 * j + 1], high[i], b[2], b[3]);
+            mma_bf16(y[2 * j], low[i], b[0], b[1]);
+            mma_bf16(y[2 * j + 1], low[i], b[2], b[3]);
+            mma_bf16(y[2 * j], high[i], rest[0], rest[1]);
+            mma_bf16(y[2 * j + 1], high[i], rest[2], rest[3]);
+            mma_bf16(y[2 * j], high[i], b[0], b[1]);
+            mma_bf16(y[2 * j + 1], high[i], b[2], b[3]);
         }
     store_columns(dv, a.dv.s, n, valid, y);
     float decay = m->rows[ROW_DECAY * PIECE];
@@ -112,7 +112,7 @@ __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_bwd_kernel(const __gr
     load_state<float, DK>(e, a.dfinal.data ? state_at(a.dfinal, b, 0, h) : NULL, a.dfinal.n, first, a.g.dk, a.g.dv);
     load_stage<DK>(stage + last % 2, a.g, a.q, a.k, a.blocks, a.factors, b, h, last);
     for (int c = last; c >= 0; c--) {
-        copy_async_wait<0>();
+        copies_wait<0>();
         __syncthreads();
         if (c > 0)
             load_stage<DK>(stage + (c - 1) % 2, a.g, a.q, a.k, a.blocks, a.factors, b, h, c - 1);

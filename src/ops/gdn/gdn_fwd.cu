@@ -23,11 +23,11 @@ __device__ __forceinline__ void fwd_piece(const struct gdn_scan_args &a, const s
 #pragma unroll
         for (int r = 0; r < PIECE / 16; r++) {
             load_b<LD>(b, m->k, 16 * r, 16 * d);
-            mma(ks[2 * r], x, b[0], b[1]);
-            mma(ks[2 * r + 1], x, b[2], b[3]);
+            mma_bf16(ks[2 * r], x, b[0], b[1]);
+            mma_bf16(ks[2 * r + 1], x, b[2], b[3]);
             load_b<LD>(b, m->q, 16 * r, 16 * d);
-            mma(out[2 * r], x, b[0], b[1]);
-            mma(out[2 * r + 1], x, b[2], b[3]);
+            mma_bf16(out[2 * r], x, b[0], b[1]);
+            mma_bf16(out[2 * r + 1], x, b[2], b[3]);
         }
     }
     /* R = V - K^ S, in two parts; out is scaled on the way */
@@ -59,12 +59,12 @@ __device__ __forceinline__ void fwd_piece(const struct gdn_scan_args &a, const s
             uint32_t b[4], rest[4];
             block_b_rows(b, m->blocks + (T_HIGH + block_index(i, j)) * BLOCK_WORDS);
             block_b_rows(rest, m->blocks + (T_LOW + block_index(i, j)) * BLOCK_WORDS);
-            mma(x[2 * i], low[j], b[0], b[1]);
-            mma(x[2 * i + 1], low[j], b[2], b[3]);
-            mma(x[2 * i], high[j], rest[0], rest[1]);
-            mma(x[2 * i + 1], high[j], rest[2], rest[3]);
-            mma(x[2 * i], high[j], b[0], b[1]);
-            mma(x[2 * i + 1], high[j], b[2], b[3]);
+            mma_bf16(x[2 * i], low[j], b[0], b[1]);
+            mma_bf16(x[2 * i + 1], low[j], b[2], b[3]);
+            mma_bf16(x[2 * i], high[j], rest[0], rest[1]);
+            mma_bf16(x[2 * i + 1], high[j], rest[2], rest[3]);
+            mma_bf16(x[2 * i], high[j], b[0], b[1]);
+            mma_bf16(x[2 * i + 1], high[j], b[2], b[3]);
         }
     /* O += P X */
     if (o != NULL) {
@@ -77,8 +77,8 @@ __device__ __forceinline__ void fwd_piece(const struct gdn_scan_args &a, const s
             for (int i = j; i < PIECE / 16; i++) {
                 uint32_t b[4];
                 block_b_rows(b, m->blocks + (P_AT + block_index(i, j)) * BLOCK_WORDS);
-                mma(out[2 * i], high[j], b[0], b[1]);
-                mma(out[2 * i + 1], high[j], b[2], b[3]);
+                mma_bf16(out[2 * i], high[j], b[0], b[1]);
+                mma_bf16(out[2 * i + 1], high[j], b[2], b[3]);
             }
         store_columns(o, a.o.s, n, valid, out);
     }
@@ -107,7 +107,7 @@ __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_fwd_kernel(const __gr
     if (a.g.n_pieces > 0)
         load_stage<DK>(stage, a.g, a.q, a.k, a.blocks, a.factors, b, h, 0);
     for (int c = 0; c < a.g.n_pieces; c++) {
-        copy_async_wait<0>();
+        copies_wait<0>();
         __syncthreads();
         if (c + 1 < a.g.n_pieces)
             load_stage<DK>(stage + (c + 1) % 2, a.g, a.q, a.k, a.blocks, a.factors, b, h, c + 1);

@@ -68,11 +68,11 @@ __device__ __forceinline__ void rows_by_rows(float (&c)[N][4], float (&d)[N][4],
 #pragma unroll
         for (int n = 0; n < N / 2; n++) {
             load_b<LD>(y, b, column + 16 * n, k);
-            mma(c[2 * n], x, y[0], y[1]);
-            mma(c[2 * n + 1], x, y[2], y[3]);
+            mma_bf16(c[2 * n], x, y[0], y[1]);
+            mma_bf16(c[2 * n + 1], x, y[2], y[3]);
             if (TWO) {
-                mma(d[2 * n], w, y[0], y[1]);
-                mma(d[2 * n + 1], w, y[2], y[3]);
+                mma_bf16(d[2 * n], w, y[0], y[1]);
+                mma_bf16(d[2 * n + 1], w, y[2], y[3]);
             }
         }
     }
@@ -91,8 +91,8 @@ __device__ __forceinline__ void triangle(float (&c)[4][2][4], const bf16 *a, con
             if (j > block)
                 continue;
             load_b<LD>(y, b, 16 * j, d);
-            mma(c[j][0], x, y[0], y[1]);
-            mma(c[j][1], x, y[2], y[3]);
+            mma_bf16(c[j][0], x, y[0], y[1]);
+            mma_bf16(c[j][1], x, y[2], y[3]);
         }
     }
 }
@@ -109,14 +109,14 @@ __device__ __forceinline__ void load_head(struct grad_tiles<DK, DV, ROOMY> *m, c
     load_bytes(m->t, a.blocks + unit * (UNIT_BLOCKS * BLOCK_WORDS), 2 * SQUARE_WORDS * 4);
     load_bytes(m->row_factors[h % 2], a.factors + unit * (UNIT_ROWS * PIECE), UNIT_ROWS * PIECE * 4);
     load_rows<DV>(m->d_o, view_at(a.d_o, b, p.first, h), a.d_o.s, p.n, a.g.dv, PIECE);
-    copy_async_commit();
+    copies_commit();
 }
 template <int DK, int DV, bool ROOMY>
 __device__ __forceinline__ void load_gradient(struct grad_tiles<DK, DV, ROOMY> *m, const struct gdn_grad_args &a, int b,
                                               int index, int h)
 {
     load_rows<DV>(ROOMY ? m->e : m->s, state_at(a.gradients, b, index, h), a.gradients.n, a.g.dk, a.g.dv, DK);
-    copy_async_commit();
+    copies_commit();
 }
 
 /* R in place of V, and its products with dV. */
@@ -133,8 +133,8 @@ __device__ __forceinline__ void make_r(struct grad_tiles<DK, DV, ROOMY> *m, cons
 #pragma unroll
         for (int n = 0; n < N / 2; n++) {
             load_b_trans<LD>(y, m->s, d, half * (DV / 2) + 16 * n);
-            mma(c[2 * n], x, y[0], y[1]);
-            mma(c[2 * n + 1], x, y[2], y[3]);
+            mma_bf16(c[2 * n], x, y[0], y[1]);
+            mma_bf16(c[2 * n + 1], x, y[2], y[3]);
         }
     }
     float key = factors[ROW_KEY * PIECE + row], key8 = factors[ROW_KEY * PIECE + row + 8];
@@ -168,10 +168,10 @@ __device__ __forceinline__ void make_x(struct grad_tiles<DK, DV, ROOMY> *m, int 
 #pragma unroll
         for (int n = 0; n < N / 2; n++) {
             load_b_trans<LD>(y, m->r, 16 * j, half * (DV / 2) + 16 * n);
-            mma(c[2 * n], rest, y[0], y[1]);
-            mma(c[2 * n + 1], rest, y[2], y[3]);
-            mma(c[2 * n], x, y[0], y[1]);
-            mma(c[2 * n + 1], x, y[2], y[3]);
+            mma_bf16(c[2 * n], rest, y[0], y[1]);
+            mma_bf16(c[2 * n + 1], rest, y[2], y[3]);
+            mma_bf16(c[2 * n], x, y[0], y[1]);
+            mma_bf16(c[2 * n + 1], x, y[2], y[3]);
         }
     }
 #pragma unroll
@@ -372,8 +372,8 @@ __device__ __forceinline__ void block_by_rows(float (&c)[N][4], const uint32_t (
     for (int n = 0; n < N / 2; n++) {
         uint32_t y[4];
         load_b_trans<LD>(y, tile, depth, first + 16 * n);
-        mma(c[2 * n], x, y[0], y[1]);
-        mma(c[2 * n + 1], x, y[2], y[3]);
+        mma_bf16(c[2 * n], x, y[0], y[1]);
+        mma_bf16(c[2 * n + 1], x, y[2], y[3]);
     }
 }
 
@@ -438,7 +438,7 @@ __global__ __launch_bounds__(GRAD_THREADS, 1) void grad_kernel(const __grid_cons
         int h = kh * a.g.per_key + v;
         bool more = v + 1 < a.g.per_key;
         const float *factors = m->row_factors[h % 2];
-        copy_async_wait<ROOMY ? 1 : 0>();
+        copies_wait<ROOMY ? 1 : 0>();
         __syncthreads();
         if (ROOMY && v == 0) {
             float c[4][2][4] = {};
@@ -451,7 +451,7 @@ __global__ __launch_bounds__(GRAD_THREADS, 1) void grad_kernel(const __grid_cons
         make_r(m, factors, block, half);
         __syncthreads();
         make_x(m, block, half);
-        copy_async_wait<0>();
+        copies_wait<0>();
         __syncthreads();
         pairs(m, factors, squares, block, half);
         float dot[2], pass[2];
@@ -471,7 +471,7 @@ __global__ __launch_bounds__(GRAD_THREADS, 1) void grad_kernel(const __grid_cons
         __syncthreads();
         if (!ROOMY) {
             load_gradient(m, a, b, index, h);
-            copy_async_wait<0>();
+            copies_wait<0>();
             __syncthreads();
         } else if (more) {
             load_head(m, a, b, index, p, h + 1); /* all of it but X and E is done with */

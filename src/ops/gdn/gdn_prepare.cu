@@ -143,9 +143,9 @@ __device__ __forceinline__ void mma_split(float (&c)[2][4], const uint32_t (&hig
     block_b(bl, b_low);
 #pragma unroll
     for (int t = 0; t < 2; t++) {
-        mma(c[t], low, bh[2 * t], bh[2 * t + 1]);
-        mma(c[t], high, bl[2 * t], bl[2 * t + 1]);
-        mma(c[t], high, bh[2 * t], bh[2 * t + 1]);
+        mma_bf16(c[t], low, bh[2 * t], bh[2 * t + 1]);
+        mma_bf16(c[t], high, bl[2 * t], bl[2 * t + 1]);
+        mma_bf16(c[t], high, bh[2 * t], bh[2 * t + 1]);
     }
 }
 
@@ -263,10 +263,10 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_consta
     struct piece p = piece_at(a.g, index);
     load_rows<DK>(k_tile, view_at(a.k, b, p.first, kh), a.k.s, p.n, a.g.dk, PIECE);
     load_rows<DK>(q_tile, view_at(a.q, b, p.first, kh), a.q.s, p.n, a.g.dk, PIECE);
-    copy_async_commit();
+    copies_commit();
     if (warp == 0)
         find_documents(a, b, p, m->low);
-    copy_async_wait<0>();
+    copies_wait<0>();
     __syncthreads();
     if (threadIdx.x < PIECE)
         m->kf[threadIdx.x] = row_factor<DK>(k_tile + threadIdx.x * LD);
@@ -285,8 +285,8 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_consta
             load_b<LD>(cols, k_tile, 16 * j, d);
 #pragma unroll
             for (int t = 0; t < 2; t++) {
-                mma(kk[j][t], k_rows, cols[2 * t], cols[2 * t + 1]);
-                mma(qk[j][t], q_rows, cols[2 * t], cols[2 * t + 1]);
+                mma_bf16(kk[j][t], k_rows, cols[2 * t], cols[2 * t + 1]);
+                mma_bf16(qk[j][t], q_rows, cols[2 * t], cols[2 * t + 1]);
             }
         }
     }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_stage(struct scan_stage<DK> *to, const stru
     load_rows<DK>(to->q, view_at(q, b, p.first, kh), q.s, p.n, g.dk, PIECE);
     load_bytes(to->blocks, blocks + unit * (UNIT_BLOCKS * BLOCK_WORDS), UNIT_BLOCKS * BLOCK_WORDS * 4);
     load_bytes(to->rows, factors + unit * (UNIT_ROWS * PIECE), SCAN_ROWS * PIECE * 4);
-    copy_async_commit();
+    copies_commit();
 }
 
 /* Four columns of rows 8t + g of a [rows, dv] matrix: zeros outside. */
@@ -121,8 +121,8 @@ __device__ __forceinline__ void add_rows(float (&s)[DK / 8][4], const uint32_t (
         for (int d = 0; d < DK / 16; d++) {
             uint32_t b[4];
             load_b_trans<DK + 8>(b, tile, 16 * j, 16 * d);
-            mma(s[2 * d], x[j], b[0], b[1]);
-            mma(s[2 * d + 1], x[j], b[2], b[3]);
+            mma_bf16(s[2 * d], x[j], b[0], b[1]);
+            mma_bf16(s[2 * d + 1], x[j], b[2], b[3]);
         }
 }
 

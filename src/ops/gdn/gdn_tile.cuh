@@ -166,7 +166,7 @@ template <int LD>
 __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], const bf16 *tile, int depth, int column)
 {
     int lane = threadIdx.x % 32, m = lane / 8, r = lane % 8;
-    load_matrices_trans(b, tile + (depth + (m & 1) * 8 + r) * LD + column + (m >> 1) * 8);
+    load_matrices_t(b, tile + (depth + (m & 1) * 8 + r) * LD + column + (m >> 1) * 8);
 }
 
 /* Of a block M of a block triangle. B whose columns are the rows of M: */
@@ -183,7 +183,7 @@ __device__ __forceinline__ const uint32_t *block_swapped(const uint32_t *block)
 /* B = M: */
 __device__ __forceinline__ void block_b(uint32_t (&b)[4], const uint32_t *block)
 {
-    load_matrices_trans(b, block_swapped(block));
+    load_matrices_t(b, block_swapped(block));
 }
 /* A = M: */
 __device__ __forceinline__ void block_a(uint32_t (&a)[4], const uint32_t *block)
@@ -193,7 +193,7 @@ __device__ __forceinline__ void block_a(uint32_t (&a)[4], const uint32_t *block)
 /* A = M^T: */
 __device__ __forceinline__ void block_a_trans(uint32_t (&a)[4], const uint32_t *block)
 {
-    load_matrices_trans(a, block + threadIdx.x % 32 * 4);
+    load_matrices_t(a, block + threadIdx.x % 32 * 4);
 }
 /* Stores the block whose A fragment this is. */
 __device__ __forceinline__ void store_block(uint32_t *block, const uint32_t (&a)[4])

@@ -63,7 +63,7 @@ __device__ __forceinline__ void walk(const struct choices &c, int *counts, const
 
 __global__ void __launch_bounds__(THREADS) count_choices(struct choices c, int32_t *hist)
 {
-    extern __shared__ int counts[];
+    DYNAMIC_SHARED(int, counts, 4);
     for (int e = threadIdx.x; e < c.experts; e += THREADS)
         counts[e] = 0;
     __syncthreads();
@@ -122,7 +122,7 @@ __device__ __forceinline__ void add_blocks(const struct choices &c, const int32_
 __global__ void __launch_bounds__(THREADS)
     place_choices(struct choices c, const int32_t *hist, int32_t *offset, int32_t *row, int32_t *src)
 {
-    extern __shared__ int shared[];
+    DYNAMIC_SHARED(int, shared, 4);
     int *total = shared, *start = total + c.experts + 1, *by_warp = start + c.experts;
     int *mine = by_warp + threadIdx.x / 32 * c.experts;
     for (int e = threadIdx.x; e < (WARPS + 2) * c.experts + 1; e += THREADS)

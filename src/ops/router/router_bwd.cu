@@ -101,7 +101,7 @@ __device__ __forceinline__ void through_losses(const struct back_job &p, const s
 /* Shared: slope [n]. */
 template <typename T, int PER, int WARPS> __global__ void __launch_bounds__(32 * WARPS) route_back(struct back_job p)
 {
-    extern __shared__ float slope[];
+    DYNAMIC_SHARED(float, slope, 4);
     int n = p.mode.n, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     struct router_span span = router_span_of(p.mode, blockIdx.x);
     double dloss = p.dloss != NULL ? *p.dloss : 0;

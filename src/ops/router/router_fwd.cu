@@ -147,7 +147,7 @@ __device__ __forceinline__ void choose(const struct choose_job &p, int64_t t, co
 /* Shared: floats [WARPS][n] (values for groups, later sums by warp), [WARPS][groups]; ints hits [n], picks [n]. */
 template <int PER, int WARPS> __global__ void __launch_bounds__(32 * WARPS, PER <= 2 ? 2 : 1) choose_experts(struct choose_job p)
 {
-    extern __shared__ float shared[];
+    DYNAMIC_SHARED(float, shared, 4);
     __shared__ double z_by_warp[WARPS];
     int n = p.mode.n, k = p.mode.k, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float *v = shared + warp * n, *keep = shared + WARPS * n + warp * p.groups;

@@ -145,14 +145,6 @@ __device__ __forceinline__ int64_t rows_at(const struct ssd_shape &s, int b, int
     return (((int64_t)b * s.heads + h) * s.pieces + u) * s.pad;
 }
 
-/* 2^x; minus infinity gives 0. */
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-    return y;
-}
-
 /* A tile of SSD_ROWS rows and WIDTH columns into shared memory, zeros beyond `rows` and `cols`. By asynchronous copies
  * where vec allows (then cols is a multiple of 8), which the caller commits. */
 template <int WIDTH, int THREADS>

@@ -33,7 +33,7 @@ __device__ __forceinline__ void dbc_load(const struct ssd_grads &a, struct dbc_s
     load_numbers(sh->from_start[k], a.r.from_start + at, 0);
     load_numbers(sh->delta[k], a.r.delta + at, 32);
     load_numbers(sh->to_end[k], a.r.to_end + at, 64);
-    copy_commit();
+    copies_commit();
 }
 
 /* One head: sum += factor z, dot = z . v, for rows i and i + 8. */
@@ -128,7 +128,7 @@ __device__ __forceinline__ void flush(const struct ssd_grads &a, const float *sh
 template <int STAGES>
 static __global__ void __launch_bounds__(THREADS, 1) dbc_kernel(const __grid_constant__ struct ssd_grads a)
 {
-    extern __shared__ __align__(16) char shared[];
+    DYNAMIC_SHARED(char, shared, 16);
     struct dbc_shared<STAGES> *sh = (struct dbc_shared<STAGES> *)shared;
     int group = blockIdx.x % a.s.groups, piece = blockIdx.x / a.s.groups, b = piece / a.s.pieces, u = piece % a.s.pieces;
     int warp = threadIdx.x / 32, side = warp / 8, tile = triangle_tile(warp % 8), i = tile * 16 + threadIdx.x % 32 / 4;
@@ -143,7 +143,7 @@ static __global__ void __launch_bounds__(THREADS, 1) dbc_kernel(const __grid_con
     for (int k = 0; k < a.s.per_group; k++) {
         int h = h0 + k, now = k % STAGES;
         int64_t at = rows_at(a.s, b, u, h);
-        copy_wait<0>();
+        copies_wait<0>();
         __syncthreads(); /* this head's tiles are there, and nobody reads the other stage any more */
         if (STAGES > 1 && k + 1 < a.s.per_group)
             dbc_load(a, sh, (k + 1) % STAGES, b, u, h + 1, sp);
@@ -178,8 +178,8 @@ static __global__ void __launch_bounds__(THREADS, 1) dbc_kernel(const __grid_con
     for (int block = 0; block < a.blocks; block++) {
         const bf16 *from = a.dg + ((int64_t)blockIdx.x * a.blocks + block) * SSD_ROWS * SSD_ROWS;
         load_tile<SSD_ROWS, THREADS>(dg, from, SSD_ROWS, sp.n, SSD_ROWS, true);
-        copy_commit();
-        copy_wait<0>();
+        copies_commit();
+        copies_wait<0>();
         __syncthreads();
         if (mine)
             through_pairs(sum, dg, sh->v[1 - side], side, tile, q_blocks, a.s.n);

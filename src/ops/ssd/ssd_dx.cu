@@ -29,7 +29,7 @@ __device__ __forceinline__ void dx_load(const struct ssd_grads &a, struct dx_sha
     load_numbers(sh->delta[k], a.r.delta + at, 0);
     load_numbers(sh->s[k], a.r.s + at, 32);
     load_numbers(sh->to_end[k], a.r.to_end + at, 64);
-    copy_commit();
+    copies_commit();
 }
 
 /* What a lane carries over the column blocks of one head: its rows are j and j + 8. */
@@ -187,7 +187,7 @@ __device__ __forceinline__ void flush(const struct ssd_grads &a, const struct dx
 
 static __global__ void __launch_bounds__(THREADS, 1) dx_kernel(const __grid_constant__ struct ssd_grads a)
 {
-    extern __shared__ __align__(16) char shared[];
+    DYNAMIC_SHARED(char, shared, 16);
     struct dx_shared *sh = (struct dx_shared *)shared;
     int block = blockIdx.x % a.blocks, group = blockIdx.x / a.blocks % a.s.groups, piece = blockIdx.x / a.blocks / a.s.groups;
     int b = piece / a.s.pieces, u = piece % a.s.pieces, tile = triangle_tile(threadIdx.x / 32), t = threadIdx.x % 4;
@@ -199,9 +199,9 @@ static __global__ void __launch_bounds__(THREADS, 1) dx_kernel(const __grid_cons
     load_tile<SSD_N, THREADS>(sh->b, row_of<bf16>(a.bm, b, sp.first, group), a.bm.row, sp.n, a.s.n, a.vec);
     load_tile<SSD_N, THREADS>(cm, row_of<bf16>(a.cm, b, sp.first, group), a.cm.row, sp.n, a.s.n, a.vec);
     load_numbers(sh->low, a.r.low + (int64_t)piece * SSD_ROWS, 0);
-    copy_commit();
+    copies_commit();
     dx_load(a, sh, 0, b, u, h0, sp);
-    copy_wait<1>();
+    copies_wait<1>();
     __syncthreads();
     bool documents = sh->low[SSD_ROWS - 1] >= 0;
     float g[Q_TILES][4] = {}, dg[Q_TILES][4] = {};
@@ -219,7 +219,7 @@ static __global__ void __launch_bounds__(THREADS, 1) dx_kernel(const __grid_cons
     for (int k = 0; k < heads; k++) {
         int h = h0 + k, now = k % 2;
         int64_t at = rows_at(a.s, b, u, h), sum_at = (int64_t)piece * a.s.heads + h;
-        copy_wait<0>();
+        copies_wait<0>();
         __syncthreads(); /* this head's tiles are there, and nobody reads the other stage any more */
         if (k + 1 < heads)
             dx_load(a, sh, (k + 1) % 2, b, u, h + 1, sp);

@@ -39,7 +39,7 @@ __device__ __forceinline__ void out_load(const struct out_args &a, struct out_sh
     load_numbers(sh->delta[k], a.r.delta + at, 0);
     load_numbers(sh->s[k], a.r.s + at, 32);
     load_numbers(sh->from_start[k], a.r.from_start + at, 64);
-    copy_commit();
+    copies_commit();
 }
 
 /* The rows of tiles lo and hi of C B^T, up to the diagonal. */
@@ -196,7 +196,7 @@ __device__ __forceinline__ void skip(float (*acc)[4], const bf16 *x, float d, in
 
 static __global__ void __launch_bounds__(OUT_THREADS, 2) out_kernel(const __grid_constant__ struct out_args a)
 {
-    extern __shared__ __align__(16) char shared[];
+    DYNAMIC_SHARED(char, shared, 16);
     struct out_shared *sh = (struct out_shared *)shared;
     int blocks = (a.s.per_group + OUT_HEADS - 1) / OUT_HEADS, at = blockIdx.x;
     int block = at % blocks, group = at / blocks % a.s.groups, piece = at / blocks / a.s.groups;
@@ -208,15 +208,15 @@ static __global__ void __launch_bounds__(OUT_THREADS, 2) out_kernel(const __grid
     load_tile<SSD_N, OUT_THREADS>(sh->c, row_of<bf16>(a.cm, b, sp.first, group), a.cm.row, sp.n, a.s.n, a.vec);
     load_tile<SSD_N, OUT_THREADS>(bm, row_of<bf16>(a.bm, b, sp.first, group), a.bm.row, sp.n, a.s.n, a.vec);
     load_numbers(sh->low, a.r.low + (int64_t)piece * SSD_ROWS, 0);
-    copy_commit();
+    copies_commit();
     out_load(a, sh, 0, b, u, h0, sp);
-    copy_wait<1>();
+    copies_wait<1>();
     __syncthreads();
     bool documents = sh->low[SSD_ROWS - 1] >= 0;
     struct products cb = {};
     cb_products(&cb, sh->c, bm, lo, n_blocks);
     for (int k = 0; k < heads; k++) {
-        copy_wait<0>();
+        copies_wait<0>();
         __syncthreads(); /* this head's tiles are there, and nobody reads the other stage any more */
         if (k + 1 < heads)
             out_load(a, sh, (k + 1) % 2, b, u, h0 + k + 1, sp);

@@ -282,7 +282,7 @@ template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     plain_bwd(const __grid_constant__ struct plain a, const __grid_constant__ struct plain_grads out)
 {
-    extern __shared__ __align__(16) char shared[];
+    DYNAMIC_SHARED(char, shared, 16);
     struct plain_shared *sh = (struct plain_shared *)shared;
     struct place k = place_of(a);
     int rows = k.sp.n;
@@ -413,7 +413,7 @@ int ssd_plain_bwd(struct lane *l, const struct ssd_bwd_args *a)
     dim3 sums((unsigned)ceil_div(groups, THREADS));
     TRY(ssd_prep(l, &k.s, &in, &k.r));
     BY_REAL(a->x.dtype, T, {
-        LAUNCH(l, plain_scan<T>, element_grid(&k.s), THREADS, 0, k, none, NULL, state_view_of(&a->states), none, none);
+        LAUNCH(l, plain_scan<T>, element_grid(&k.s), THREADS, 0, k, none, nullptr, state_view_of(&a->states), none, none);
         LAUNCH(l, plain_scan_reverse<T>, element_grid(&k.s), THREADS, 0, k, state_view_of(&a->dfinal), state_view_of(&a->dinit));
         NEEDS_SMEM(l, plain_bwd<T>, sizeof(struct plain_shared));
         LAUNCH(l, plain_bwd<T>, dim3((unsigned)(k.s.batch * k.s.pieces * k.s.heads)), THREADS, sizeof(struct plain_shared), k, out);

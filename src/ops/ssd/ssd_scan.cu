@@ -133,7 +133,7 @@ __device__ __forceinline__ void scan_load(const struct ssd_scan_args &a, struct 
     load_numbers(to->weight, (REVERSE ? a.r.from_start : a.r.to_end) + at, 0);
     if (!REVERSE)
         load_numbers(to->delta, a.r.delta + at, 32);
-    copy_commit();
+    copies_commit();
 }
 
 template <typename T>
@@ -204,7 +204,7 @@ __device__ __forceinline__ void scan_products(float (*acc)[P_TILES][4], const st
 template <bool REVERSE>
 static __global__ void __launch_bounds__(SCAN_THREADS, 2) scan_kernel(const __grid_constant__ struct ssd_scan_args a)
 {
-    extern __shared__ __align__(16) char shared[];
+    DYNAMIC_SHARED(char, shared, 16);
     struct scan_stage *stage = (struct scan_stage *)shared;
     int b = blockIdx.x / a.s.heads, h = blockIdx.x % a.s.heads, first = threadIdx.x / 32 * 16 * SCAN_TILES;
     int row = first + threadIdx.x % 32 / 4;
@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS, 2) scan_kernel(const __gr
     }
     for (int k = 0; k < a.s.pieces; k++) {
         int u = REVERSE ? a.s.pieces - 1 - k : k;
-        copy_wait<0>();
+        copies_wait<0>();
         __syncthreads(); /* this stage is there, and nobody reads the other any more */
         decay = next_decay;
         if (u != last_piece) {

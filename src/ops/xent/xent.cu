@@ -2,6 +2,7 @@
  * its gradient over it, then the two products of the gradient. Loss terms go to a table of rows, summed at the end in a
  * fixed order. */
 #include "ops/cuda/kernel.cuh"
+#include "ops/cuda/ptx.cuh"
 
 enum {
     MAX_CHUNK = 4096,
@@ -54,13 +55,6 @@ struct row_args {
     float *nll;
     float z_loss;
 };
-
-__device__ __forceinline__ float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 
 /* exp(x - at), at2 = -at * log2(e). For bf16 one multiply-add in front of the exponential is exact enough. */
 template <typename T> __device__ __forceinline__ float exp_from(float x, float at, float at2)
@@ -187,15 +181,6 @@ template <typename T> __global__ void __launch_bounds__(SHORT_ROWS * 32) softmax
         a.nll[a.first + r] = nll_without_label(label);
 }
 
-__device__ __forceinline__ void copy16_async(void *to, const void *from)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-template <int LEFT> __device__ __forceinline__ void copies_done()
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
 /* Whole packs of one row that are this thread's: every THREADS-th. */
 template <typename T, int THREADS, bool KEEP> struct row_part {
     T *row, *kept; /* kept: in shared memory; each thread reads back only what it brought there */
@@ -211,9 +196,9 @@ template <typename T, int THREADS, bool KEEP> struct row_part {
     __device__ __forceinline__ void bring(int from, int to) const
     {
         for (int c = from + threadIdx.x; KEEP && c < to; c += THREADS)
-            copy16_async(kept + c * pack<T>::N, row + c * pack<T>::N);
+            copy_async16(kept + c * pack<T>::N, row + c * pack<T>::N);
         if (KEEP)
-            asm volatile("cp.async.commit_group;" ::: "memory");
+            copies_commit();
     }
     __device__ __forceinline__ void sum(struct online &o, int from, int to) const
     {
@@ -227,7 +212,7 @@ template <typename T, int THREADS, bool KEEP> struct row_part {
 template <typename T, int THREADS, bool KEEP> __global__ void __launch_bounds__(THREADS, 1024 / THREADS) softmax_rows(const struct row_args a)
 {
     constexpr int N = pack<T>::N;
-    extern __shared__ __align__(16) unsigned char kept_bytes[];
+    DYNAMIC_SHARED(unsigned char, kept_bytes, 16);
     __shared__ struct online scratch[THREADS / 32];
     row_part<T, THREADS, KEEP> part = {(T *)a.logits + (int64_t)blockIdx.x * a.stride, (T *)kept_bytes, (a.vocab + N - 1) / N, a.vocab};
     int label = a.label[blockIdx.x], half = part.packs / 2 / THREADS * THREADS; /* less than all */
@@ -235,10 +220,10 @@ template <typename T, int THREADS, bool KEEP> __global__ void __launch_bounds__(
     part.bring(half, part.packs);
     struct online o = no_values();
     if (KEEP)
-        copies_done<1>();
+        copies_wait<1>();
     part.sum(o, 0, half);
     if (KEEP)
-        copies_done<0>();
+        copies_wait<0>();
     part.clear_padding();
     part.sum(o, half, part.packs);
     bool counts = label >= 0 && label < a.vocab, mine = counts && label / N % THREADS == threadIdx.x;

@@ -1,0 +1,117 @@
+/* Ordinary writes to shared memory, watched: bulk stores and wgmma read through another proxy, and see what threads wrote only behind a
+ * fence_async_proxy. The kernels are compiled with gcc's instrumentation for threads (-fsanitize=thread), whose calls end here instead of in
+ * its library: every write of a thread is noted with a time, every fence sets the thread's time, and a copy or product that reads what
+ * nobody has fenced stops the launch. */
+#include "machine.h"
+
+/* A note for every 4 bytes: the thread that wrote them (number in the block + 1) and when. 0: nobody, or hardware. */
+static uint64_t note_of(const struct fiber *f) { return f->in->in->clock << 16 | (f->number + 1); }
+
+static inline void mark(struct fiber *f, const void *p, size_t bytes)
+{
+    struct block *b = f->in;
+    size_t at = (size_t)((const char *)p - b->shared);
+    if (at >= b->room_bytes)
+        return;
+    uint64_t note = note_of(f);
+    for (size_t i = at / 4; i <= (at + bytes - 1) / 4; i++)
+        b->notes[i] = note;
+}
+void watch_write(struct fiber *f, const void *p, size_t bytes) { mark(f, p, bytes); }
+
+void watch_clear(struct block *b, const void *p, size_t bytes)
+{
+    size_t at = (size_t)((const char *)p - b->shared);
+    if (at >= b->room_bytes || bytes == 0)
+        return;
+    memset(&b->notes[at / 4], 0, ((at + bytes - 1) / 4 - at / 4 + 1) * sizeof *b->notes);
+}
+
+void watch_async_read(const void *p, size_t bytes, const char *what)
+{
+    struct fiber *f = self();
+    struct block *b = f->in;
+    size_t at = (size_t)((const char *)p - b->shared);
+    if (at >= b->room_bytes)
+        return;
+    for (size_t i = at / 4; i <= (at + bytes - 1) / 4; i++) {
+        uint64_t note = b->notes[i];
+        if (note == 0)
+            continue;
+        const struct fiber *by = b->fibers[(note & 0xffff) - 1];
+        if (by->fenced <= note >> 16 && f->fenced <= note >> 16)
+            emu_fail("%s reads %#zx of shared memory, which thread (%u, %u, %u) wrote without fence_async_proxy", what, WINDOW_START + i * 4, by->thread.x,
+                     by->thread.y, by->thread.z);
+    }
+}
+
+void emu_fence_async(void)
+{
+    struct fiber *f = self();
+    f->fenced = ++f->in->in->clock;
+    emu_maybe_yield();
+}
+
+/* ---- what instrumented code calls ----------------------------------------------------------------------------------------------- */
+
+#define NOTHING(name, ...) \
+    extern "C" void name(__VA_ARGS__); \
+    extern "C" void name(__VA_ARGS__) {}
+NOTHING(__tsan_init, void)
+NOTHING(__tsan_func_entry, void *)
+NOTHING(__tsan_func_exit, void)
+NOTHING(__tsan_read1, void *)
+NOTHING(__tsan_read2, void *)
+NOTHING(__tsan_read4, void *)
+NOTHING(__tsan_read8, void *)
+NOTHING(__tsan_read16, void *)
+NOTHING(__tsan_unaligned_read2, void *)
+NOTHING(__tsan_unaligned_read4, void *)
+NOTHING(__tsan_unaligned_read8, void *)
+NOTHING(__tsan_unaligned_read16, void *)
+NOTHING(__tsan_read_range, void *, size_t)
+NOTHING(__tsan_vptr_read, void *)
+NOTHING(__tsan_vptr_update, void *, void *)
+
+#define WRITE(name, bytes)                    \
+    extern "C" void name(void *p);            \
+    extern "C" void name(void *p)             \
+    {                                         \
+        if (emu_self != NULL)                 \
+            mark(self(), p, bytes);           \
+    }
+WRITE(__tsan_write1, 1)
+WRITE(__tsan_write2, 2)
+WRITE(__tsan_write4, 4)
+WRITE(__tsan_write8, 8)
+WRITE(__tsan_write16, 16)
+WRITE(__tsan_unaligned_write2, 2)
+WRITE(__tsan_unaligned_write4, 4)
+WRITE(__tsan_unaligned_write8, 8)
+WRITE(__tsan_unaligned_write16, 16)
+extern "C" void __tsan_write_range(void *p, size_t bytes);
+extern "C" void __tsan_write_range(void *p, size_t bytes)
+{
+    if (emu_self != NULL && bytes > 0)
+        mark(self(), p, bytes);
+}
+
+#define ATOMIC(bits, type)                                                                  \
+    extern "C" type __tsan_atomic##bits##_fetch_add(volatile type *p, type v, int order);   \
+    extern "C" type __tsan_atomic##bits##_fetch_add(volatile type *p, type v, int)          \
+    {                                                                                       \
+        return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                  \
+    }                                                                                       \
+    extern "C" type __tsan_atomic##bits##_load(const volatile type *p, int order);          \
+    extern "C" type __tsan_atomic##bits##_load(const volatile type *p, int)                 \
+    {                                                                                       \
+        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                        \
+    }                                                                                       \
+    extern "C" int __tsan_atomic##bits##_compare_exchange_strong(volatile type *p, type *expected, type v, int order, int failed); \
+    extern "C" int __tsan_atomic##bits##_compare_exchange_strong(volatile type *p, type *expected, type v, int, int)               \
+    {                                                                                                                              \
+        return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                             \
+    }
+ATOMIC(32, int)
+ATOMIC(64, long)
+NOTHING(__tsan_atomic_thread_fence, int)
