@@ -22,6 +22,7 @@ static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL
 static const char *const comm_values[] = {CONFIG_COMM(VALUE_TEXT) NULL};
 static const char *const overlap_values[] = {CONFIG_OVERLAP(VALUE_TEXT) NULL};
 static const char *const fused_values[] = {CONFIG_FUSED(VALUE_TEXT) NULL};
+static const char *const expert_form_values[] = {CONFIG_EXPERT_FORM(VALUE_TEXT) NULL};
 static const char *const precision_values[] = {CONFIG_PRECISION(VALUE_TEXT) NULL};
 static const char *const device_values[] = {CONFIG_DEVICE(VALUE_TEXT) NULL};
 static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
@@ -432,7 +433,8 @@ const struct option config_options[] = {
         "that needs least memory. Results stay bit for bit the same.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
         "Products and activations of experts in one op; the backward pass makes the activations again on the way and only "
-        "their inputs are kept. auto: on a GPU. off: in separate steps, as plan.recompute says.")),
+        "their inputs are kept. auto: on a GPU, where experts are less than 4096 wide at their ends; wider ones were faster in steps. off: in "
+        "separate steps, as plan.recompute says, which keep the activations too (moe.act).")),
     ROW(plan.delay_dw, "off", OPT_RUN, HELP(
         "Compute weight gradients in separate, later steps, so that they can overlap other work.")),
     ROW(plan.side_dw, "off", OPT_RUN, HELP(
@@ -458,6 +460,9 @@ const struct option config_options[] = {
         "Kernels of hyper-connections on a GPU. boundary: fused from the combine of a layer to the norm of the next, an error "
         "where none fit. primitive: separate kernels. ref: the same without vectors, to compare with. auto: the fastest for "
         "the shape; the start of a run names it. Host devices have fused ones only. Needs mhc_streams.")),
+    ROW(mhc.rebuild, "on", OPT_RUN, HELP(
+        "Make streams that recomputation dropped again for up to 7 layers at once: one kernel, which reads the output of each layer and "
+        "no stream twice. off, and with kernels = primitive or ref: a kernel for each layer. Results and memory are the same. Needs mhc_streams.")),
     /* ---- [gpu] ---------------------------------------------------------------------------- */
     ROW(gpu.precision, "bf16", OPT_RUN, ONE_OF(precision_values), HELP(
         "With run.device=cuda: type of activations and of the weights that layers work with. Masters, gradients and "
@@ -475,6 +480,10 @@ const struct option config_options[] = {
     ROW(gpu.sms, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1024), HELP(
         "Multiprocessors that the products of experts may fill, to leave the others to communication; 0 = all. Results are "
         "the same bit for bit.")),
+    ROW(gpu.expert_form, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(expert_form_values), HELP(
+        "How Hopper's kernels cut the products of experts: in tiles of 128 rows (wide) or 64 (low); as wide, with results that leave while the "
+        "next tile is computed (ring), and with pairs of blocks that share what they copy (pair). auto: wide or low, by the rows of an "
+        "expert. Results are the same bit for bit.")),
 
     /* ---- [parallel] ----------------------------------------------------------------------- */
     ROW(parallel.comm, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(comm_values), HELP(
@@ -501,8 +510,8 @@ const struct option config_options[] = {
     ROW(parallel.bucket_mb, "40", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(
         "Gradients reduced in one message, in MB.")),
     ROW(parallel.ep_capacity, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), HELP(
-        "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step needs more, "
-        "buffers grow and the step is taken again; nothing is dropped.")),
+        "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step or an "
+        "evaluation needs more, buffers grow and it is taken again; nothing is dropped.")),
     ROW(parallel.timeout, "600", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
         "Seconds a rank waits for the others before it names those that did not come and stops; 0 = for ever.")),
     ROW(parallel.loop_gbps, "400", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(

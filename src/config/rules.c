@@ -438,7 +438,7 @@ static bool block_malformed(const struct config *c)
 
 static bool recompute_mhc_without_streams(const struct config *c)
 {
-    return c->model.mhc_streams == 0 && (str_has_word(c->plan.recompute, "mhc") || c->mhc.kernels != CFG_MHC_KERNELS_AUTO);
+    return c->model.mhc_streams == 0 && (str_has_word(c->plan.recompute, "mhc") || c->mhc.kernels != CFG_MHC_KERNELS_AUTO || !c->mhc.rebuild);
 }
 
 static bool block_without_streams(const struct config *c)
@@ -563,8 +563,8 @@ const struct rule config_rules[] = {
      "plan.recompute_block needs model.mhc_streams: a plain residual stream is not recomputed",
      {"plan.recompute_block", "model.mhc_streams"}},
     {"recompute-mhc-needs-streams", recompute_mhc_without_streams,
-     "plan.recompute = mhc and mhc.kernels need model.mhc_streams: there are no streams",
-     {"plan.recompute", "mhc.kernels", "model.mhc_streams"}},
+     "plan.recompute = mhc, mhc.kernels and mhc.rebuild need model.mhc_streams: there are no streams",
+     {"plan.recompute", "mhc.kernels", "mhc.rebuild", "model.mhc_streams"}},
     {"global-batch-multiple", batch_not_multiple,
      "train.global_batch must be a multiple of train.micro_batch",
      {"train.global_batch", "train.micro_batch"}},

@@ -12,10 +12,11 @@
  * written by the joint after it; the joint's own backward adds the rest, in one pass.
  *
  * Streams and norms can be made again from what is kept: coefficients and core outputs never are dropped by
- * this file, so that a replay is one cheap pass without projections. */
+ * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/layer.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { AUX_COEF, AUX_DCOEF, AUX_PRODUCT = AUX_CARRY, AUX_INDEX }; /* in sublayer.aux; the last is a number: layer within its part */
@@ -80,13 +81,32 @@ static int norm_replay(const struct step_ctx *c)
 }
 
 /* A stream again, from the one before it. */
+enum combine_use { COMBINE_X, COMBINE_F, COMBINE_COEF, COMBINE_INFO, COMBINE_STREAM };
 static int combine_fwd(const struct step_ctx *c)
 {
-    enum { X, F, COEF_IN, INFO, STREAM };
     const struct joint *j = c->self;
-    struct mhc_combine_fwd_args a = {.x = c->t[X], .f = c->t[F], .post = post_of(j, &c->t[COEF_IN]), .res = res_of(j, &c->t[COEF_IN]),
-                                     .y = c->t[STREAM], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO])};
+    const struct tensor *coef = &c->t[COMBINE_COEF];
+    struct mhc_combine_fwd_args a = {.x = c->t[COMBINE_X], .f = c->t[COMBINE_F], .post = post_of(j, coef), .res = res_of(j, coef),
+                                     .y = c->t[COMBINE_STREAM], .rule = j->rule, .drop = drop_rule(j, &c->t[COMBINE_INFO])};
     return c->ops->mhc_combine_fwd(c->lane, &a);
+}
+
+/* The streams of several layers in a row again. */
+struct rebuild {
+    int n;
+    const struct joint *j[MHC_REBUILD_LAYERS];
+};
+enum rebuild_use { REBUILD_X, REBUILD_INFO, REBUILD_LAYER, /* then for each layer: */ REBUILD_F = 0, REBUILD_COEF, REBUILD_STREAM, REBUILD_EACH };
+_Static_assert(REBUILD_LAYER + REBUILD_EACH * MHC_REBUILD_LAYERS <= NODE_MAX_USES, "as many layers as a node can have uses for");
+static int rebuild_fwd(const struct step_ctx *c)
+{
+    const struct rebuild *r = c->self;
+    struct mhc_rebuild_args a = {.x = c->t[REBUILD_X], .layers = r->n, .rule = r->j[0]->rule, .drop = drop_rule(r->j[0], &c->t[REBUILD_INFO])};
+    for (int l = 0; l < r->n; l++) {
+        const struct tensor *t = &c->t[REBUILD_LAYER + REBUILD_EACH * l];
+        a.layer[l] = (struct mhc_rebuild_layer){.f = t[REBUILD_F], .coef = t[REBUILD_COEF], .y = t[REBUILD_STREAM], .key = r->j[l]->key};
+    }
+    return c->ops->mhc_rebuild(c->lane, &a);
 }
 
 static int boundary_bwd(const struct step_ctx *c)
@@ -565,4 +585,89 @@ static void mhc_arrive(struct build *b, struct sublayer *entry)
         entry->aux[AUX_PRODUCT] = product_slot(b);
 }
 
-const struct joint_kind joint_mhc = {.name = "mhc", .declare = mhc_declare, .close = mhc_close, .arrive = mhc_arrive};
+/* ---- dropped streams of several layers by one replay ------------------------------------------------------------------- */
+
+/* The node that combines layers into this slot when it is made again; -1: it is kept, or made in another way. */
+static int combine_node(const struct graph *g, slot_id s)
+{
+    int node = g->slots[s].dropped ? g->slots[s].replay : -1;
+    return node >= 0 && g->nodes[node].phase[PH_REPLAY].fn == combine_fwd ? node : -1;
+}
+
+static slot_id combine_slot(const struct graph *g, int node, enum combine_use use) { return g->nodes[node].phase[PH_REPLAY].use[use].slot; }
+
+/* Does `node` go on where `last` ended? One whose core's output is made again too cannot: that needs the stream before it. */
+static bool goes_on(const struct graph *g, int last, int node)
+{
+    return combine_slot(g, node, COMBINE_X) == combine_slot(g, last, COMBINE_STREAM) && !g->slots[combine_slot(g, node, COMBINE_F)].dropped;
+}
+
+/* read[slot]: something after the forward half reads it. A stream that was closed in front of a cut is only sent. */
+static void find_readers(const struct graph *g, bool *read)
+{
+    for (int n = 0; n < g->n_nodes; n++)
+        for (enum phase_id ph = 0; ph < PH_COUNT; ph++) {
+            const struct phase *p = &g->nodes[n].phase[ph];
+            for (int u = 0; ph != PH_FWD && p->fn != NULL && u < p->n_uses; u++)
+                if (p->use[u].slot >= 0 && p->use[u].mode == USE_READ)
+                    read[p->use[u].slot] = true;
+        }
+}
+
+static void join_replays(struct graph *g, const int *run, int n)
+{
+    struct use use[NODE_MAX_USES];
+    struct rebuild *r = n > 1 ? graph_own(g, sizeof *r) : NULL;
+    if (r == NULL)
+        return;
+    *r = (struct rebuild){.n = n};
+    use[REBUILD_X] = (struct use)READS(combine_slot(g, run[0], COMBINE_X));
+    use[REBUILD_INFO] = (struct use)READS(combine_slot(g, run[0], COMBINE_INFO));
+    double flops = 0, stream = (double)tensor_bytes(&g->slots[combine_slot(g, run[0], COMBINE_STREAM)].shape), bytes = stream;
+    for (int l = 0; l < n; l++) {
+        struct use *u = &use[REBUILD_LAYER + REBUILD_EACH * l];
+        u[REBUILD_F] = (struct use)READS(combine_slot(g, run[l], COMBINE_F));
+        u[REBUILD_COEF] = (struct use)READS(combine_slot(g, run[l], COMBINE_COEF));
+        u[REBUILD_STREAM] = (struct use)WRITES(combine_slot(g, run[l], COMBINE_STREAM));
+        r->j[l] = g->nodes[run[l]].self;
+        flops += g->nodes[run[l]].phase[PH_REPLAY].flops;
+        bytes += stream * (1 + 1 / (double)r->j[l]->rule.streams);
+    }
+    int chunk = g->chunk, last = run[n - 1];
+    g->chunk = g->nodes[last].chunk;
+    graph_scope(g, g->nodes[last].layer, "joint");
+    int node = graph_node(g, "rebuild", LANE_COMPUTE, r);
+    g->chunk = chunk;
+    graph_phase(g, node, PH_REPLAY, rebuild_fwd, use, REBUILD_LAYER + REBUILD_EACH * n);
+    graph_cost(g, node, PH_REPLAY, flops, bytes);
+    for (int l = 0; l < n; l++)
+        graph_replay(g, combine_slot(g, run[l], COMBINE_STREAM), node);
+}
+
+/* The first reader of a block's dropped streams is the joint behind them, so all of them are made before any is done with, one by one or
+ * together: what is joined here takes no more memory. Streams of a part are declared in the order in which they follow each other. */
+static int mhc_settle(struct build *b)
+{
+    struct graph *g = b->g;
+    bool *read = NULL;
+    int run[MHC_REBUILD_LAYERS], n = 0, kernels = b->cfg->mhc.kernels;
+    if (!b->cfg->mhc.rebuild || b->ops->mhc_rebuild == NULL || kernels == CFG_MHC_KERNELS_PRIMITIVE || kernels == CFG_MHC_KERNELS_REF)
+        return ST_OK;
+    TRY(mem_array((void **)&read, (size_t)g->n_slots + 1, sizeof *read, &g->err));
+    find_readers(g, read);
+    for (slot_id s = 0; s < g->n_slots; s++) {
+        int node = combine_node(g, s);
+        if (node < 0 || !read[s])
+            continue;
+        if (n == MHC_REBUILD_LAYERS || (n > 0 && !goes_on(g, run[n - 1], node))) {
+            join_replays(g, run, n);
+            n = 0;
+        }
+        run[n++] = node;
+    }
+    join_replays(g, run, n);
+    free(read);
+    return g->err.code;
+}
+
+const struct joint_kind joint_mhc = {.name = "mhc", .declare = mhc_declare, .close = mhc_close, .arrive = mhc_arrive, .settle = mhc_settle};

@@ -283,6 +283,16 @@ static int apply_recompute(const struct model *m, struct graph *g, const struct 
     return drop_named(m, g, o, standard ? "core_attn" : p->recompute, e);
 }
 
+static int settle_replays(const struct model *m, struct model_plan *mp, struct err *e)
+{
+    struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = mp->mode, .g = &mp->g, .e = e};
+    const struct joint_kind *joint = joint_of(&b);
+    int st = joint->settle != NULL ? joint->settle(&b) : ST_OK;
+    if (st != ST_OK)
+        *e = mp->g.err;
+    return st;
+}
+
 /* With a pipeline or overlap a training plan is a whole step. All else is one microbatch, in the plain order: every
  * chunk's forward, then every backward, which is free of deadlock over any number of stages. */
 static int order_plan(const struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct order *out, struct err *e)
@@ -303,11 +313,13 @@ static int order_plan(const struct model *m, struct model_plan *mp, const struct
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
     TRY(declare_plan(m, mp, o, e));
-    if (o->mode == BUILD_TRAIN)
+    if (o->mode == BUILD_TRAIN) {
         TRY(apply_recompute(m, &mp->g, o, e));
+        TRY(settle_replays(m, mp, e));
+    }
     struct order order = {0};
     int st = order_plan(m, mp, o, &order, e);
-    if (m->cfg->plan.side_dw)
+    if (st == ST_OK && m->cfg->plan.side_dw)
         order_side_dw(&mp->g, &order);
     if (st == ST_OK)
         st = plan_build(&mp->p, o->name, &mp->g, &order, e);

@@ -163,6 +163,7 @@ struct ops {
     int64_t (*mhc_boundary_bwd_work)(const struct mhc_boundary_bwd_args *);
     int (*mhc_boundary_dw)(struct lane *, const struct mhc_boundary_dw_args *);
     int64_t (*mhc_boundary_dw_work)(const struct mhc_boundary_dw_args *);
+    int (*mhc_rebuild)(struct lane *, const struct mhc_rebuild_args *);
     int (*mhc_health)(struct lane *, const struct mhc_health_args *);
 
     int (*init)(struct lane *, const struct init_args *);

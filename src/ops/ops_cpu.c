@@ -88,6 +88,7 @@ const struct ops CPU_NAME(ops_cpu) = {
     .mhc_boundary_bwd_work = CPU_NAME(mhc_boundary_bwd_work_cpu),
     .mhc_boundary_dw = CPU_NAME(mhc_boundary_dw_cpu),
     .mhc_boundary_dw_work = CPU_NAME(mhc_boundary_dw_work_cpu),
+    .mhc_rebuild = CPU_NAME(mhc_rebuild_cpu),
     .mhc_health = CPU_NAME(mhc_health_cpu),
     .adamw = CPU_NAME(adamw_cpu),
     .sqnorm = CPU_NAME(sqnorm_cpu),

@@ -75,6 +75,7 @@ const struct ops ops_ref = {
     .mhc_boundary_bwd = mhc_boundary_bwd_ref,
     .mhc_boundary_bwd_work = mhc_boundary_bwd_work_ref,
     .mhc_boundary_dw = mhc_boundary_dw_ref,
+    .mhc_rebuild = mhc_rebuild_ref,
     .mhc_health = mhc_health_ref,
     .adamw = adamw_ref,
     .sqnorm = sqnorm_ref,

@@ -76,6 +76,7 @@ int64_t mhc_boundary_fwd_work_ref(const struct mhc_boundary_fwd_args *a);
 int mhc_boundary_bwd_ref(struct lane *l, const struct mhc_boundary_bwd_args *a);
 int64_t mhc_boundary_bwd_work_ref(const struct mhc_boundary_bwd_args *a);
 int mhc_boundary_dw_ref(struct lane *l, const struct mhc_boundary_dw_args *a);
+int mhc_rebuild_ref(struct lane *l, const struct mhc_rebuild_args *a);
 int mhc_health_ref(struct lane *l, const struct mhc_health_args *a);
 int adamw_ref(struct lane *l, const struct adamw_args *a);
 int sqnorm_ref(struct lane *l, const struct sqnorm_args *a);

@@ -175,6 +175,7 @@ static const struct rule_case rule_cases[] = {
     {"recompute-block-needs-streams", {"plan.recompute_block", "2"}},
     {"recompute-mhc-needs-streams", {"plan.recompute", "norm,mhc"}},
     {"recompute-mhc-needs-streams", {"mhc.kernels", "primitive"}},
+    {"recompute-mhc-needs-streams", {"mhc.rebuild", "off"}},
     {"ratios-within-one",
      {"model.attn_ratio", "0.6", "model.mlp_ratio", "0.5", "model.layers", "8"}},
     {"pattern-or-ratios",

@@ -206,25 +206,39 @@ static void layers_of_a_group_have_a_mapping_each(void **state)
 
 struct outcome {
     double loss;
-    int64_t bytes, frame;
-    int replays;
+    int64_t bytes, frame, work;
+    int replays, rebuilds; /* rebuilds: of them, those that make the streams of several layers */
     char *grads;
 };
 
-static struct outcome outcome_of(const char *more, enum dev_kind kind, int threads)
+static int count_rebuilds(const struct plan *p)
 {
-    char options[512];
+    int n = 0;
+    for (int i = 0; i < p->n_steps; i++)
+        n += str_ends(p->g->nodes[p->steps[i].ref.node].name, "joint.rebuild");
+    return n;
+}
+
+static struct outcome outcome_with(const char *options, enum dev_kind kind, int threads)
+{
     struct tiny t;
-    snprintf(options, sizeof options, "%s %s", base, more);
     tiny_open(&t, options, kind, threads);
     tiny_run(&t, 4);
-    struct outcome r = {.loss = tiny_loss(&t), .bytes = t.m.mem.allocated[ARENA_GRAD], .frame = t.train.p.frame_bytes, .replays = t.train.p.n_replays};
+    struct outcome r = {.loss = tiny_loss(&t), .bytes = t.m.mem.allocated[ARENA_GRAD], .frame = t.train.p.frame_bytes, .work = t.train.p.work_bytes,
+                        .replays = t.train.p.n_replays, .rebuilds = count_rebuilds(&t.train.p)};
     assert_true(isfinite(r.loss));
     r.grads = malloc((size_t)r.bytes);
     assert_non_null(r.grads);
     memcpy(r.grads, t.m.mem.base[ARENA_GRAD], (size_t)r.bytes);
     tiny_close(&t);
     return r;
+}
+
+static struct outcome outcome_of(const char *more, enum dev_kind kind, int threads)
+{
+    char options[512];
+    snprintf(options, sizeof options, "%s %s", base, more);
+    return outcome_with(options, kind, threads);
 }
 
 static void recompute_in_blocks_does_not_change_a_bit(void **state)
@@ -249,6 +263,100 @@ static void recompute_in_blocks_does_not_change_a_bit(void **state)
                 }
             free(plain.grads);
         }
+}
+
+/* One replay for several layers against one for each: the same bits in no more memory, in fewer steps where `joins`. */
+static void check_rebuild(const char *options, enum dev_kind kind, bool joins)
+{
+    char apart_options[512], plain_options[512];
+    snprintf(apart_options, sizeof apart_options, "%s mhc.rebuild=off", options);
+    snprintf(plain_options, sizeof plain_options, "%s", options);
+    *strstr(plain_options, " plan.") = '\0'; /* what is recomputed, and how, comes last */
+    struct outcome plain = outcome_with(plain_options, kind, 1), apart = outcome_with(apart_options, kind, 1), joined = outcome_with(options, kind, 1);
+    if (joined.loss != plain.loss || apart.loss != plain.loss || memcmp(joined.grads, plain.grads, (size_t)plain.bytes) != 0 ||
+        memcmp(apart.grads, plain.grads, (size_t)plain.bytes) != 0)
+        fail_msg("'%s' changes the result", options);
+    if (joined.frame != apart.frame || joined.work > apart.work)
+        fail_msg("'%s': frame and workspace %lld + %lld, apart %lld + %lld", options, (long long)joined.frame, (long long)joined.work,
+                 (long long)apart.frame, (long long)apart.work);
+    assert_int_equal(plain.rebuilds + apart.rebuilds, 0);
+    if (joins != (joined.rebuilds > 0) || joins != (joined.replays < apart.replays))
+        fail_msg("'%s': %d of %d replays for several layers, apart %d replays", options, joined.rebuilds, joined.replays, apart.replays);
+    free(plain.grads);
+    free(apart.grads);
+    free(joined.grads);
+}
+
+static void streams_of_several_layers_are_made_again_at_once(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model, *policy;
+        bool joins;
+    } cases[] = {
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute_block=4", true},
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=3 model.mhc_profile=s model.dropout=0.2", "plan.recompute_block=10", true},
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=2 model.dropout=0.1 model.hidden=24", "plan.recompute=mhc plan.delay_dw=on", true},
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute=joint.*", true}, /* the ends, too */
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute_block=1", false},
+        {"model.pattern=*-*-*-*-*- model.mhc_streams=4", "plan.recompute_block=2", false}, /* one stream in each block */
+        /* Prediction depths have chains of their own. */
+        {"model.pattern=*-*-/*-*-/*-*- model.mhc_streams=2 model.dropout=0.1", "plan.recompute=mhc plan.recompute_block=3", true},
+        {"model.pattern=*-*-/*-*- model.mhc_streams=4 model.experts=4", "plan.recompute=joint.*", true},
+        {"model.pattern=[*E][*-][*E] model.mhc_streams=2 model.experts=4", "plan.recompute=mhc,moe.act,core_attn", true},
+        /* A core whose output is made again needs the stream before it: what follows begins a new replay, here each layer or every other. */
+        {"model.pattern=*-*-*- model.mhc_streams=4 model.dropout=0.1", "plan.recompute_block=6 plan.recompute=full", false},
+        {"model.pattern=*-*-*- model.mhc_streams=4 model.dropout=0.1", "plan.recompute_block=6 plan.recompute=mlp", true},
+    };
+    static const char *const ways[] = {"", "plan.poison=on plan.random_lanes=7", "plan.poison=on plan.random_lanes=8 plan.delay_dw=on"};
+    for (int i = 0; i < countof(cases); i++)
+        for (int k = 0; k < countof(ways); k++) {
+            char options[400];
+            bool delayed = strstr(cases[i].policy, "delay_dw") != NULL;
+            snprintf(options, sizeof options, "%s model.mhc_gating=0.5 %s %s", cases[i].model, cases[i].policy, delayed && k == 2 ? ways[1] : ways[k]);
+            check_rebuild(options, (i + k) % 2 ? DEV_CPU : DEV_REF, cases[i].joins);
+        }
+}
+
+/* As many layers as a node has uses for; every stream is made by one of them, from the end of the one before. */
+static void long_blocks_take_several_replays(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *policy;
+        int dropped, runs;
+    } cases[] = {{"plan.recompute_block=100", 19, 3}, {"plan.recompute_block=8", 7 + 7 + 3, 3}, {"plan.recompute_block=9", 8 + 8 + 1, 2}, {"plan.recompute_block=5", 16, 4}};
+    for (int i = 0; i < countof(cases); i++) {
+        struct tiny t;
+        struct buf b;
+        char options[256];
+        snprintf(options, sizeof options, "model.pattern=-------------------- model.mhc_streams=2 %s", cases[i].policy);
+        tiny_open(&t, options, DEV_REF, 1);
+        const struct graph *g = &t.train.g;
+        int dropped = 0, made = 0;
+        for (int s = 0; s < g->n_slots; s++)
+            dropped += g->slots[s].dropped;
+        for (int n = 0; n < g->n_nodes; n++) {
+            const struct phase *p = &g->nodes[n].phase[PH_REPLAY];
+            if (!str_ends(g->nodes[n].name, "joint.rebuild"))
+                continue;
+            assert_true(p->n_uses <= NODE_MAX_USES && g->nodes[n].phase[PH_FWD].fn == NULL);
+            for (int u = 0; u < p->n_uses; u++)
+                if (p->use[u].mode == USE_WRITE) {
+                    made++;
+                    assert_true(g->slots[p->use[u].slot].dropped && g->slots[p->use[u].slot].replay == n);
+                }
+        }
+        assert_int_equal(dropped, cases[i].dropped);
+        assert_int_equal(count_rebuilds(&t.train.p), cases[i].runs);
+        assert_true(made == dropped || (i == 2 && made == dropped - 3)); /* 8 = 7 + 1, and the one of the last block */
+        assert_int_equal(t.train.p.n_replays, cases[i].runs + dropped - made);
+        buf_init(&b, 0);
+        plan_print_steps(&t.train.p, &b);
+        assert_non_null(strstr(b.text, "joint.rebuild"));
+        buf_release(&b);
+        tiny_close(&t);
+    }
 }
 
 static void streams_between_block_borders_are_dropped_and_no_others(void **state)
@@ -481,6 +589,7 @@ static void impossible_options_are_refused(void **state)
     refused("plan.recompute_block", "2.5", "off, auto or a number");
     refused("plan.recompute", "mhc", "need model.mhc_streams");
     refused("mhc.kernels", "primitive", "need model.mhc_streams");
+    refused("mhc.rebuild", "off", "need model.mhc_streams");
     refused("plan.recompute_granularity", "some", "selective");
     refused("model.mhc_streams", "17", "mhc_streams");
 }
@@ -604,6 +713,8 @@ int main(void)
         cmocka_unit_test(every_parameter_gets_a_gradient),
         cmocka_unit_test(layers_of_a_group_have_a_mapping_each),
         cmocka_unit_test(recompute_in_blocks_does_not_change_a_bit),
+        cmocka_unit_test(streams_of_several_layers_are_made_again_at_once),
+        cmocka_unit_test(long_blocks_take_several_replays),
         cmocka_unit_test(streams_between_block_borders_are_dropped_and_no_others),
         cmocka_unit_test(plans_show_the_memory_the_specification_predicts),
         cmocka_unit_test(recompute_of_eight_layers_lowers_the_peak),

@@ -104,6 +104,31 @@ static void ranks_say_what_one_says_in_fp32(void **state)
     ranks_say_what_one_says(DEV_CPU, true);
 }
 
+/* Both on one mesh, microbatch by microbatch and all in one plan: the same bits, rank by rank. */
+static void same_on_mesh(const char *plain_options, const char *options, enum dev_kind kind, int pp, int vpp)
+{
+    struct err e = {0};
+    struct pipe_run plain = {.options = plain_options, .kind = kind, .pp = pp, .vpp = vpp, .n_micro = 8, .steps = 2, .by_microbatch = true};
+    struct pipe_run other = plain;
+    other.options = options;
+    other.by_microbatch = false;
+    assert_ok(pipe_start(&plain, &e), &e);
+    assert_ok(pipe_start(&other, &e), &e);
+    for (int r = 0; r < plain.n_ranks; r++) {
+        assert_int_equal(plain.rank[r]->at_once, 1);
+        assert_int_equal(other.rank[r]->at_once, 8);
+        assert_int_equal(plain.rank[r]->n, other.rank[r]->n);
+        for (int k = 0; k < plain.rank[r]->n; k++) {
+            const struct pipe_value *a = &plain.rank[r]->v[k], *b = &other.rank[r]->v[k];
+            assert_string_equal(a->name, b->name);
+            if (pipe_gap(a, b) != 0)
+                fail_msg("%s, pp %d, vpp %d, rank %d: %s differs by %g", options, pp, vpp, r, a->name, pipe_gap(a, b));
+        }
+    }
+    pipe_end(&plain);
+    pipe_end(&other);
+}
+
 /* On one mesh every schedule gives the bits of the plain one, rank by rank: one forward and one backward in turn,
  * interleaved, with replays, delayed weight gradients, lanes in any order. */
 static void schedules_of_a_mesh_agree_to_the_bit(void **state)
@@ -114,30 +139,10 @@ static void schedules_of_a_mesh_agree_to_the_bit(void **state)
     for (int i = 0; i < countof(layouts); i++)
         for (int p = 0; p < countof(policies); p++) {
             char options[1024], plain_options[512];
-            struct err e = {0};
             const char *sort = sorts[(i + p) % countof(sorts)];
             snprintf(plain_options, sizeof plain_options, "model.pattern=%s %s", layouts[i].pattern, sort);
             snprintf(options, sizeof options, "%s %s", plain_options, policies[p]);
-            struct pipe_run plain = {.options = plain_options, .kind = p % 2 ? DEV_REF : DEV_CPU, .pp = layouts[i].pp, .vpp = layouts[i].vpp,
-                                     .n_micro = 8, .steps = 2, .by_microbatch = true};
-            struct pipe_run other = plain;
-            other.options = options;
-            other.by_microbatch = false;
-            assert_ok(pipe_start(&plain, &e), &e);
-            assert_ok(pipe_start(&other, &e), &e);
-            for (int r = 0; r < plain.n_ranks; r++) {
-                assert_int_equal(plain.rank[r]->at_once, 1);
-                assert_int_equal(other.rank[r]->at_once, 8);
-                assert_int_equal(plain.rank[r]->n, other.rank[r]->n);
-                for (int k = 0; k < plain.rank[r]->n; k++) {
-                    const struct pipe_value *a = &plain.rank[r]->v[k], *b = &other.rank[r]->v[k];
-                    assert_string_equal(a->name, b->name);
-                    if (pipe_gap(a, b) != 0)
-                        fail_msg("%s, pp %d, vpp %d, rank %d: %s differs by %g", options, layouts[i].pp, layouts[i].vpp, r, a->name, pipe_gap(a, b));
-                }
-            }
-            pipe_end(&plain);
-            pipe_end(&other);
+            same_on_mesh(plain_options, options, p % 2 ? DEV_REF : DEV_CPU, layouts[i].pp, layouts[i].vpp);
         }
 }
 
@@ -177,6 +182,44 @@ static int count_nodes(const struct graph *g, const char *glob, int chunk)
     for (int i = 0; i < g->n_nodes; i++)
         n += str_glob(glob, g->nodes[i].name) && (chunk < 0 || g->nodes[i].chunk == chunk);
     return n;
+}
+
+/* Blocks of streams that are made again end at cuts: every chunk has replays of its own, for several layers each, and takes no more
+ * memory than with one for each layer. Where every stream is dropped, that in front of a cut is not made again: it was only sent. */
+static void blocks_of_streams_end_at_cuts(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *model;
+        int pp, vpp, rebuilds[2][4]; /* of each segment, by policy */
+    } cases[] = {
+        {"model.pattern=*-*-|-*--*-/*-*- " EXPERTS STREAMS(4) DROPOUT, 2, 1, {{1, 2}, {1, 2}}}, /* the depth has one */
+        {"model.pattern=*-*-|*E*E|*-*-|*-*- " EXPERTS STREAMS(2) DROPOUT, 2, 2, {{1, 1, 1, 1}, {1, 1, 1, 1}}},
+        {"model.pattern=*-*-*-*-*-|*-*- " STREAMS(3) DROPOUT, 1, 2, {{2, 1}, {2, 1}}},
+        {"model.pattern=*-|*-*- " STREAMS(2) DROPOUT, 2, 1, {{0, 1}, {0, 1}}}, /* one stream between expansion and cut */
+    };
+    static const char *const policies[] = {"plan.recompute=mhc plan.recompute_block=4 plan.poison=on plan.random_lanes=5 plan.delay_dw=on", "plan.recompute=joint.* plan.poison=on"};
+    for (int i = 0; i < countof(cases) * countof(policies); i++) {
+        int k = i % countof(policies);
+        const char *model = cases[i / countof(policies)].model;
+        const struct mesh_sizes sizes = {cases[i / countof(policies)].pp, cases[i / countof(policies)].vpp, 1};
+        char options[1024], off[1100];
+        struct err e = {0};
+        snprintf(options, sizeof options, "%s %s", model, policies[k]);
+        snprintf(off, sizeof off, "%s mhc.rebuild=off", options);
+        for (int s = 0; s < sizes.pp * sizes.vpp; s++) {
+            struct paper joined, apart;
+            assert_ok(paper_open(&joined, options, &sizes, s % sizes.pp, &e), &e);
+            assert_ok(paper_open(&apart, off, &sizes, s % sizes.pp, &e), &e);
+            assert_int_equal(count_nodes(&joined.train.g, "*.joint.rebuild", s / sizes.pp), cases[i / countof(policies)].rebuilds[k][s]);
+            assert_int_equal(count_nodes(&apart.train.g, "*.joint.rebuild", -1), 0);
+            if (joined.train.p.frame_bytes != apart.train.p.frame_bytes || joined.train.p.work_bytes > apart.train.p.work_bytes)
+                fail_msg("%s, segment %d: workspace %lld, apart %lld", options, s, (long long)joined.train.p.work_bytes, (long long)apart.train.p.work_bytes);
+            paper_close(&joined);
+            paper_close(&apart);
+        }
+        same_on_mesh(model, options, i % 3 ? DEV_REF : DEV_CPU, sizes.pp, sizes.vpp);
+    }
 }
 
 /* Width of what a chunk receives and sends; 0: nothing. */
@@ -339,6 +382,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_cut_on_one_rank_changes_no_bit),
         cmocka_unit_test(schedules_of_a_mesh_agree_to_the_bit),
+        cmocka_unit_test(blocks_of_streams_end_at_cuts),
         cmocka_unit_test(all_streams_cross_every_cut),
         cmocka_unit_test(every_parameter_has_a_rank),
         cmocka_unit_test(layers_are_dealt_out),
