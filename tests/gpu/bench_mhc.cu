@@ -2,6 +2,8 @@
  *
  *   bench_mhc [ROWS C]...      default: 16384 2048, 8192 4096
  *
+ * The boundary is timed as it is chosen; forward with a ring of stages; and, up to 4096 channels, in one pass of clusters.
+ *
  * Bytes are what an op must move at least: each tensor read or written once. Needs a GPU; not part of check-gpu. */
 #include "ops/cuda/kernel.cuh"
 
@@ -124,6 +126,7 @@ RUNNER(mhc_boundary_fwd)
 RUNNER(mhc_boundary_bwd)
 RUNNER(mhc_boundary_dw)
 RUNNER(mhc_combine_fwd)
+RUNNER(mhc_rebuild)
 RUNNER(mhc_combine_bwd)
 RUNNER(mhc_aggregate_fwd)
 RUNNER(mhc_aggregate_bwd)
@@ -153,6 +156,15 @@ static void shape(struct bench *b, int64_t rows, int64_t d)
     fw.a_res = a_res, fw.gain = gain, fw.rule = rule, fw.eps = 1e-5;
     fw.work = work_of(b->ops->mhc_boundary_fwd_work(&fw));
     report(b, "boundary fwd", rows, d, 10 * u + 74 * c, run_mhc_boundary_fwd, &fw);
+    bool one_pass = d % 256 == 0 && d / 256 <= 16;
+    struct mhc_boundary_fwd_args ring = fw;
+    ring.rule.ring = true;
+    report(b, "  with a ring", rows, d, 10 * u + 74 * c, run_mhc_boundary_fwd, &ring);
+    if (one_pass) {
+        struct mhc_boundary_fwd_args single = fw;
+        single.rule.single_pass = true;
+        report(b, "  in one pass", rows, d, 10 * u + 74 * c, run_mhc_boundary_fwd, &single);
+    }
     struct mhc_boundary_fwd_args again = fw;
     again.reuse = true;
     again.x = y, again.f = {}, again.coef_in = {}, again.y = {};
@@ -165,12 +177,22 @@ static void shape(struct bench *b, int64_t rows, int64_t d)
     bw.beta = beta, bw.x = x, bw.f = f, bw.coef_in = coef_in, bw.dx = dx, bw.df = df, bw.dcoef_in = dcoef_in, bw.dz = dz, bw.dgain = dgain, bw.rule = rule;
     bw.work = work_of(b->ops->mhc_boundary_bwd_work(&bw));
     report(b, "boundary bwd", rows, d, 15 * u + 146 * c, run_mhc_boundary_bwd, &bw);
+    if (one_pass) {
+        struct mhc_boundary_bwd_args single = bw;
+        single.rule.single_pass = true;
+        single.work = work_of(b->ops->mhc_boundary_bwd_work(&single));
+        report(b, "  in one pass", rows, d, 15 * u + 146 * c, run_mhc_boundary_bwd, &single);
+    }
     struct tensor dw = make(b, DT_F32, LOGITS, k, 0, 0), dbeta = vec(b, LOGITS, 0, 0), da[3] = {vec(b, 1, 0, 0), vec(b, 1, 0, 0), vec(b, 1, 0, 0)};
     struct mhc_boundary_dw_args pw = {};
     pw.dz = dz, pw.stat = stat, pw.y = y, pw.a_pre = a_pre, pw.a_post = a_post, pw.a_res = a_res, pw.dw = dw, pw.da_pre = da[0], pw.da_post = da[1], pw.da_res = da[2];
     pw.dbeta = dbeta, pw.rule = rule;
     pw.work = work_of(b->ops->mhc_boundary_dw_work(&pw));
     report(b, "boundary dw", rows, d, 4 * u + 50 * c, run_mhc_boundary_dw, &pw);
+    struct mhc_boundary_dw_args pass = pw;
+    pass.rule.single_pass = true;
+    pass.work = work_of(b->ops->mhc_boundary_dw_work(&pass));
+    report(b, "  in one pass", rows, d, 4 * u + 50 * c, run_mhc_boundary_dw, &pass);
 
     struct tensor pre = make(b, DT_F32, rows, N, 0.1, 0.5), post = make(b, DT_F32, rows, N, 0.1, 1), res = make(b, DT_F32, rows, N * N, 0.05, 0.25);
     struct tensor dpre = make(b, DT_F32, rows, N, 1, 0), dpost = make(b, DT_F32, rows, N, 1, 0), dres = make(b, DT_F32, rows, N * N, 1, 0);
@@ -178,6 +200,14 @@ static void shape(struct bench *b, int64_t rows, int64_t d)
     struct mhc_combine_fwd_args cf = {};
     cf.x = x, cf.f = f, cf.post = post, cf.res = res, cf.y = y, cf.rule = rule;
     report(b, "combine fwd", rows, d, 9 * u + 20 * c, run_mhc_combine_fwd, &cf);
+    struct mhc_rebuild_args rb = {};
+    rb.x = x, rb.rule = rule;
+    for (rb.layers = 0; rb.layers < MHC_REBUILD_LAYERS;) {
+        struct mhc_rebuild_layer *l = &rb.layer[rb.layers++];
+        l->f = make(b, DT_BF16, rows, d, 1, 0), l->coef = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), l->y = make(b, DT_BF16, rows, k, 1, 0);
+        if (rb.layers == 4 || rb.layers == MHC_REBUILD_LAYERS)
+            report(b, rb.layers == 4 ? "rebuild 4" : "rebuild 7", rows, d, (4 + 5 * rb.layers) * u + 20 * rb.layers * c, run_mhc_rebuild, &rb);
+    }
     struct mhc_combine_bwd_args cb = {};
     cb.dy = dy, cb.x = x, cb.f = f, cb.post = post, cb.res = res, cb.dx = dx, cb.df = df, cb.dpost = dpost, cb.dres = dres, cb.rule = rule;
     report(b, "combine bwd", rows, d, 14 * u + 40 * c, run_mhc_combine_bwd, &cb);

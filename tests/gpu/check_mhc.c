@@ -1,9 +1,11 @@
 /* What recompute relies on: streams and norms of an mHC boundary made again, from coefficients that were kept, have the same
- * bits, whichever kernels made them first. Needs a GPU; "N passed, N failed" comes last.
+ * bits, whichever kernels made them first. And other ways through the boundary against the usual one. Needs a GPU;
+ * "N passed, N failed" comes last.
  *
- *   check_mhc */
+ *   check_mhc [SEED]...     default: 5 */
 #include "ops/opcheck.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,13 +70,13 @@ static bool same(struct replay *r, const char *name, const char *first, struct e
 }
 
 /* 1 if y, h and stat come out the same from a replay of both, and y from combine alone. */
-static int check(struct dev *dev, const char *text)
+static int check(struct dev *dev, const char *text, uint64_t seed)
 {
     struct err e = {0};
     struct replay r = {.dev = dev, .lane = {.dev = dev, .err = &e}, .ops = ops_for(dev), .desc = op_find("mhc_boundary_fwd")};
     struct op_sample sample = {text};
     char *y = NULL, *h = NULL, *stat = NULL;
-    bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK && op_call_alloc(&r.host, &r.block, 5, false, &e) == ST_OK &&
+    bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK && op_call_alloc(&r.host, &r.block, seed, false, &e) == ST_OK &&
               op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK && r.desc->run(r.ops, &r.lane, &r.there) == ST_OK;
     if (ok) {
         y = bytes_of(&r, "y", &e);
@@ -98,21 +100,95 @@ static int check(struct dev *dev, const char *text)
     return ok;
 }
 
-int main(void)
+/* The largest difference of a tensor to what was kept of it, beside its largest value; not a number if either has one. */
+static double differs(struct replay *r, const char *name, const char *first, struct err *e)
+{
+    char *now = bytes_of(r, name, e);
+    struct tensor a = r->host.t[arg_of(r, name)], b = a;
+    double most = 0, scale = 0;
+    a.data = (char *)(uintptr_t)first;
+    b.data = now;
+    for (int64_t i = 0; now != NULL && first != NULL && i < tensor_elems(&a); i++) {
+        double x = tensor_get(&a, i), d = fabs(x - tensor_get(&b, i));
+        most = d > most || isnan(d) ? d : most;
+        scale = fmax(scale, fabs(x));
+    }
+    bool ok = now != NULL && first != NULL;
+    free(now);
+    return !ok ? NAN : scale > 0 ? most / scale : most;
+}
+
+/* 1 if another way (one pass of clusters, a ring of stages) gives the bits of y that the usual one gives, and the rest to within what the order of sums explains: h is rounded to bf16
+ * (a step is 1/256 at least of a value, 1/128 at most), and so may be coefficients. */
+static int compare_ways(struct dev *dev, const char *text, const char *way, uint64_t seed)
+{
+    static const struct {
+        const char *name;
+        double allowed, rounded; /* rounded: with coefficients in bf16 */
+    } outs[] = {{"stat", 2e-5, 1e-2}, {"coef", 2e-5, 8e-3}, {"h", 8e-3, 1.6e-2}};
+    struct err e = {0};
+    struct replay r = {.dev = dev, .lane = {.dev = dev, .err = &e}, .ops = ops_for(dev), .desc = op_find("mhc_boundary_fwd")};
+    struct op_sample sample = {text};
+    char *y = NULL, *kept[countof(outs)] = {0};
+    double apart[countof(outs)] = {0};
+    bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK && op_call_alloc(&r.host, &r.block, seed, false, &e) == ST_OK &&
+              op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK && op_call_set(&r.there, way, 0) &&
+              r.desc->run(r.ops, &r.lane, &r.there) == ST_OK;
+    if (ok) {
+        bool rounded = op_attr(&r.there, "round_bf16") != 0;
+        y = bytes_of(&r, "y", &e);
+        for (int i = 0; i < countof(outs); i++) {
+            kept[i] = bytes_of(&r, outs[i].name, &e);
+            ok = ok && wipe(&r, outs[i].name, &e) == ST_OK;
+        }
+        ok = ok && wipe(&r, "y", &e) == ST_OK && op_call_set(&r.there, way, 1) && r.desc->run(r.ops, &r.lane, &r.there) == ST_OK && same(&r, "y", y, &e);
+        for (int i = 0; ok && i < countof(outs); i++) {
+            apart[i] = differs(&r, outs[i].name, kept[i], &e);
+            if (!(apart[i] <= (rounded ? outs[i].rounded : outs[i].allowed)))
+                ok = false;
+        }
+    }
+    printf("%s mhc_boundary_fwd with and without %s, %s: stat %.1e, coef %.1e, h %.1e apart%s%s\n", ok ? "ok" : "not ok", way, text, apart[0], apart[1], apart[2],
+           e.msg[0] ? ": " : "", e.msg);
+    if (r.base != NULL)
+        dev->vt->free(dev, r.base);
+    op_call_free(&r.block);
+    free(y);
+    for (int i = 0; i < countof(outs); i++)
+        free(kept[i]);
+    return ok;
+}
+
+int main(int argc, char **argv)
 {
     static const char *const samples[] = {"rows=130 d=128 p=0.1 seq=7", "rows=130 d=128 profile=1 no_bias=1", "rows=77 d=64", "rows=9 d=2048 no_bias=1",
                                           "rows=33 d=24", "rows=130 d=256 p=0.1 seq=7", "rows=40 d=512 profile=1 no_bias=1",               "rows=17 d=33 streams=3 p=0.5"};
-    int passed = 0, failed = 0;
-    for (int fp32 = 0; fp32 < 2; fp32++) {
+    static const char *const ways[] = {"rows=1 d=256", "rows=17 d=256 no_bias=1", "rows=15 d=512 profile=1 zero_centered=1", "rows=16 d=768 no_gain=1 no_bias=1 p=0.1 seq=7",
+                                       "rows=37 d=1024 profile=1 p=0.25 seq=5 round_bf16=1", "rows=300 d=2048 no_bias=1", "rows=33 d=2048 round_bf16=1",
+                                       "rows=140 d=4096 no_bias=1", "rows=2200 d=256 no_bias=1"};
+    int passed = 0, failed = 0, seeds = argc > 1 ? argc - 1 : 1;
+    /* With few multiprocessors each block has many tiles. */
+    static const struct dev_gpu devices[] = {{.fp32 = false}, {.sms = 16}, {.fp32 = true}};
+    for (int d = 0; d < countof(devices); d++) {
         struct dev dev;
         struct err e = {0};
-        if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32 == 1}, 1, &e) != ST_OK) {
+        if (dev_open_gpu(&dev, &devices[d], 1, &e) != ST_OK) {
             printf("not ok no GPU: %s\n", e.msg);
             failed++;
             break;
         }
-        for (int i = 0; i < countof(samples); i++)
-            check(&dev, samples[i]) ? passed++ : failed++;
+        for (int s = 0; s < seeds; s++) {
+            uint64_t seed = argc > 1 ? strtoull(argv[1 + s], NULL, 10) : 5;
+            for (int i = 0; devices[d].sms == 0 && i < countof(samples); i++)
+                check(&dev, samples[i], seed) ? passed++ : failed++;
+            for (int i = 0; !devices[d].fp32 && i < 2 * countof(ways); i++) {
+                const char *way = i % 2 == 0 ? "single_pass" : "ring";
+                char text[128];
+                snprintf(text, sizeof text, "%s %s=1", ways[i / 2], way);
+                check(&dev, text, seed) ? passed++ : failed++;
+                compare_ways(&dev, ways[i / 2], way, seed) ? passed++ : failed++;
+            }
+        }
         dev_close(&dev);
     }
     printf("%d passed, %d failed\n", passed, failed);

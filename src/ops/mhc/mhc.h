@@ -56,6 +56,8 @@ struct mhc_rule {
     int64_t iterations; /* 1 to MHC_MAX_ITERATIONS */
     bool round_bf16;
     enum mhc_kernels kernels;
+    /* On a GPU, and for shapes that have them: the boundary in one pass of clusters (mhc_choose.h); its forward pass with a ring of stages. */
+    bool single_pass, ring;
 };
 static inline int64_t mhc_logits(int64_t streams) { return streams * streams + 2 * streams; }
 
@@ -165,6 +167,23 @@ struct mhc_boundary_dw_args {
     bool acc_dw, acc_params;
 };
 
+/* The streams of several sublayers in a row made again, from what was kept of each: y_l = combine(y_(l-1), f_l), y_0 = x, for
+ * l = 1 to layers. Every y has the bits that combine and the boundary store, rounded to the real type between layers
+ * too; where a layer's y is absent, it is passed through and not stored. The last layer's y must be given. Outputs
+ * overlap nothing. coef [rows, N]: what the layer was opened with. drop: for all layers, but with each layer's key. */
+enum { MHC_REBUILD_LAYERS = 7 };
+struct mhc_rebuild_layer {
+    struct tensor f, bias, coef, y;
+    uint64_t key;
+};
+struct mhc_rebuild_args {
+    struct tensor x;
+    struct mhc_rebuild_layer layer[MHC_REBUILD_LAYERS];
+    int layers; /* 1 to MHC_REBUILD_LAYERS */
+    struct mhc_rule rule;
+    struct dropout_rule drop;
+};
+
 /* What to watch while training, on MHC_HEALTH_ROWS rows spread evenly: comp [MHC_HEALTH_ROWS, n^2] is the
  * product of all mixing matrices so far (comp_in absent: the first). out[i] F64 [1] (+)=
  *   worst |row sum - 1|, worst |column sum - 1| of this mix, worst gain of the product forward (row sums)
@@ -193,6 +212,7 @@ int mhc_contract_bwd_check(const struct mhc_contract_bwd_args *a, struct err *e)
 int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e);
 int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e);
 int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e);
+int mhc_rebuild_check(const struct mhc_rebuild_args *a, struct err *e);
 int mhc_health_check(const struct mhc_health_args *a, struct err *e);
 
 #endif

@@ -3,8 +3,8 @@
  * one pass the whole gradient of the stream and combine's backward.
  *
  * 4 streams of aligned bf16 rows have the projection and its backward inside the large passes: on Hopper and with a multiple of 256
- * channels those of mhc_pass.cu and mhc_pass_bwd.cu, with a multiple of 64 those of mhc_sliced.cu; otherwise both are library
- * products. mhc_choose.c decides. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
+ * channels those of mhc_pass.cu and mhc_pass_bwd.cu (where asked for: mhc_cluster.cu, mhc_cluster_bwd.cu), with a multiple of 64 those of
+ * mhc_sliced.cu; otherwise both are library products. mhc_choose.c decides. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
 #include "ops/mhc/mhc_cuda.cuh"
 extern "C" {
 #include "ops/mhc/mhc_choose.h"
@@ -21,8 +21,7 @@ static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t 
 
 static bool no_gaps(const struct tensor *t) { return t->data == NULL || (t->stride[0] == t->dim[1] && pointer16(t->data)); }
 
-/* A boundary that only opens has no fused kernels and needs none: it is the first of a model. */
-static int choose(struct lane *l, const struct mhc_rule *r, const struct tensor *stream, bool closes, bool aligned, enum mhc_way *way)
+static struct mhc_shape shape_of(struct lane *l, const struct mhc_rule *r, const struct tensor *stream, bool aligned)
 {
     struct mhc_shape s = {};
     s.real = stream->dtype;
@@ -30,27 +29,47 @@ static int choose(struct lane *l, const struct mhc_rule *r, const struct tensor 
     s.channels = stream->dim[1] / r->streams;
     s.hopper = cuda_of(l)->hopper;
     s.aligned = aligned;
-    *way = mhc_choose(r->kernels == MHC_KERNELS_BOUNDARY && !closes ? MHC_KERNELS_AUTO : r->kernels, &s);
+    s.multiprocessors = cuda_of(l)->sm_count;
+    return s;
+}
+/* A boundary that only opens has no fused kernels and needs none: it is the first of a model. */
+static int choose(struct lane *l, const struct mhc_rule *r, const struct mhc_shape *s, bool closes, enum mhc_way *way)
+{
+    *way = mhc_choose(r->kernels == MHC_KERNELS_BOUNDARY && !closes ? MHC_KERNELS_AUTO : r->kernels, s);
+    if (*way == MHC_WAY_NONE && s->single_pass)
+        return err_set(l->err, ST_UNSUPPORTED, "mhc boundary in a single pass: this GPU runs no cluster of %lld blocks; try it without single_pass",
+                       (long long)(s->channels / MHC_BLOCK_CHANNELS));
     if (*way == MHC_WAY_NONE)
         return err_set(l->err, ST_UNSUPPORTED, "mhc.kernels = boundary: no fused kernel for %lld streams of %lld channels of %s%s; try mhc.kernels = auto",
-                       (long long)s.streams, (long long)s.channels, dtype_name(s.real), aligned ? "" : ", not aligned");
+                       (long long)s->streams, (long long)s->channels, dtype_name(s->real), s->aligned ? "" : ", not aligned");
     if (!closes && *way < MHC_WAY_ROWS)
         *way = MHC_WAY_ROWS;
     return ST_OK;
 }
+/* Clusters make h from what they exchange: nothing to gain where coefficients are given, or where no h is wanted. */
 static int choose_fwd(struct lane *l, const struct mhc_boundary_fwd_args *a, enum mhc_way *way)
 {
     bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && absent_or_aligned16(&a->f) && absent_or_aligned16(&a->h) && aligned16(&a->coef) &&
                    pointer16(a->bias.data) && pointer16(a->gain.data);
-    return choose(l, &a->rule, &a->x, present(&a->f), aligned, way);
+    struct mhc_shape s = shape_of(l, &a->rule, &a->x, aligned);
+    bool may_cluster = present(&a->f) && present(&a->h) && !a->reuse && aligned16(&a->w) && mhc_cluster_shape(&s);
+    s.single_pass = a->rule.single_pass && may_cluster;
+    if (may_cluster && (s.single_pass || MHC_CLUSTERS_UNASKED))
+        TRY(mhc_boundary_cluster_blocks(l, s.channels, &s.in_clusters));
+    return choose(l, &a->rule, &s, present(&a->f), way);
 }
-/* A gradient of the bias is summed by the separate kernels only. */
+/* A gradient of the bias is summed by the separate kernels only, and clusters know no bias. */
 static int choose_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enum mhc_way *way)
 {
     bool aligned = no_gaps(&a->coef_in) && absent_or_aligned16(&a->x) && absent_or_aligned16(&a->dy) && absent_or_aligned16(&a->f) && aligned16(&a->dh) &&
                    aligned16(&a->y) && aligned16(&a->dx) && absent_or_aligned16(&a->df) && aligned16(&a->dz) && absent_or_aligned16(&a->dcoef_in) &&
                    aligned16(&a->coef) && pointer16(a->bias.data) && pointer16(a->gain.data);
-    return choose(l, &a->rule, &a->dx, present(&a->f) && !present(&a->dbias), aligned, way);
+    struct mhc_shape s = shape_of(l, &a->rule, &a->dx, aligned);
+    bool closes = present(&a->f) && !present(&a->dbias), may_cluster = closes && !present(&a->bias) && a->dx.dim[0] > 0 && mhc_cluster_shape(&s);
+    s.single_pass = a->rule.single_pass && may_cluster;
+    if (may_cluster && (s.single_pass || MHC_CLUSTERS_UNASKED))
+        TRY(mhc_boundary_bwd_cluster_blocks(l, s.channels, &s.in_clusters));
+    return choose(l, &a->rule, &s, closes, way);
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------ */
@@ -74,8 +93,8 @@ static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work
     int64_t d = a->x.dim[1] / a->rule.streams;
     if (mhc_sliced_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
         w->sliced = carve_bytes(&c, mhc_combine_project_bytes(a->x.dim[0], d));
-    if (mhc_pass_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
-        w->pass = carve_bytes(&c, mhc_boundary_pass_bytes(a->x.dim[0], d));
+    if (mhc_pass_shape(a->x.dtype, a->rule.streams, d) && !a->reuse) /* for either way */
+        w->pass = carve_bytes(&c, max_i64(mhc_boundary_pass_bytes(a->x.dim[0], d), mhc_boundary_cluster_bytes(a->x.dim[0], d)));
     return c.used;
 }
 
@@ -158,7 +177,8 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
     return mhc_coefficients(l, &a);
 }
 
-static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, enum mhc_way way)
+/* given: stat has 1 / rms. */
+static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, enum mhc_way way, bool given)
 {
     struct aggregate_args a = {};
     int64_t n = b->rule.streams;
@@ -175,7 +195,7 @@ static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, 
     a.eps = (float)b->eps;
     a.n = (int)n;
     a.norm = true;
-    a.given = b->reuse;
+    a.given = given;
     return mhc_aggregate_rows(l, &a, stream->dtype, way != MHC_WAY_PLAIN && aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
 }
 
@@ -190,16 +210,19 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
     bool projected = false;
     enum mhc_way way;
     TRY(choose_fwd(l, a, &way));
+    if (way == MHC_WAY_CLUSTER)
+        return mhc_boundary_cluster(l, a, w.pass);
     if (way == MHC_WAY_PASS && present(&a->h) && !a->reuse) {
-        TRY(mhc_boundary_pass(l, a, w.pass));
-        return open_sublayer(l, a, stream, way);
+        bool ring = a->rule.ring && aligned16(&a->w);
+        TRY(ring ? mhc_boundary_ring(l, a, w.pass) : mhc_boundary_pass(l, a, w.pass));
+        return open_sublayer(l, a, stream, way, ring);
     }
     TRY(close_sublayer(l, a, &w, way, &projected));
     if (!present(&a->h))
         return ST_OK;
     if (!a->reuse)
         TRY(make_coefficients(l, a, stream, &w, projected));
-    return open_sublayer(l, a, stream, way);
+    return open_sublayer(l, a, stream, way, a->reuse);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------------- */
@@ -244,7 +267,7 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
     if (a->dbias.rank > 0)
         w->dbias = carve_floats(&c, blocks * d);
     if (bwd_pass_shape(a))
-        w->pass = carve_bytes(&c, mhc_boundary_bwd_pass_bytes(a));
+        w->pass = carve_bytes(&c, max_i64(mhc_boundary_bwd_pass_bytes(a), mhc_boundary_bwd_cluster_bytes(a)));
     return c.used;
 }
 
@@ -400,6 +423,8 @@ extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_b
     TRY(check_work("mhc_boundary_bwd", &a->work, divide_bwd(a, &w), l->err));
     enum mhc_way way;
     TRY(choose_bwd(l, a, &way));
+    if (way == MHC_WAY_CLUSTER)
+        return mhc_boundary_bwd_cluster(l, a, w.pass);
     TRY(through_norm(l, a, &w, way));
     if (way == MHC_WAY_PASS && a->dx.dim[0] > 0)
         return mhc_boundary_bwd_pass(l, a, w.dpre, w.m, w.pass);
@@ -413,7 +438,7 @@ static int64_t divide_dw(const struct mhc_boundary_dw_args *a, void **outer, flo
 {
     struct carve c = {(char *)a->work.data, 0};
     int64_t logits = mhc_logits(a->rule.streams);
-    *outer = carve_bytes(&c, mhc_outer_bytes(a->y.dim[0], logits, a->y.dim[1], a->y.dtype));
+    *outer = carve_bytes(&c, mhc_outer_bytes(a->y.dim[0], logits, a->y.dim[1], a->y.dtype, a->rule.single_pass));
     *partial = carve_floats(&c, MHC_PARAM_BLOCKS * 2 * logits);
     return c.used;
 }
@@ -444,6 +469,7 @@ extern "C" int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw
     o.y = a->y;
     o.dw = a->dw;
     o.acc = a->acc_dw;
+    o.one_pass = a->rule.single_pass;
     TRY(mhc_outer(l, &o, outer));
     struct param_sum_args s = {};
     s.dz = o.dp;

@@ -9,7 +9,7 @@ static double mapping_flops(const struct op_call *c) { return 2 * streams_of(c) 
 static const struct op_arg mhc_boundary_fwd_arg_list[] = {
     IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta), WOPT(gain),
     OOUT(y), WMADE(stat), WOUT(coef), OUT(h), WORK};
-static const struct op_attr mhc_boundary_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"eps", 1e-5}, {"zero_centered", 0}};
+static const struct op_attr mhc_boundary_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {"eps", 1e-5}, {"zero_centered", 0}};
 static struct mhc_boundary_fwd_args mhc_boundary_fwd_pack(const struct op_call *c)
 {
     return (struct mhc_boundary_fwd_args){
@@ -35,7 +35,7 @@ static const struct op_arg mhc_boundary_bwd_arg_list[] = {
     IN(dh), OPT(dy), WOPT(dcoef), WIN(stat), WIN(coef), WOPT(gain), WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
     IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, OPT(y) /* made from those */, OUT(dx), OOUT(df), WOOUT(dcoef_in), WOOUT(dgain), WOOUT(dbias), WOUT(dz),
     WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
-static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"zero_centered", 0}, {"acc_dgain", 0}, {"acc_dbias", 0}, {"acc_dw", 0}};
+static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {"zero_centered", 0}, {"acc_dgain", 0}, {"acc_dbias", 0}, {"acc_dw", 0}};
 static const char bwd_letters[] = "CKNSNvWsssbKCvNiKKCNvvNWsssb.";
 
 /* The stream is x itself where nothing closed. */
@@ -149,14 +149,30 @@ static const struct op_sample samples[] = {
     {"rows=600 d=2048 no_bias=1 no_dbias=1 gpu=1"},
     {"rows=150 d=4096 no_bias=1 no_dbias=1 gpu=1"},
     {"rows=20 d=7168 no_bias=1 no_dbias=1 gpu=1"},
+    /* one pass of clusters of 1 to 16 blocks: no whole tile, one token more and less than one, tiles for several rounds of the ring */
+    {"rows=17 d=256 gpu=1 single_pass=1"},
+    {"rows=1 d=256 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
+    {"rows=15 d=512 profile=1 zero_centered=1 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
+    {"rows=16 d=768 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 p=0.1 seq=7 gpu=1 single_pass=1"},
+    {"rows=37 d=1024 p=0.25 seq=5 gpu=1 single_pass=1"},
+    {"rows=600 d=2048 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
+    {"rows=150 d=4096 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
+    {"rows=21000 d=256 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
+    /* the same pass in lines of blocks that exchange nothing */
+    {"rows=17 d=512 profile=1 p=0.25 seq=5 gpu=1 ring=1"},
+    {"rows=530 d=7168 no_bias=1 no_dbias=1 gpu=1 ring=1"},
     /* backward only */
     {"rows=130 d=20 acc_dgain=1 acc_dbias=1 acc_dw=1"},
     {"rows=35 d=33 no_dcoef=1"},
     {"rows=35 d=33 no_dy=1 no_gain=1 no_dgain=1 acc_dw=1 strided=1"},
     {"rows=0 d=8 acc_dgain=1 acc_dbias=1"},
     {"rows=35 d=64 no_dy=1 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 no_dcoef=1"},
+    /* in clusters: tiles for several rounds of both rings; what may be absent */
+    {"rows=1030 d=2048 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
+    {"rows=21 d=1024 profile=1 no_bias=1 no_dbias=1 p=0.25 seq=5 acc_dgain=1 gpu=1 single_pass=1"},
+    {"rows=35 d=256 no_dy=1 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 no_dcoef=1 gpu=1 single_pass=1"},
 };
-enum { BACKWARD_ONLY = 5 };
+enum { BACKWARD_ONLY = 8 };
 static const struct op_sample dw_samples[] = {
     {"rows=5 d=9"}, {"rows=0 d=8"}, {"rows=0 d=8 acc_dw=1"}, {"rows=401 d=33 streams=3 acc_dw=1"}, {"rows=193 d=20 streams=8 strided=1"}};
 static const struct op_sample health_samples[] = {

@@ -237,9 +237,21 @@ static inline bool mhc_pass_shape(enum dtype real, int64_t n, int64_t d)
 int64_t mhc_boundary_pass_bytes(int64_t rows, int64_t d);
 /* Everything but h and rstd. */
 int mhc_boundary_pass(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
+/* All of it in one pass: mhc_cluster.cu. Blocks: how many the device runs at once for this width, 0: none. */
+int mhc_boundary_cluster_blocks(struct lane *l, int64_t d, int64_t *blocks);
+int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d);
+int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
+/* The same pass without clusters: everything but h. */
+int mhc_boundary_ring(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
 /* All that follows norm_bwd_rows, which gives dpre and m; without dbias; y is not read. */
 int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b);
 int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, const float *dpre, const float *m, void *work);
+/* dcoef from sums by blocks of 256 channels, [ranks, rows, 20]: dpost, dres. */
+int mhc_sum_mixes(struct lane *l, const float *mixes, int ranks, int64_t rows, const struct tensor *dcoef);
+/* All of it in one pass, without bias and dbias: mhc_cluster_bwd.cu. Blocks as above. */
+int mhc_boundary_bwd_cluster_blocks(struct lane *l, int64_t d, int64_t *blocks);
+int64_t mhc_boundary_bwd_cluster_bytes(const struct mhc_boundary_bwd_args *b);
+int mhc_boundary_bwd_cluster(struct lane *l, const struct mhc_boundary_bwd_args *b, void *work);
 
 
 /* ---- products: mhc_project.cu ----------------------------------------------------------------------------------- */
@@ -258,9 +270,14 @@ struct outer_args {
     int streams;
     struct tensor y, dw;
     bool acc;
+    bool one_pass; /* by mhc_outer_pass.cu, where it can */
 };
-int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real);
+int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real, bool one_pass);
 int mhc_outer(struct lane *l, const struct outer_args *a, void *work);
+bool mhc_outer_passes(struct lane *l, const struct outer_args *a);
+int64_t mhc_outer_pass_bytes(int64_t rows, int64_t k);
+/* dp: [rows, 48], high halves, then low ones. */
+int mhc_outer_pass(struct lane *l, const struct outer_args *a, const bf16 *dp, float *partial);
 
 /* ---- coefficients: mhc_coef.cu ---------------------------------------------------------------------------------- */
 

@@ -253,7 +253,7 @@ static __global__ void __launch_bounds__(MHC_THREADS) aggregate_rows(const __gri
     T *out = at<T>(a.out, row);
     struct weights<N> w = weights_of<N>(a.weight, row, n, shared);
     float kept[VEC] = {}, square = 0; /* kept: the first channels of this thread, all there are up to 256 VEC */
-    for (int64_t c = first; c < a.d; c += step) {
+    for (int64_t c = first; c < a.d && !(NORM && a.given); c += step) {
         float v[VEC];
         aggregate<T, N, VEC>(x, a.d, n, w, shared, c, v);
         if constexpr (NORM) {
@@ -272,7 +272,7 @@ static __global__ void __launch_bounds__(MHC_THREADS) aggregate_rows(const __gri
             a.rstd[row * a.rstd_stride] = rstd;
         for (int64_t c = first; c < a.d; c += step) {
             float v[VEC], gain[VEC];
-            if (c == first) {
+            if (c == first && !a.given) {
 #pragma unroll
                 for (int e = 0; e < VEC; e++)
                     v[e] = kept[e];

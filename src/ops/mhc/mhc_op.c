@@ -129,7 +129,9 @@ struct mhc_rule mhc_pack_rule(const struct op_call *c)
 {
     double iterations = op_attr(c, "iterations");
     return (struct mhc_rule){.streams = (int64_t)op_attr(c, "streams"), .profile = op_attr(c, "profile") != 0 ? MHC_S : MHC_D,
-                             .iterations = iterations >= 0 && iterations < 1e9 ? (int64_t)iterations : 0};
+                             .iterations = iterations >= 0 && iterations < 1e9 ? (int64_t)iterations : 0,
+                             .round_bf16 = op_attr(c, "round_bf16") != 0, .single_pass = op_attr(c, "single_pass") != 0,
+                             .ring = op_attr(c, "ring") != 0};
 }
 
 struct dropout_rule mhc_pack_drop(const struct op_call *c, const struct tensor *info)

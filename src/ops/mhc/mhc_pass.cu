@@ -69,26 +69,21 @@ static __device__ __forceinline__ void copy_tiles(const struct pass_fwd &a, stru
 {
     if (tile_of(a, group, 0) < a.tiles)
         bring(a, s, group, rank, tile_of(a, group, 0), x, f);
+    barrier_arrive(&s->summed[group]);
     for (int j = 0, tile; (tile = tile_of(a, group, j)) < a.tiles; j++) {
         barrier_wait_bounded(&s->formed[group], j & 1);
 #pragma unroll
         for (int b = 0; b < CL_COLS / 64; b++)
-            tile_store(y, rank * CL_COLS + b * 64, tile * TOKENS * CL_N, s->tile[group].x + b * (X_BYTES / 4));
+            tma_store_2d(y, rank * CL_COLS + b * 64, tile * TOKENS * CL_N, s->tile[group].x + b * (X_BYTES / 4));
         stores_read();
         if (tile_of(a, group, j + 1) < a.tiles)
             bring(a, s, group, rank, tile_of(a, group, j + 1), x, f);
         barrier_wait_bounded(&s->summed[group], j & 1);
+        barrier_arrive(&s->summed[group]); /* the next phase cannot end before this one was seen */
         bulk_store(a.sums + ((int64_t)tile * a.ranks + rank) * TOKENS * SUMS, s->sums[group][j & 1], TOKENS * SUMS * 4);
     }
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-/* A load that the compiler does not replace by what was stored. */
-__device__ __forceinline__ uint4 load_again(const void *p)
-{
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(smem_address(p)) : "memory");
-    return v;
+    bulk_commit();
+    bulk_wait<0>();
 }
 
 /* y of token `token` and 8 channels, as it is stored. Returns the sum of its squares. */
@@ -218,7 +213,7 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
     boundary_pass(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap f, const __grid_constant__ CUtensorMap y, const __grid_constant__ struct pass_fwd a)
 {
 #if HOPPER_CODE
-    extern __shared__ __align__(1024) char shared[];
+    DYNAMIC_SHARED(char, shared, 1024);
     struct fwd_shared *s = (struct fwd_shared *)shared;
     int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32;
     if (threadIdx.x == 0) {
@@ -226,7 +221,7 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
         for (int g = 0; g < CL_GROUPS; g++) {
             barrier_init(&s->full[g], 1);
             barrier_init(&s->formed[g], CL_WARPS);
-            barrier_init(&s->summed[g], 4);
+            barrier_init(&s->summed[g], 4 + 1); /* warps that add, and the copier */
         }
         barrier_init_done();
         barrier_expect(&s->w_here, W_BYTES);

@@ -20,46 +20,26 @@ enum {
     CL_ROW = 128,                  /* bytes of a line of a tile: 64 channels */
 };
 
+/* Two numbers as pairs of bf16, high halves and what these leave. */
+__device__ __forceinline__ uint2 split_pair(float a, float b)
+{
+    uint32_t high = pack_bf16(a, b);
+    float2 taken = unpack_bf16(high);
+    return make_uint2(high, pack_bf16(a - taken.x, b - taken.y));
+}
+
 #if HOPPER_CODE
 
-__device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address(dst)), "l"(src),
-                 "r"(bytes), "r"(smem_address(bar))
-                 : "memory");
-}
-__device__ __forceinline__ void bulk_store(void *dst, const void *src, uint32_t bytes)
-{
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_address(src)), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void tile_store(const CUtensorMap *map, int col, int row, const void *src)
-{
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(col),
-                 "r"(row)
-                 : "memory");
-}
-/* The same of tensor_map_parts, all parts of the box. */
-__device__ __forceinline__ void parts_load(void *dst, const CUtensorMap *map, int col, int row, uint64_t *bar)
-{
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(smem_address(dst)),
-                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(0)
-                 : "memory");
-}
-__device__ __forceinline__ void parts_store(const CUtensorMap *map, int col, int row, const void *src)
-{
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(col),
-                 "r"(row), "r"(0)
-                 : "memory");
-}
+/* All parts of a box of tensor_map_parts. */
+__device__ __forceinline__ void parts_load(void *dst, const CUtensorMap *map, int col, int row, uint64_t *bar) { tma_load_3d(dst, map, col, row, 0, bar); }
+__device__ __forceinline__ void parts_store(const CUtensorMap *map, int col, int row, const void *src) { tma_store_3d(map, col, row, 0, src); }
 /* Until the stores of this thread have read shared memory. */
 __device__ __forceinline__ void stores_read(void)
 {
-    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+    bulk_commit();
+    bulk_wait_read<0>();
 }
-__device__ __forceinline__ void group_barrier(int group)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(1 + group), "r"((int)CL_GROUP_THREADS) : "memory");
-}
+__device__ __forceinline__ void group_barrier(int group) { named_barrier_of(1 + group, CL_GROUP_THREADS); }
 
 /* 16-byte piece `piece` (of 8) of line `line` of a swizzled tile. */
 __device__ __forceinline__ int in_tile(int line, int piece) { return line * CL_ROW + ((piece ^ (line % 8)) << 4); }

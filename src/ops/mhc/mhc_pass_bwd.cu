@@ -86,17 +86,9 @@ static __global__ void __launch_bounds__(64) row_records(const __grid_constant__
     if (row >= a.rows)
         return;
     const float *p = a.stat + row * a.stat_stride, *up = a.dcoef == NULL ? NULL : a.dcoef + row * a.dcoef_stride;
-    float rho = p[CL_LOGITS], q = 1.0f / (rho + (float)MHC_EPS), sum = 0, g[CL_N * CL_N] = {}, scale[3] = {*a.a_pre, *a.a_post, *a.a_res};
+    float rho = p[CL_LOGITS], q = 1.0f / (rho + (float)MHC_EPS), sum = 0, g[CL_N * CL_N], scale[3] = {*a.a_pre, *a.a_post, *a.a_res};
     float *record = a.records + row * RECORD, *dz = a.dz + row * a.dz_stride;
-    if (up != NULL) {
-        float z[CL_N * CL_N];
-#pragma unroll
-        for (int k = 0; k < CL_N * CL_N; k++) {
-            z[k] = q * p[2 * CL_N + k] * scale[2] + a.beta[2 * CL_N + k];
-            g[k] = up[2 * CL_N + k];
-        }
-        sinkhorn_gradient<CL_N>(z, g, CL_N, a.iterations, a.profile_d);
-    }
+    res_gradient(p + 2 * CL_N, q, scale[2], a.beta + 2 * CL_N, up == NULL ? NULL : up + 2 * CL_N, g, a.iterations, a.profile_d);
     *(float4 *)(record + REC_PRE) = *(const float4 *)(a.coef + row * a.coef_stride);
     uint32_t split[CL_LOGITS];
     float dps[CL_LOGITS];
@@ -115,9 +107,9 @@ static __global__ void __launch_bounds__(64) row_records(const __grid_constant__
     }
 #pragma unroll
     for (int k = 0; k < CL_LOGITS; k += 2) {
-        float high[2] = {rounded<bf16>(dps[k]), rounded<bf16>(dps[k + 1])};
-        split[k / 2] = pack_bf16(high[0], high[1]);
-        split[CL_LOGITS / 2 + k / 2] = pack_bf16(dps[k] - high[0], dps[k + 1] - high[1]);
+        uint2 pair = split_pair(dps[k], dps[k + 1]);
+        split[k / 2] = pair.x;
+        split[CL_LOGITS / 2 + k / 2] = pair.y;
     }
 #pragma unroll
     for (int k = 0; k < CL_LOGITS; k += 4)
@@ -173,21 +165,14 @@ static __device__ __forceinline__ void copy_tiles(const struct pass_bwd &a, stru
         for (int b = 0; b < BLOCKS; b++) {
             int col = rank * CL_COLS + b * 64;
             parts_store(m.dx, col, tile * TOKENS, st.x + b * CL_N * LINES);
-            tile_store(m.df, col, tile * TOKENS, st.f + b * LINES);
+            tma_store_2d(m.df, col, tile * TOKENS, st.f + b * LINES);
         }
         stores_read();
         int next = tile_of(a, group, j + STAGES);
         if (next < a.tiles)
             load_tile(a, st, &s->full[group][j % STAGES], next, rank, m);
     }
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-__device__ __forceinline__ void mma_bf16_k8(float *c, uint32_t a0, uint32_t a1, uint32_t b)
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(b));
+    bulk_wait<0>();
 }
 
 /* The place of a worker thread. */
@@ -434,7 +419,7 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
                       const __grid_constant__ CUtensorMap dx, const __grid_constant__ CUtensorMap df, const __grid_constant__ struct pass_bwd a)
 {
 #if HOPPER_CODE
-    extern __shared__ __align__(1024) char shared[];
+    DYNAMIC_SHARED(char, shared, 1024);
     struct bwd_shared *s = (struct bwd_shared *)shared;
     int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32;
     if (threadIdx.x == 0) {
@@ -480,6 +465,11 @@ static __global__ void __launch_bounds__(256) sum_ranks(const float *mixes, int 
         }
     }
     *(float4 *)(dcoef + row * stride + v * 4) = sum;
+}
+int mhc_sum_mixes(struct lane *l, const float *mixes, int ranks, int64_t rows, const struct tensor *dcoef)
+{
+    LAUNCH(l, sum_ranks, (unsigned)ceil_div(rows * 6, 256), 256, 0, mixes, ranks, rows, (float *)dcoef->data, dcoef->stride[0]);
+    return ST_OK;
 }
 
 struct pass_work {
@@ -567,6 +557,5 @@ int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b,
         NEEDS_SMEM(l, boundary_bwd_pass<false>, sizeof(struct bwd_shared));
         LAUNCH(l, boundary_bwd_pass<false>, grid, CL_THREADS, sizeof(struct bwd_shared), x, dy, f, dh, dx, df, a);
     }
-    LAUNCH(l, sum_ranks, (unsigned)ceil_div(rows * 6, 256), 256, 0, w.mixes, a.ranks, rows, (float *)b->dcoef_in.data, b->dcoef_in.stride[0]);
-    return ST_OK;
+    return mhc_sum_mixes(l, w.mixes, a.ranks, rows, &b->dcoef_in);
 }

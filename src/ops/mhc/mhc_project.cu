@@ -1,7 +1,7 @@
 /* Products of the streams with small fp32 matrices: the projection p = x w^T, its gradient, and dw = dp^T x.
  *
  * bf16 streams meet the matrix as two bf16 halves (high + low), so that the library's tensor-core products give it 16 bits
- * of fraction; the boundary and all weight gradients go this way. The primitives mhc_project_fwd and the dx of
+ * of fraction; the boundary and all weight gradients go this way (dw in a pass of our own where asked for: mhc_outer_pass.cu). The primitives mhc_project_fwd and the dx of
  * mhc_project_bwd have no scratch for halves: bf16 and up to 24 rows of w go to mhc_project_pass.cu, which splits on the way, the rest
  * to plain kernels. */
 #include "ops/mhc/mhc_cuda.cuh"
@@ -64,13 +64,13 @@ static __global__ void add_halves(const float *sums, int64_t padded, int64_t sum
     dw[i * stride + c] = (acc ? dw[i * stride + c] : 0.0f) + v;
 }
 
-int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real)
+int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real, bool one_pass)
 {
     struct carve c = {};
     int64_t padded = split_rows(n);
     carve_bytes(&c, rows * padded * 4); /* two halves, or one float */
     if (real == DT_BF16)
-        carve_floats(&c, 2 * padded * split_stride(k));
+        carve_bytes(&c, max_i64(2 * padded * split_stride(k) * 4, one_pass ? mhc_outer_pass_bytes(rows, k) : 0));
     return c.used;
 }
 
@@ -100,6 +100,8 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work)
     }
     float *sums = carve_floats(&c, 2 * padded * stride);
     LAUNCH(l, write_dp<bf16>, grid, 256, 0, *a, rows, n, padded, (bf16 *)dp);
+    if (mhc_outer_passes(l, a))
+        return mhc_outer_pass(l, a, (const bf16 *)dp, sums);
     g.a = tensor_2d(dp, DT_BF16, rows, 2 * padded);
     g.c = strided_2d(sums, DT_F32, 2 * padded, k, stride);
     TRY(gemm_cuda(l, &g));
@@ -174,7 +176,7 @@ template <typename T> static __global__ void __launch_bounds__(256) project_dx(c
 
 extern "C" int64_t mhc_project_bwd_work_cuda(const struct mhc_project_bwd_args *a)
 {
-    return a->dw.rank == 0 ? 0 : mhc_outer_bytes(a->x.dim[0], a->w.dim[0], a->x.dim[1], a->x.dtype);
+    return a->dw.rank == 0 ? 0 : mhc_outer_bytes(a->x.dim[0], a->w.dim[0], a->x.dim[1], a->x.dtype, false);
 }
 
 extern "C" int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd_args *p)

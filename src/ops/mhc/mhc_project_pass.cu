@@ -133,7 +133,7 @@ static __device__ __forceinline__ void project_work(const struct project_args &a
 static __global__ void __launch_bounds__(WORKERS * 32 + 32, 1) project_pass(const __grid_constant__ CUtensorMap x, const __grid_constant__ struct project_args a)
 {
 #if HOPPER_CODE
-    extern __shared__ __align__(1024) char shared[];
+    DYNAMIC_SHARED(char, shared, 1024);
     struct project_shared *s = (struct project_shared *)shared;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -234,9 +234,7 @@ static __global__ void __launch_bounds__(256) project_dx_pass(const __grid_const
                     const uint32_t *d = part == 1 ? low : high;
                     const uint32_t(*w)[32] = frags[c][t] + (part == 2 ? 3 : 0);
                     mma_bf16(acc[t], d, w[0][lane], w[1][lane]);
-                    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};\n"
-                        : "+f"(acc[t][0]), "+f"(acc[t][1]), "+f"(acc[t][2]), "+f"(acc[t][3])
-                        : "r"(d[4]), "r"(d[5]), "r"(w[2][lane]));
+                    mma_bf16_k8(acc[t], d[4], d[5], w[2][lane]);
                 }
 #pragma unroll
             for (int half = 0; half < 2; half++) {

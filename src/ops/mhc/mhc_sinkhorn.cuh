@@ -119,4 +119,19 @@ template <int N> __device__ __forceinline__ void sinkhorn_gradient(const float *
         g[i] *= m[i];
 }
 
+/* 4 streams, in the boundary: gradient of the logits q p scale + beta, from up, that of the result (NULL: zeros). */
+__device__ __forceinline__ void res_gradient(const float *p, float q, float scale, const float *beta, const float *up, float (&g)[16], int iterations, bool d)
+{
+    float z[16];
+#pragma unroll
+    for (int k = 0; k < 16; k++)
+        g[k] = up == NULL ? 0.0f : up[k];
+    if (up == NULL)
+        return;
+#pragma unroll
+    for (int k = 0; k < 16; k++)
+        z[k] = q * p[k] * scale + beta[k];
+    sinkhorn_gradient<4>(z, g, 4, iterations, d);
+}
+
 #endif

@@ -93,8 +93,8 @@ __device__ __forceinline__ void take_operands(uint4 *shared, const uint4 *from, 
     int count = (int)width * FRAGS_PER_CHANNEL;
     for (int i = (int)threadIdx.x; i < count; i += MHC_THREADS)
         copy_async16(shared + i, from + slice * count + i, true);
-    copy_commit();
-    copy_wait<0>();
+    copies_commit();
+    copies_wait<0>();
     __syncthreads();
 }
 
@@ -120,7 +120,7 @@ struct slice_fwd {
 
 template <bool DROP> static __global__ void __launch_bounds__(MHC_THREADS, 2) combine_project(const __grid_constant__ struct slice_fwd s)
 {
-    extern __shared__ uint4 frags[];
+    DYNAMIC_SHARED(uint4, frags, 16);
     const struct combine_args &a = s.c;
     int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4, passes = (int)s.width / FWD_PASS;
     int64_t slice = blockIdx.x % s.slices, first = blockIdx.x / s.slices * s.run, end = min(first + s.run, a.rows);
@@ -291,7 +291,7 @@ __device__ __forceinline__ void share_of_w(const uint4 *frags, int pass, int i, 
 
 template <bool DROP> static __global__ void __launch_bounds__(MHC_THREADS, 2) mix_bwd_slices(const __grid_constant__ struct slice_bwd s)
 {
-    extern __shared__ uint4 frags[];
+    DYNAMIC_SHARED(uint4, frags, 16);
     const struct mix_bwd_args &a = s.b;
     int lane = (int)threadIdx.x % 32, g = lane / 4, q = lane % 4, passes = (int)s.width / BWD_PASS;
     int64_t slice = blockIdx.x % s.slices, first = blockIdx.x / s.slices * s.run, end = min(first + s.run, a.rows);
