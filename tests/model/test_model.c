@@ -2,8 +2,7 @@
  */
 #include "tiny.h"
 
-/* ---- results to compare
- * ---------------------------------------------------------------------------------- */
+/* ---- results to compare ---------------------------------------------------------------------- */
 
 struct result {
     double loss;
@@ -77,9 +76,7 @@ static const char *everything(void)
     return tiny_models(&n)[1];
 }
 
-/* ---- schedules
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- schedules ------------------------------------------------------------------------------- */
 
 static void schedules_do_not_change_a_bit(enum dev_kind kind)
 {
@@ -285,8 +282,7 @@ static void brackets_group_and_change_nothing(void **state)
     }
 }
 
-/* ---- accumulation and threads
- * ---------------------------------------------------------------------------------- */
+/* ---- accumulation and threads ---------------------------------------------------------------- */
 
 static void microbatches_add_up_to_the_batch(void **state)
 {
@@ -404,9 +400,7 @@ static void output_projections_start_smaller_in_deep_stacks(void **state)
     }
 }
 
-/* ---- errors
- * ------------------------------------------------------------------------------------------------------
- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 static void patterns_are_refused_where_they_are_wrong(void **state)
 {

@@ -226,7 +226,8 @@ static int64_t kept_bytes(const struct graph *g, const char *prefix)
 }
 
 /* Fused, with the sorted rows made again, a layer keeps its input (T d, the norm's) and the inputs of the activation (2 T k f),
- * beside maps, scores and probabilities: 2 T d + 4 T k f bytes in bf16. In steps it keeps T k (d + f) values more. */
+ * beside maps, scores and probabilities: 2 T d + 4 T k f bytes in bf16. In steps it keeps T k (d + f) values more; T k f, the
+ * activations, if the rows are made again; and none if both are. */
 static void what_a_layer_keeps_for_its_backward_pass(void **state)
 {
     (void)state;
@@ -243,8 +244,14 @@ static void what_a_layer_keeps_for_its_backward_pass(void **state)
     int64_t kept = kept_bytes(&fused.train.g, "moe."), most = tokens * K * 2 * F * size;
     assert_in_range(kept, most, most + maps + scores);
     assert_in_range(kept_bytes(&apart.train.g, "moe."), most + tokens * K * (D + F) * size, most + tokens * K * (D + F) * size + maps + scores);
-    tiny_close(&fused);
     tiny_close(&apart);
+    for (int act = 0; act < 2; act++) {
+        snprintf(options, sizeof options, "%s plan.fused_experts=off plan.recompute=moe.rows%s", model, act ? ",moe.act" : "");
+        tiny_open(&apart, options, DEV_CPU, 1);
+        assert_int_equal(kept_bytes(&apart.train.g, "moe."), kept + (act ? 0 : tokens * K * F * size));
+        tiny_close(&apart);
+    }
+    tiny_close(&fused);
 }
 
 /* Delayed or not, each weight gradient is made once, after the backward step that it needs, and a parameter's gradient is

@@ -1,36 +1,9 @@
 /* gmm beyond the descriptors' samples: biases scaled by probabilities, empty experts, no rows at
  * all, offsets that lie. */
-#include "support.h"
+#include "bench.h"
 
 #include "ops/gmm/gmm_form.h"
 #include "ops/gmm/gmm_tile.h"
-#include "ops/ops.h"
-
-struct bench {
-    struct dev dev;
-    struct lane lane;
-    const struct ops *ops;
-    struct err e;
-};
-
-static int open_bench(void **state)
-{
-    struct bench *t = calloc(1, sizeof *t);
-    assert_non_null(t);
-    assert_ok(dev_open(&t->dev, DEV_CPU, 2, &t->e), &t->e);
-    t->lane = (struct lane){.dev = &t->dev, .err = &t->e};
-    t->ops = ops_for(&t->dev);
-    *state = t;
-    return 0;
-}
-
-static int close_bench(void **state)
-{
-    struct bench *t = *state;
-    dev_close(&t->dev);
-    free(t);
-    return 0;
-}
 
 static void a_bias_is_scaled_by_the_probability_of_its_row(void **state)
 {
@@ -129,7 +102,7 @@ static void offsets_that_lie_are_refused(void **state)
     assert_fails(t->ops->gmm_fwd(&t->lane, &a), ST_INVALID, &t->e, "w");
 }
 
-#define TEST(f) cmocka_unit_test_setup_teardown(f, open_bench, close_bench)
+#define TEST(f) cmocka_unit_test_setup_teardown(f, open_cpu_bench, close_cpu_bench)
 
 /* The choice a GPU makes: large tiles where there is work for them, small ones for few rows or narrow outputs. */
 static void tiles_follow_the_shape(void **state)
@@ -161,17 +134,33 @@ static void forms_follow_the_rows_of_an_expert(void **state)
 {
     (void)state;
     for (enum gmm_after after = GMM_STORE; after < GMM_SUMS; after++) {
-        assert_int_equal(gmm_form_for(after, 131072, 64), GMM_WIDE);
-        assert_int_equal(gmm_form_for(after, 256 * 64, 256), GMM_LOW);
-        assert_int_equal(gmm_form_for(after, 0, 8), GMM_LOW);
+        assert_int_equal(gmm_form_for(after, 131072, 64, 0), GMM_WIDE);
+        assert_int_equal(gmm_form_for(after, 256 * 64, 256, 0), GMM_LOW);
+        assert_int_equal(gmm_form_for(after, 0, 8, 0), GMM_LOW);
+        for (enum gmm_form f = GMM_WIDE; f < GMM_FORMS; f++) /* whoever asks for one gets it */
+            assert_int_equal(gmm_form_for(after, 131072, 64, 1 + (int)f), f);
     }
-    assert_int_equal(gmm_form_for(GMM_SUMS, 131072, 64), GMM_WIDE);
+    assert_int_equal(gmm_form_for(GMM_SUMS, 131072, 64, 0), GMM_WIDE);
+    assert_int_equal(gmm_form_for(GMM_SUMS, 0, 64, 0), GMM_WIDE);
+    assert_int_equal(gmm_form_for(GMM_SUMS, 131072, 64, 1 + GMM_LOW), GMM_WIDE); /* its rows are the depth */
+    assert_int_equal(gmm_form_for(GMM_SUMS, 131072, 64, 1 + GMM_PAIR), GMM_PAIR);
     assert_true(gmm_form_fills(GMM_WIDE, 64, 2048, 132) && !gmm_form_fills(GMM_WIDE, 2, 2048, 132) && !gmm_form_fills(GMM_WIDE, 64, 0, 132));
-    for (enum gmm_form f = GMM_WIDE; f < GMM_FORMS; f++) {
-        /* About as many rows as columns at a time on 132 multiprocessors. */
-        double rows = (double)gmm_form_sweep(f) * (double)gmm_form_size(f).m, columns = 132.0 / gmm_form_sweep(f) * (double)gmm_form_size(f).n;
-        assert_true(rows / columns > 0.5 && rows / columns < 2);
-    }
+    for (enum gmm_form f = GMM_WIDE; f < GMM_FORMS; f++)
+        for (enum gmm_after after = GMM_STORE; after <= GMM_SUMS; after++) {
+            /* About as many rows as columns at a time on 132 multiprocessors; pairs are twice as wide, for weights twice as high. */
+            double high = f == GMM_PAIR && after == GMM_SUMS ? 2 : 1, wide = f == GMM_PAIR && after != GMM_SUMS ? 2 : 1, sweep = gmm_form_sweep(f, after);
+            double rows = sweep * high * (double)gmm_form_size(f).m, columns = 132.0 / (high * wide) / sweep * wide * (double)gmm_form_size(f).n;
+            assert_true(rows / columns > 0.5 && rows / columns < 2);
+        }
+}
+
+/* Products and activation in one op where that was measured to be faster: not for the widest experts. */
+static void fusing_follows_the_measurements(void **state)
+{
+    (void)state;
+    assert_true(expert_fusing_pays(2048));
+    assert_false(expert_fusing_pays(7168));
+    assert_true(expert_fusing_pays(EXPERT_FUSED_BELOW - 1) && !expert_fusing_pays(EXPERT_FUSED_BELOW));
 }
 
 /* Large experts: the cut into pieces follows the number of threads, the sums do not. */
@@ -238,6 +227,7 @@ int main(void)
         cmocka_unit_test(tiles_follow_the_shape),
         cmocka_unit_test(the_bound_on_tiles_holds),
         cmocka_unit_test(forms_follow_the_rows_of_an_expert),
+        cmocka_unit_test(fusing_follows_the_measurements),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

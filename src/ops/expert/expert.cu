@@ -43,7 +43,7 @@ extern "C" int expert_up_cuda(struct lane *l, const struct expert_up_args *a)
     j.ldpre = a->pre.stride[0];
     bool vectors = aligned16(&a->x) && aligned16(&a->w) && aligned16(&a->pre) && aligned16(&a->y);
     if (known(&a->rule) && a->x.dtype == DT_BF16 && vectors && gmm_tma_fits(l, &j))
-        return gmm_tma(l, &j, GMM_FORWARD, gmm_form_for(j.after, j.g.rows, j.g.experts));
+        return gmm_tma(l, &j, GMM_FORWARD, gmm_form_for(j.after, j.g.rows, j.g.experts, cuda_of(l)->want.expert_form));
     return expert_up_by(&parts, l, a);
 }
 
@@ -90,7 +90,7 @@ extern "C" int expert_down_bwd_cuda(struct lane *l, const struct expert_down_bwd
     bool vectors = aligned16(&a->dz) && aligned16(&a->w) && aligned16(&a->pre) && aligned16(&a->dpre) && absent_or_aligned16(&a->y);
     if (!known(&a->rule) || a->dz.dtype != DT_BF16 || !vectors || !gmm_tma_fits(l, &j))
         return expert_down_bwd_by(&parts, l, a);
-    enum gmm_form form = gmm_form_for(j.after, j.g.rows, j.g.experts);
+    enum gmm_form form = gmm_form_for(j.after, j.g.rows, j.g.experts, cuda_of(l)->want.expert_form);
     TRY(gmm_tma(l, &j, GMM_INPUT, form));
     if (j.part != NULL)
         TRY(gmm_tma_dprob(l, &j, form, (float *)a->dprob.data));

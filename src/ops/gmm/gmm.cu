@@ -15,7 +15,7 @@ template <typename T> __device__ __forceinline__ float operand(const T *base, in
 /* A tile of TILE x TILE by THREADS threads, 4 x 4 each; operands pass through shared memory DEPTH at a time. */
 template <typename T, int PRODUCT> __global__ void __launch_bounds__(THREADS) fma_product(struct gmm_job p)
 {
-    extern __shared__ int table[];
+    DYNAMIC_SHARED(int, table, 4);
     __shared__ float a_tile[DEPTH][TILE + 4], b_tile[DEPTH][TILE + 4];
     struct gmm_table t = gmm_table_make<PRODUCT, TILE, TILE>(p, table);
     int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -99,9 +99,10 @@ static int tensor_cores(struct lane *l, const struct gmm_job *p, enum gmm_produc
     struct gmm_tma_job j = {};
     j.g = *p;
     j.after = product == GMM_WEIGHT ? GMM_SUMS : GMM_STORE;
-    enum gmm_form form = gmm_form_for(j.after, p->rows, p->experts);
+    int wanted = cuda_of(l)->want.expert_form;
+    enum gmm_form form = gmm_form_for(j.after, p->rows, p->experts, wanted);
     int64_t down = product == GMM_WEIGHT ? ceil_div(p->down, gmm_form_size(form).m) * p->experts : ceil_div(p->rows, gmm_form_size(form).m);
-    bool fills = gmm_form_fills(form, down, p->across, cuda_of(l)->sm_count);
+    bool fills = wanted > 0 || gmm_form_fills(form, down, p->across, cuda_of(l)->sm_count);
     return fills && gmm_tma_fits(l, &j) ? gmm_tma(l, &j, product, form) : gmm_mma(l, p, product);
 }
 
@@ -176,6 +177,39 @@ template <typename T> __global__ void __launch_bounds__(THREADS) bias_gradient(s
     *dbias = (p.acc ? *dbias : 0.0f) + sum;
 }
 
+/* The same in vectors of 16 bytes: eight lanes take eight of them, of every 32nd row; then the 32 sums of a column are added in order. */
+template <typename T> __global__ void __launch_bounds__(THREADS) bias_gradient_vectors(struct side_job p)
+{
+    constexpr int N = pack<T>::N, WIDTH = 8 * N, AT_ONCE = THREADS / 8;
+    __shared__ float part[AT_ONCE][WIDTH + 4];
+    int64_t chunks = (p.out + WIDTH - 1) / WIDTH, e = blockIdx.x / chunks, c0 = blockIdx.x % chunks * WIDTH;
+    int lane = threadIdx.x % 8, row = threadIdx.x / 8;
+    int64_t first = min(max((int64_t)p.offset[e], (int64_t)0), p.rows), end = min((int64_t)p.offset[e + 1], p.rows), c = c0 + lane * N;
+    float sum[N] = {};
+    if (c < p.out) {
+        const T *dy = (const T *)p.dy + c;
+#pragma unroll 4
+        for (int64_t r = first + row; r < end; r += AT_ONCE) {
+            float v[N], factor = p.prob != NULL ? p.prob[r] : 1.0f;
+            unpack<T>(load_raw(dy + r * p.stride), v);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                sum[i] += factor * v[i];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        part[row][lane * N + i] = sum[i];
+    __syncthreads();
+    if (threadIdx.x >= WIDTH || c0 + threadIdx.x >= p.out)
+        return;
+    float all = 0;
+    for (int r = 0; r < AT_ONCE; r++)
+        all += part[r][threadIdx.x];
+    float *dbias = p.dbias + e * p.out + c0 + threadIdx.x;
+    *dbias = (p.acc ? *dbias : 0.0f) + all;
+}
+
 /* A warp for each row. */
 template <typename T> __global__ void __launch_bounds__(THREADS) prob_gradient(struct side_job p)
 {
@@ -211,7 +245,10 @@ static int side_gradients(struct lane *l, const struct gmm_bwd_args *a)
     BY_REAL(a->dy.dtype, T, {
         if (present(&a->dbias)) {
             p.acc = a->acc_dbias;
-            LAUNCH(l, bias_gradient<T>, (unsigned)(p.experts * ceil_div(p.out, 32)), THREADS, 0, p);
+            if (aligned16(&a->dy))
+                LAUNCH(l, bias_gradient_vectors<T>, (unsigned)(p.experts * ceil_div(p.out, 8 * pack<T>::N)), THREADS, 0, p);
+            else
+                LAUNCH(l, bias_gradient<T>, (unsigned)(p.experts * ceil_div(p.out, 32)), THREADS, 0, p);
         }
         if (present(&a->dprob)) {
             p.acc = a->acc_dprob;

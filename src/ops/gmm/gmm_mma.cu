@@ -8,22 +8,9 @@
 template <bool TRANS> __device__ __forceinline__ void load_matrix(uint32_t r[4], uint32_t at)
 {
     if (TRANS)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(at)
-                     : "memory");
+        load_matrices_t(r, at);
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                     : "r"(at)
-                     : "memory");
-}
-
-__device__ __forceinline__ void multiply(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+        load_matrices(r, at);
 }
 
 /* ---- fragments --------------------------------------------------------------------------------------------------- */
@@ -90,7 +77,7 @@ __device__ __forceinline__ void store_tile(const struct gmm_job &p, const struct
 template <int TILE, int PRODUCT> __global__ void __launch_bounds__(shape<TILE>::THREADS, shape<TILE>::BLOCKS) mma_product(struct gmm_job p)
 {
     typedef shape<TILE> S;
-    extern __shared__ __align__(1024) char shared[];
+    DYNAMIC_SHARED(char, shared, 1024);
     uint32_t ring = (uint32_t)__cvta_generic_to_shared(shared);
     struct gmm_table t = gmm_table_make<PRODUCT, S::BM, S::BN>(p, (int *)(shared + S::BYTES));
     int warp = threadIdx.x / 32, warp_m = warp % S::WARPS_M, warp_n = warp / S::WARPS_M;
@@ -142,7 +129,7 @@ template <int TILE, int PRODUCT> __global__ void __launch_bounds__(shape<TILE>::
                 for (int i = 0; i < S::MI; i++)
 #pragma unroll
                     for (int j = 0; j < S::NI; j++)
-                        multiply(c.v[i][j], f[k % 2].a[i], f[k % 2].b[j / 2][j % 2 * 2], f[k % 2].b[j / 2][j % 2 * 2 + 1]);
+                        mma_bf16(c.v[i][j], f[k % 2].a[i], f[k % 2].b[j / 2][j % 2 * 2], f[k % 2].b[j / 2][j % 2 * 2 + 1]);
             }
         }
         store_tile<TILE, PRODUCT>(p, at, c, warp_m, warp_n, out);

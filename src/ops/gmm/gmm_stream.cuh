@@ -8,6 +8,7 @@
 #ifndef BRAID_OPS_GMM_STREAM_CUH
 #define BRAID_OPS_GMM_STREAM_CUH
 
+#include "ops/cuda/ptx.cuh"
 #include "ops/gmm/gmm_cuda.cuh"
 
 enum { DEPTH = 64, CHUNK = 8, STEPS = DEPTH / 16, ROW_BYTES = 128, PANEL_BYTES = DEPTH * ROW_BYTES };
@@ -21,13 +22,6 @@ template <int TILE> struct shape {
     static constexpr int A_BYTES = BM * DEPTH * 2, STAGE_BYTES = (BM + BN) * DEPTH * 2, OUT_BYTES = 16 * WN * 2;
     static constexpr int BYTES = STAGES * STAGE_BYTES + WARPS_M * WARPS_N * OUT_BYTES;
 };
-
-__device__ __forceinline__ void copy16(uint32_t to, const void *from, bool there)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int LEFT> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory"); }
 
 /* ---- one operand ------------------------------------------------------------------------------------------------- */
 
@@ -63,7 +57,7 @@ template <int SIZE, int THREADS, bool LONG> __device__ __forceinline__ void oper
         int i = q * (at::COPIES / STEPS) + j, r = row + i * at::ROWS_AT_ONCE;
         bool there = LONG ? r < o.size && c < depth : c < o.size && r < depth;
         uint32_t panel = LONG ? 0 : chunk / 8 * PANEL_BYTES;
-        copy16(to + panel + r * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4), o.from + (int64_t)i * at::ROWS_AT_ONCE * o.ld, there);
+        copy_async16(to + panel + r * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4), o.from + (int64_t)i * at::ROWS_AT_ONCE * o.ld, there);
     }
 }
 
