@@ -8,19 +8,7 @@
  *   WAY: fused, apart. FORM: auto, wide, low, ring, pair. dw is written, fp32. fused makes the activation again, apart keeps it.
  *
  * Needs a GPU; not part of check-gpu. */
-#include "ops/cuda/kernel.cuh"
-
-#include <stdlib.h>
-#include <string.h>
-
-#define CHECK(call)                                                       \
-    do {                                                                  \
-        cudaError_t e_ = (call);                                          \
-        if (e_ != cudaSuccess) {                                          \
-            printf("not ok %s: %s\n", #call, cudaGetErrorString(e_));     \
-            exit(1);                                                      \
-        }                                                                 \
-    } while (0)
+#include "bench.cuh"
 
 struct bench {
     struct dev dev;
@@ -42,24 +30,6 @@ static void ok(struct bench *b, int st)
 
 /* ---- data --------------------------------------------------------------------------------------------------------------- */
 
-/* Roughly normal numbers from a counter. */
-__device__ float noise(uint64_t i, uint64_t seed)
-{
-    float sum = 0;
-    for (int k = 0; k < 4; k++) {
-        uint64_t z = (i * 4 + k + seed * 0x9e3779b97f4a7c15ull) * 0xbf58476d1ce4e5b9ull;
-        z ^= z >> 31;
-        z *= 0x94d049bb133111ebull;
-        z ^= z >> 29;
-        sum += (float)(z & 0xffffff) / 16777216.0f - 0.5f;
-    }
-    return sum * 1.7f;
-}
-template <typename T> static __global__ void fill(T *p, int64_t n, float scale, float mean, uint64_t seed)
-{
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
-        p[i] = from_float<T>(mean + scale * noise((uint64_t)i, seed));
-}
 static int fill_on(struct bench *b, void *p, enum dtype t, int64_t n, double scale, double mean)
 {
     unsigned blocks = (unsigned)min_i64(1024, ceil_div(n, 256));
