@@ -77,7 +77,7 @@ ok "run.minutes: the same bits" same "$dir/long" "$dir/minutes"
 
 train_tiny=("${train_tiny[@]/--run.quiet=on/--run.quiet=off}")
 start --train.steps=1000000 --train.log_every=1
-wait_for_text 'loss' "$dir/out" $pid
+ok "without a run folder a step is seen" wait_for_text "loss" "$dir/err" $pid
 kill -INT $pid
 wait $pid
 ok "without a run folder a signal says that nothing was saved" grep -q 'nothing was saved' "$dir/err"
