@@ -2,15 +2,8 @@
  * post, dz and dp of both, and all coefficients in the form in which the pass wants them. See mhc_cluster_bwd.cu. */
 #include "ops/mhc/mhc_cluster_bwd.cuh"
 
-struct cluster_record_args {
-    const float *stat, *coef, *coef_in, *dcoef, *a_pre, *a_post, *a_res, *beta;
-    int64_t stat_stride, coef_stride, dcoef_stride, dz_stride, rows, k;
-    float *dz, *records;
-    int iterations;
-    bool profile_d;
-};
 /* The parts of a row's record that come from what the two sublayers were opened with. */
-static __device__ __forceinline__ void record_coefficients(const struct cluster_record_args &a, int64_t row, float rstd, float *record)
+static __device__ __forceinline__ void record_coefficients(const struct record_args &a, int64_t row, float rstd, float *record)
 {
     float pre[CL_N], post[CL_N], res[CL_N * CL_N], mix[CL_N * CL_N];
     load_floats(a.coef + row * a.coef_stride, pre);
@@ -38,7 +31,7 @@ static __device__ __forceinline__ void record_coefficients(const struct cluster_
     }
 }
 /* A thread for each row, and rows of zeros up to a whole tile. */
-static __global__ void __launch_bounds__(64) cluster_records(const __grid_constant__ struct cluster_record_args a)
+static __global__ void __launch_bounds__(64) cluster_records(const __grid_constant__ struct record_args a)
 {
     int64_t row = (int64_t)blockIdx.x * 64 + threadIdx.x;
     if (row >= (a.rows + TOKENS - 1) / TOKENS * TOKENS)
@@ -85,25 +78,8 @@ static __global__ void __launch_bounds__(64) cluster_records(const __grid_consta
 
 int mhc_cluster_records(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records)
 {
-    struct cluster_record_args a = {};
-    a.stat = (const float *)b->stat.data;
-    a.coef = (const float *)b->coef.data;
+    struct record_args a = record_args_of(b, records);
     a.coef_in = (const float *)b->coef_in.data;
-    a.dcoef = (const float *)b->dcoef.data;
-    a.a_pre = (const float *)b->a_pre.data;
-    a.a_post = (const float *)b->a_post.data;
-    a.a_res = (const float *)b->a_res.data;
-    a.beta = (const float *)b->beta.data;
-    a.stat_stride = b->stat.stride[0];
-    a.coef_stride = b->coef.stride[0];
-    a.dcoef_stride = present(&b->dcoef) ? b->dcoef.stride[0] : 0;
-    a.dz_stride = b->dz.stride[0];
-    a.rows = b->dx.dim[0];
-    a.k = b->dx.dim[1];
-    a.dz = (float *)b->dz.data;
-    a.records = records;
-    a.iterations = (int)b->rule.iterations;
-    a.profile_d = b->rule.profile == MHC_D;
     LAUNCH(l, cluster_records, (unsigned)ceil_div(round_up(a.rows, TOKENS), 64), 64, 0, a);
     return ST_OK;
 }

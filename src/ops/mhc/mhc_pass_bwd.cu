@@ -73,13 +73,6 @@ static __global__ void backward_operands(const float *w, int64_t stride, int64_t
     *(uint2 *)(to + 512 + lane * 8) = make_uint2(r[4], r[5]);
 }
 
-struct record_args {
-    const float *stat, *coef, *dcoef, *dpre, *m, *a_pre, *a_post, *a_res, *beta; /* dpre, m: as norm_bwd_args gives them */
-    int64_t stat_stride, coef_stride, dcoef_stride, dz_stride, rows, k;
-    float *dz, *records;
-    int iterations;
-    bool profile_d;
-};
 static __global__ void __launch_bounds__(64) row_records(const __grid_constant__ struct record_args a)
 {
     int64_t row = (int64_t)blockIdx.x * 64 + threadIdx.x;
@@ -493,26 +486,9 @@ int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b)
 
 static int make_records(struct lane *l, const struct mhc_boundary_bwd_args *b, const float *dpre, const float *m, float *records)
 {
-    struct record_args a = {};
-    a.stat = (const float *)b->stat.data;
-    a.coef = (const float *)b->coef.data;
-    a.dcoef = (const float *)b->dcoef.data;
+    struct record_args a = record_args_of(b, records);
     a.dpre = dpre;
     a.m = m;
-    a.a_pre = (const float *)b->a_pre.data;
-    a.a_post = (const float *)b->a_post.data;
-    a.a_res = (const float *)b->a_res.data;
-    a.beta = (const float *)b->beta.data;
-    a.stat_stride = b->stat.stride[0];
-    a.coef_stride = b->coef.stride[0];
-    a.dcoef_stride = present(&b->dcoef) ? b->dcoef.stride[0] : 0;
-    a.dz_stride = b->dz.stride[0];
-    a.rows = b->dx.dim[0];
-    a.k = b->dx.dim[1];
-    a.dz = (float *)b->dz.data;
-    a.records = records;
-    a.iterations = (int)b->rule.iterations;
-    a.profile_d = b->rule.profile == MHC_D;
     LAUNCH(l, row_records, (unsigned)ceil_div(a.rows, 64), 64, 0, a);
     return ST_OK;
 }
