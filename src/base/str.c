@@ -231,7 +231,7 @@ const char *human_count(double n, char *out, size_t size)
 
 const char *human_time(double seconds, char *out, size_t size)
 {
-    if (seconds < 60)
+    if (!isfinite(seconds) || seconds < 60)
         snprintf(out, size, "%.1fs", seconds);
     else if (seconds < 3600)
         snprintf(out, size, "%dm%02ds", (int)seconds / 60, (int)seconds % 60);

@@ -147,6 +147,20 @@ static void files_are_replaced_whole(void **state)
     free(dir);
 }
 
+/* Times come from files too, whatever they say. */
+static void times_are_readable(void **state)
+{
+    (void)state;
+    static const struct {
+        double seconds;
+        const char *text;
+    } cases[] = {{1.25, "1.2s"}, {59.9, "59.9s"}, {61, "1m01s"}, {7260, "2h01m"}, {INFINITY, "infs"}, {-INFINITY, "-infs"}};
+    char out[32];
+    for (int i = 0; i < countof(cases); i++)
+        assert_string_equal(human_time(cases[i].seconds, out, sizeof out), cases[i].text);
+    assert_non_null(strstr(human_time(NAN, out, sizeof out), "nan"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -157,6 +171,7 @@ int main(void)
         cmocka_unit_test(buffers_stop_at_their_maximum),
         cmocka_unit_test(philox_known_answers),
         cmocka_unit_test(normal_has_its_moments),
+        cmocka_unit_test(times_are_readable),
         cmocka_unit_test(files_are_replaced_whole),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
