@@ -212,7 +212,7 @@ struct config_plan {
     int recompute_granularity;   /* enum config_granularity */
     const char *recompute_block; /* "off", "auto" or a number */
     int fused_experts; /* enum config_fused */
-    bool delay_dw, side_dw, poison;
+    bool delay_dw, poison;
     int64_t random_lanes;
     bool sync, find_nan, graphs;
     const char *trace;

@@ -437,9 +437,6 @@ const struct option config_options[] = {
         "separate steps, as plan.recompute says, which keep the activations too (moe.act).")),
     ROW(plan.delay_dw, "off", OPT_RUN, HELP(
         "Compute weight gradients in separate, later steps, so that they can overlap other work.")),
-    ROW(plan.side_dw, "off", OPT_RUN, HELP(
-        "On a GPU, compute weight gradients on a second queue, beside the rest of the backward pass and at most one layer behind it. "
-        "Needs the memory of what they read for that long. Results stay bit for bit the same.")),
     ROW(plan.poison, "off", OPT_RUN, HELP(
         "Debugging: fill dead memory with NaN, so that a step reading it shows.")),
     ROW(plan.random_lanes, "0", OPT_RUN, RANGE(0, MAX_SEED), HELP(

@@ -319,8 +319,6 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     }
     struct order order = {0};
     int st = order_plan(m, mp, o, &order, e);
-    if (st == ST_OK && m->cfg->plan.side_dw)
-        order_side_dw(&mp->g, &order);
     if (st == ST_OK)
         st = plan_build(&mp->p, o->name, &mp->g, &order, e);
     order_release(&order);

@@ -144,7 +144,7 @@ static int add_step(struct builder *b, struct step_ref ref)
     struct plan *p = b->p;
     TRY(mem_grow((void **)&p->steps, &b->cap_steps, (size_t)p->n_steps + 1, sizeof *p->steps, b->e));
     struct step *s = &p->steps[p->n_steps];
-    *s = (struct step){.ref = ref, .lane = ref.side ? LANE_SIDE : (int)b->g->nodes[ref.node].lane};
+    *s = (struct step){.ref = ref, .lane = (int)b->g->nodes[ref.node].lane};
     for (int u = 0; u < ph->n_uses; u++)
         s->instance[u] = instance[u];
     int index = p->n_steps++;

@@ -189,7 +189,6 @@ struct step_ref {
     int node;
     enum phase_id phase;
     int mb; /* microbatch of the run, 0-based */
-    bool side; /* on the side lane instead of its node's: order_side_dw */
 };
 struct order {
     struct step_ref *list;
@@ -198,9 +197,6 @@ struct order {
 };
 int order_add(struct order *o, int node, enum phase_id ph, int mb, struct err *e);
 void order_release(struct order *o);
-/* Weight gradients of compute nodes on the side lane, beside the backward phases that follow; at most one layer behind them, so
- * that what they read does not pile up (plan_waits). The order of sums stays. */
-void order_side_dw(const struct graph *g, struct order *o);
 /* The plain schedule: all forward phases, then backward phases in reverse, dw after its backward (or
  * after its layer's when delayed). */
 int schedule_plain(const struct graph *g, bool delay_dw, struct order *o, struct err *e);

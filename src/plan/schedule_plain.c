@@ -16,12 +16,6 @@ void order_release(struct order *o)
     *o = (struct order){0};
 }
 
-void order_side_dw(const struct graph *g, struct order *o)
-{
-    for (int i = 0; i < o->n; i++)
-        o->list[i].side = o->list[i].phase == PH_DW && g->nodes[o->list[i].node].lane == LANE_COMPUTE;
-}
-
 /* dw of nodes [from, to) that have not run, in backward order. */
 static int flush_dw(const struct graph *g, int from, int to, struct order *o, struct err *e)
 {

@@ -58,24 +58,6 @@ static void order_uses(struct builder *b, int step, struct history *history)
     }
 }
 
-/* Where the side lane was when the compute lane came to its present layer. */
-struct lag {
-    bool limited; /* the order has weight gradients on the side lane */
-    int layer, before;
-};
-/* A layer's backward waits for weight gradients of the layer before the last one: else the compute lane, which needs nothing from them,
- * would never know their operands' memory to be free. */
-static void limit_lag(struct builder *b, int step, struct lag *lag, int last_on_side)
-{
-    const struct step *s = &b->p->steps[step];
-    int layer = b->g->nodes[s->ref.node].layer;
-    if (!lag->limited || s->lane != LANE_COMPUTE || s->ref.phase != PH_BWD || layer == lag->layer)
-        return;
-    depend(b, step, lag->before);
-    lag->layer = layer;
-    lag->before = last_on_side;
-}
-
 int plan_waits(struct builder *b)
 {
     struct plan *p = b->p;
@@ -88,9 +70,6 @@ int plan_waits(struct builder *b)
             history[i].reader[l] = -1;
     }
     int last_on[LANE_COUNT], count[LANE_COUNT] = {0};
-    struct lag lag = {.layer = -1, .before = -1};
-    for (int i = 0; i < p->n_steps; i++)
-        lag.limited |= p->steps[i].ref.side;
     for (int l = 0; l < LANE_COUNT; l++)
         last_on[l] = -1;
     for (int i = 0; i < p->n_steps; i++) {
@@ -101,7 +80,6 @@ int plan_waits(struct builder *b)
         for (int l = 0; l < LANE_COUNT; l++)
             mine[l] = last_on[s->lane] >= 0 ? b->clock[last_on[s->lane] * LANE_COUNT + l] : -1;
         mine[s->lane] = s->lane_pos - 1;
-        limit_lag(b, i, &lag, last_on[LANE_SIDE]);
         order_uses(b, i, history);
         last_on[s->lane] = i;
         p->n_waits += s->n_waits;

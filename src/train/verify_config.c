@@ -6,7 +6,6 @@
 
 static const struct verify_case cases[] = {
     {"weight gradients delayed", 1, 1, 1, 1, "plan.delay_dw=on"},
-    {"weight gradients on a queue of their own", 1, 1, 1, 1, "plan.side_dw=on plan.random_lanes=3 plan.poison=on"},
     {"everything recomputed", 1, 1, 1, 1, "plan.recompute=full"},
     {"lanes in random order, memory poisoned", 1, 1, 1, 1, "plan.random_lanes=7 plan.poison=on"},
     {"2 virtual stages on one rank", 1, 1, 2, 1, ""},

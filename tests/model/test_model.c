@@ -90,8 +90,6 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
         "plan.find_nan=on",
         "plan.delay_dw=on",
         "plan.delay_dw=on plan.random_lanes=4 plan.poison=on",
-        "plan.side_dw=on plan.random_lanes=8 plan.poison=on",
-        "plan.side_dw=on plan.delay_dw=on plan.recompute=norm plan.random_lanes=9 plan.poison=on",
         "plan.recompute=norm",
         "plan.recompute=attn.qkv",
         "plan.recompute=attn.o",
@@ -206,41 +204,6 @@ static void lanes_do_not_change_a_bit(void **state)
             spread_over_lanes(&plain, model, policy, seed);
         result_free(&plain);
     }
-}
-
-/* Beside the backward pass, but never more than one layer behind: the workspace does not grow with the model. */
-static void weight_gradients_at_the_side_keep_up(void **state)
-{
-    (void)state;
-    static const char *const depth[] = {"model.pattern=*-*-", "model.pattern=*-*-*-*-"};
-    int64_t bytes[2];
-    for (int d = 0; d < 2; d++) {
-        char options[128];
-        struct tiny t;
-        snprintf(options, sizeof options, "%s plan.side_dw=on", depth[d]);
-        tiny_open(&t, options, DEV_REF, 1);
-        const struct plan *p = &t.train.p;
-        int aside = 0, layers = 0;
-        for (int i = 0; i < p->n_steps; i++) {
-            const struct step *s = &p->steps[i];
-            int layer = p->g->nodes[s->ref.node].layer;
-            layers = layer >= layers ? layer + 1 : layers;
-            if (s->ref.phase == PH_DW) {
-                assert_int_equal(s->lane, LANE_SIDE);
-                aside++;
-            }
-            for (int w = 0; w < s->n_waits && s->ref.phase == PH_BWD && layer >= 0; w++) {
-                const struct step *on = &p->steps[s->wait[w]];
-                int other = p->g->nodes[on->ref.node].layer;
-                if (on->ref.phase == PH_DW)
-                    assert_true(other < 0 || other >= layer + 2);
-            }
-        }
-        assert_true(layers == 5 + 4 * d && aside >= 2 * (layers - 1));
-        bytes[d] = p->work_bytes;
-        tiny_close(&t);
-    }
-    assert_int_equal(bytes[0], bytes[1]);
 }
 
 static void recompute_frees_what_it_names(void **state)
@@ -522,7 +485,6 @@ int main(void)
         cmocka_unit_test(schedules_do_not_change_a_bit_on_ref),
         cmocka_unit_test(schedules_do_not_change_a_bit_on_cpu),
         cmocka_unit_test(lanes_do_not_change_a_bit),
-        cmocka_unit_test(weight_gradients_at_the_side_keep_up),
         cmocka_unit_test(recompute_frees_what_it_names),
         cmocka_unit_test(brackets_group_and_change_nothing),
         cmocka_unit_test(microbatches_add_up_to_the_batch),
