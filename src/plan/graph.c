@@ -226,6 +226,19 @@ static int unknown_recompute(const struct graph *g, const char *word, struct err
     return ST_USAGE;
 }
 
+/* NAME:N, only in the first N layers: the end of the name and N; otherwise every layer. */
+static int layers_of(char *word, int64_t *layers, struct err *e)
+{
+    char *colon = strchr(word, ':');
+    *layers = INT64_MAX;
+    if (colon == NULL)
+        return ST_OK;
+    if (!parse_i64(colon + 1, layers) || *layers < 1)
+        return err_set(e, ST_USAGE, "plan.recompute: '%s' must end in a number of layers of at least 1, such as norm:12", word);
+    *colon = '\0';
+    return ST_OK;
+}
+
 int graph_recompute(struct graph *g, const char *policy, struct err *e)
 {
     char word[64];
@@ -239,11 +252,13 @@ int graph_recompute(struct graph *g, const char *policy, struct err *e)
         if (n == 0)
             continue;
         int matched = 0;
+        int64_t layers;
+        TRY(layers_of(word, &layers, e));
         bool full = strcmp(word, "full") == 0;
         for (int s = 0; s < g->n_slots; s++) {
             struct slot *slot = &g->slots[s];
             bool between_layers = str_glob("joint.stream*", slot->tag);
-            if (slot->replay >= 0 && (full ? !between_layers : name_matches(word, slot->tag))) {
+            if (slot->replay >= 0 && slot->layer < layers && (full ? !between_layers : name_matches(word, slot->tag))) {
                 slot->dropped = true;
                 matched++;
             }

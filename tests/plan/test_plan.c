@@ -471,6 +471,26 @@ static void unknown_recompute_names_get_the_valid_ones(void **state)
     rig_release(&c.r);
 }
 
+static void recompute_names_can_be_for_the_first_layers(void **state)
+{
+    (void)state;
+    static const bool all[CHAIN] = {true, true, true};
+    struct chain c;
+    struct err e = {0};
+    chain_declare(&c, all);
+    for (int i = 1; i <= CHAIN; i++)
+        c.r.g.slots[c.y[i]].layer = i - 1;
+    assert_ok(graph_recompute(&c.r.g, "y*:2", &e), &e);
+    assert_true(c.r.g.slots[c.y[1]].dropped && c.r.g.slots[c.y[2]].dropped && !c.r.g.slots[c.y[3]].dropped);
+    assert_ok(graph_recompute(&c.r.g, "full:3", &e), &e);
+    assert_true(c.r.g.slots[c.y[3]].dropped);
+    static const char *const wrong[] = {"y1:", "y1:0", "y1:-2", "y1:two", "y1:2x", "y1:1:2"};
+    for (int i = 0; i < countof(wrong); i++)
+        assert_fails(graph_recompute(&c.r.g, wrong[i], &e), ST_USAGE, &e, "number of layers");
+    assert_fails(graph_recompute(&c.r.g, "y3:2", &e), ST_USAGE, &e, "'y3'"); /* exists, in a later layer */
+    rig_release(&c.r);
+}
+
 static int fail_step(const struct step_ctx *c)
 {
     return err_set(c->lane->err, ST_INVALID, "the op said no");
@@ -656,6 +676,7 @@ int main(void)
         cmocka_unit_test(a_replay_that_needs_itself_is_refused),
         cmocka_unit_test(one_place_in_memory_has_one_shape),
         cmocka_unit_test(unknown_recompute_names_get_the_valid_ones),
+        cmocka_unit_test(recompute_names_can_be_for_the_first_layers),
         cmocka_unit_test(a_failing_step_names_its_node),
         cmocka_unit_test(the_first_bad_value_is_found),
         cmocka_unit_test(waits_in_a_circle_are_reported_not_waited_for),
