@@ -73,10 +73,6 @@
 #define CONFIG_OVERLAP(X)                                                                          \
     X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
 #define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
-/* auto, then as in ops/gmm/gmm_form.h */
-#define CONFIG_EXPERT_FORM(X)                                                                      \
-    X(CFG_EXPERT_FORM_AUTO, "auto") X(CFG_EXPERT_FORM_WIDE, "wide") X(CFG_EXPERT_FORM_LOW, "low")  \
-    X(CFG_EXPERT_FORM_RING, "ring") X(CFG_EXPERT_FORM_PAIR, "pair")
 #define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32")
 #define CONFIG_RESUME(X)                                                                           \
     X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
@@ -104,7 +100,6 @@ enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
 enum config_comm { CONFIG_COMM(CONFIG_ENUM_ID) };
 enum config_overlap { CONFIG_OVERLAP(CONFIG_ENUM_ID) };
 enum config_fused { CONFIG_FUSED(CONFIG_ENUM_ID) };
-enum config_expert_form { CONFIG_EXPERT_FORM(CONFIG_ENUM_ID) };
 enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
 enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
 enum config_load_allow { CONFIG_LOAD_ALLOW(CONFIG_ENUM_ID) };
@@ -237,7 +232,6 @@ struct config_gpu {
     int precision; /* enum config_precision */
     bool portable, fast;
     int64_t index, sms;
-    int expert_form; /* enum config_expert_form */
     const char *gemm_table;
 };
 

@@ -22,7 +22,6 @@ static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL
 static const char *const comm_values[] = {CONFIG_COMM(VALUE_TEXT) NULL};
 static const char *const overlap_values[] = {CONFIG_OVERLAP(VALUE_TEXT) NULL};
 static const char *const fused_values[] = {CONFIG_FUSED(VALUE_TEXT) NULL};
-static const char *const expert_form_values[] = {CONFIG_EXPERT_FORM(VALUE_TEXT) NULL};
 static const char *const precision_values[] = {CONFIG_PRECISION(VALUE_TEXT) NULL};
 static const char *const device_values[] = {CONFIG_DEVICE(VALUE_TEXT) NULL};
 static const char *const resume_values[] = {CONFIG_RESUME(VALUE_TEXT) NULL};
@@ -422,7 +421,8 @@ const struct option config_options[] = {
     ROW(plan.recompute, "", OPT_RUN | OPT_WORDS, ALIAS("recompute-modules"), HELP(
         "Activations to compute again in the backward pass instead of keeping them: a comma list "
         "of slot names, of globs such as joint.*, of Megatron's names (core_attn, layernorm, mlp, "
-        "moe, moe_act, shared_experts, mla_up_proj, mhc), or full. Results stay bit for bit the same.")),
+        "moe, moe_act, shared_experts, mla_up_proj, mhc), or full. NAME:12 means the first 12 layers only. Results stay bit for "
+        "bit the same.")),
     ROW(plan.recompute_granularity, "none", OPT_RUN, ONE_OF(granularity_values),
         ALIAS("recompute-granularity"), HELP(
         "full: the same as plan.recompute = full, beside what that says. selective: what "
@@ -433,7 +433,7 @@ const struct option config_options[] = {
         "that needs least memory. Results stay bit for bit the same.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
         "Products and activations of experts in one op; the backward pass makes the activations again on the way and only "
-        "their inputs are kept. auto: on a GPU, where experts are less than 4096 wide at their ends; wider ones were faster in steps. off: in "
+        "their inputs are kept. auto: on a GPU. off: in "
         "separate steps, as plan.recompute says, which keep the activations too (moe.act).")),
     ROW(plan.delay_dw, "off", OPT_RUN, HELP(
         "Compute weight gradients in separate, later steps, so that they can overlap other work.")),
@@ -477,10 +477,6 @@ const struct option config_options[] = {
     ROW(gpu.sms, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1024), HELP(
         "Multiprocessors that the products of experts may fill, to leave the others to communication; 0 = all. Results are "
         "the same bit for bit.")),
-    ROW(gpu.expert_form, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(expert_form_values), HELP(
-        "How Hopper's kernels cut the products of experts: in tiles of 128 rows (wide) or 64 (low); as wide, with results that leave while the "
-        "next tile is computed (ring), and with pairs of blocks that share what they copy (pair). auto: wide or low, by the rows of an "
-        "expert. Results are the same bit for bit.")),
 
     /* ---- [parallel] ----------------------------------------------------------------------- */
     ROW(parallel.comm, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(comm_values), HELP(

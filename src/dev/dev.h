@@ -63,7 +63,7 @@ struct dev_gpu {
     bool fast;     /* allow what is not deterministic */
     int index;     /* which GPU */
     int sms;       /* multiprocessors that persistent kernels fill; 0: all */
-    int expert_form; /* how products of experts are cut (gmm_form.h), and 1; 0: by shape */
+    bool large_tiles; /* tests: products of experts in the largest tiles, however few there are */
     const char *gemm_table; /* file that keeps which algorithm a product takes; NULL or empty: none. Lives as long as the device */
 };
 int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);

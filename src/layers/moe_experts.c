@@ -227,10 +227,10 @@ static slot_id down_work(struct build *b, const struct experts *e, const struct 
     return b->ops->expert_down_bwd_work ? build_work(b, "down_work", b->ops->expert_down_bwd_work(&a)) : NO_SLOT;
 }
 
-static bool is_fused(const struct build *b, int64_t hidden)
+static bool is_fused(const struct build *b)
 {
     int how = b->cfg->plan.fused_experts;
-    return how == CFG_FUSED_ON || (how == CFG_FUSED_AUTO && b->dev->kind == DEV_CUDA && expert_fusing_pays(hidden));
+    return how == CFG_FUSED_ON || (how == CFG_FUSED_AUTO && b->dev->kind == DEV_CUDA);
 }
 
 void experts_declare(struct build *b, const struct experts *e)
@@ -238,7 +238,7 @@ void experts_declare(struct build *b, const struct experts *e)
     if (b->g->err.code != ST_OK)
         return;
     int64_t rows = b->g->slots[e->x].shape.dim[0];
-    bool fused = is_fused(b, b->g->slots[e->x].shape.dim[1]);
+    bool fused = is_fused(b);
     struct between s = {.pre = build_real(b, "pre", rows, e->wide),
                         .dpre = build_grad(b, "dpre", rows, e->wide),
                         .act = build_real(b, "act", rows, e->ffn),

@@ -16,7 +16,7 @@ int device_open_on(struct dev *d, const struct config *cfg, const struct rank_pl
     enum dev_kind kind = device_of(cfg);
     int threads = place->threads > 0 ? place->threads : (int)cfg->run.threads;
     const struct dev_gpu gpu = {.fp32 = cfg->gpu.precision == CFG_PRECISION_FP32, .portable = cfg->gpu.portable, .fast = cfg->gpu.fast,
-                                .index = (int)cfg->gpu.index + place->gpu, .sms = (int)cfg->gpu.sms, .expert_form = cfg->gpu.expert_form,
+                                .index = (int)cfg->gpu.index + place->gpu, .sms = (int)cfg->gpu.sms,
                                 .gemm_table = cfg->gpu.gemm_table};
     return kind == DEV_CUDA ? dev_open_gpu(d, &gpu, threads, e) : dev_open(d, kind, threads, e);
 }

@@ -1,13 +1,14 @@
-/* The MLP of experts on a GPU: do all forms give the same bits, and how fast are they.
+/* The MLP of experts on a GPU: are results the same bits on any number of multiprocessors, and how fast is it.
  *
- *   bench_experts check [FORM]   small shapes, every form (or this one) and several numbers of multiprocessors: the same bits, or "not ok"
+ *   bench_experts check [N]      small shapes (the first N), several numbers of multiprocessors: the same bits, or "not ok"
  *   bench_experts serve          reads commands, so that a script can alternate with another program (tools/speed_experts.py):
  *     shape E H F COUNT...       experts, hidden size, width, rows of each expert: random data; answers "ok GIB"
- *     run fwd|bwd WAY FORM MS    calls for about so many milliseconds: "US MHZ CALLS", median of the calls, clock after them
- *     part NAME WAY FORM MS      the same of one product or activation: up fc1 act fc2 down dfc2 dact dx dw1 dw2 db1
- *   WAY: fused, apart. FORM: auto, wide, low, ring, pair. dw is written, fp32. fused makes the activation again, apart keeps it.
+ *     run fwd|bwd WAY MS         calls for about so many milliseconds: "US MHZ CALLS", median of the calls, clock after them
+ *     part NAME WAY MS           the same of one product or activation: up fc1 act fc2 down dfc2 dact dx dw1 dw2 db1; zero: dw1 by memset
+ *     bench NAME WAY MS          fwd, bwd or a part as triton.testing.do_bench times it: MS / 5 warm, then 256 MB of zeros before every call
+ *   WAY: fused, apart. dw is written, fp32. fused makes the activation again, apart keeps it.
  *
- * Needs a GPU; not part of check-gpu. */
+ * serve needs a GPU; check runs on the emulator too (tests/emu). */
 #include "bench.cuh"
 
 struct bench {
@@ -72,7 +73,8 @@ static void mlp_open(struct bench *b, struct mlp *m, int64_t rows, bool biased)
     m->x = matrix(b, DT_BF16, rows, h, 1);
     m->w1 = stack(b, DT_BF16, e, n, h, 0.02);
     m->w2 = stack(b, DT_BF16, e, h, f, 0.02);
-    m->prob = tensor_1d(matrix(b, DT_F32, rows, 1, 0.3).data, DT_F32, rows);
+    m->prob = tensor_1d(room(b, rows * 4), DT_F32, rows);
+    ok(b, fill_on(b, m->prob.data, DT_F32, rows, 0.29, 0.5));
     m->offset = tensor_1d(room(b, (e + 1) * 4), DT_I32, e + 1);
     CHECK(cudaMemcpy(m->offset.data, m->at, (size_t)(e + 1) * 4, cudaMemcpyHostToDevice));
     m->pre = matrix(b, DT_BF16, rows, n, 1);
@@ -196,6 +198,11 @@ static int part_db1(struct bench *b, struct mlp *m)
     a.dbias = m->db1;
     return b->ops->gmm_bwd(&b->lane, &a);
 }
+static int part_zero(struct bench *b, struct mlp *m)
+{
+    CHECK(cudaMemsetAsync(m->dw1.data, 0, (size_t)tensor_bytes(&m->dw1), stream_of(&b->lane)));
+    return ST_OK;
+}
 
 static int fwd_fused(struct bench *b, struct mlp *m)
 {
@@ -229,8 +236,7 @@ static const struct named_call {
     const char *name;
     call_fn call;
 } parts[] = {{"up", part_up},     {"fc1", part_fc1}, {"act", part_act}, {"fc2", part_fc2}, {"down", part_down}, {"dfc2", part_dfc2},
-             {"dact", part_dact}, {"dx", part_dx},   {"dw1", part_dw1}, {"dw2", part_dw2}, {"db1", part_db1}};
-static const char *const forms[] = {"auto", "wide", "low", "ring", "pair"};
+             {"dact", part_dact}, {"dx", part_dx},   {"dw1", part_dw1}, {"dw2", part_dw2}, {"db1", part_db1}, {"zero", part_zero}};
 
 /* ---- the same bits ---------------------------------------------------------------------------------------------------------- */
 
@@ -265,7 +271,7 @@ static void passes(struct bench *b, struct mlp *m, char *out, size_t bytes)
     CHECK(cudaMemcpy(out + used, dpre.data, (size_t)tensor_bytes(&dpre), cudaMemcpyDeviceToHost));
 }
 
-static int check_shape(struct bench *b, struct mlp *m, int64_t rows, bool biased, const char *name, const char *only)
+static int check_shape(struct bench *b, struct mlp *m, int64_t rows, bool biased, const char *name)
 {
     int bad = 0, budget = gpu_of(b)->sm_budget;
     const int some[] = {budget, 7, 2, 1};
@@ -274,27 +280,23 @@ static int check_shape(struct bench *b, struct mlp *m, int64_t rows, bool biased
     char *first = (char *)calloc(1, bytes), *again = (char *)calloc(1, bytes);
     if (first == NULL || again == NULL)
         exit(1);
-    gpu_of(b)->want.expert_form = 1;
     passes(b, m, first, bytes);
-    for (int form = 1; form < countof(forms); form++)
-        for (int k = 0; k < countof(some) && (only == NULL || strcmp(only, forms[form]) == 0); k++) {
-            gpu_of(b)->want.expert_form = form;
-            gpu_of(b)->sm_budget = some[k];
-            memset(again, 0, bytes);
-            passes(b, m, again, bytes);
-            gpu_of(b)->sm_budget = budget;
-            if (memcmp(first, again, bytes) != 0) {
-                printf("not ok %s: %s on %d multiprocessors gives other bits\n", name, forms[form], some[k]);
-                bad++;
-            }
-        }
+    for (int k = 0; k < countof(some); k++) {
+        gpu_of(b)->sm_budget = some[k];
+        memset(again, 0, bytes);
+        passes(b, m, again, bytes);
+        gpu_of(b)->sm_budget = budget;
+        bool same = memcmp(first, again, bytes) == 0;
+        printf("%s %s: %d multiprocessors, the same bits\n", same ? "ok" : "not ok", name, some[k]);
+        bad += !same;
+    }
     free(first);
     free(again);
     mlp_close(b, m);
     return bad;
 }
 
-static int check(struct bench *b, const char *only)
+static int check(struct bench *b, int most)
 {
     static const struct {
         const char *name;
@@ -304,16 +306,16 @@ static int check(struct bench *b, const char *only)
         double clamp, offset;
         bool biased;
     } shapes[] = {
+        {"few rows", 2, 64, 64, 40, {0, 0, 40}, ACT_SWIGLU, 0, 0, false},
         {"ragged, a tail, odd width", 5, 136, 264, 700, {0, 130, 130, 391, 500, 691}, ACT_SWIGLU, 0, 0, true},
         {"many tiles a block", 3, 192, 576, 900, {0, 256, 257, 900}, ACT_SWIGLU, 0, 0, false},
-        {"few rows", 2, 64, 64, 40, {0, 0, 40}, ACT_SWIGLU, 0, 0, false},
         {"no rows of an expert at all", 2, 64, 128, 70, {0, 0, 0}, ACT_SWIGLU, 0, 0, true},
         {"squared relu", 3, 128, 320, 420, {0, 200, 200, 417}, ACT_RELU2, 0, 0, true},
         {"clamped", 3, 72, 320, 300, {0, 129, 257, 300}, ACT_QUICK_GEGLU, 2, 1, true},
     };
-    int bad = 0;
+    int bad = 0, n = most > 0 && most < countof(shapes) ? most : countof(shapes);
     static struct mlp m;
-    for (int i = 0; i < countof(shapes); i++) {
+    for (int i = 0; i < n; i++) {
         m.experts = shapes[i].experts;
         m.hidden = shapes[i].hidden;
         m.width = shapes[i].width;
@@ -323,9 +325,9 @@ static int check(struct bench *b, const char *only)
         m.rule.clamp = shapes[i].clamp;
         m.rule.offset = shapes[i].offset;
         m.rule.alpha = 1.702;
-        bad += check_shape(b, &m, shapes[i].rows, shapes[i].biased, shapes[i].name, only);
+        bad += check_shape(b, &m, shapes[i].rows, shapes[i].biased, shapes[i].name);
     }
-    printf("%s %s\n", bad == 0 ? "ok the same bits in form" : "not ok", only != NULL ? only : "wide, low, ring, pair");
+    printf("%d passed, %d failed\n", 4 * n - bad, bad);
     return bad != 0;
 }
 
@@ -364,14 +366,41 @@ static int by_size(const void *a, const void *b)
     float x = *(const float *)a, y = *(const float *)b;
     return x < y ? -1 : x > y;
 }
+/* Events, made once. */
+enum { MOST_CALLS = 1000 };
+static cudaEvent_t *events(void)
+{
+    static cudaEvent_t at[2 * MOST_CALLS + 1];
+    for (int i = 0; i < countof(at) && at[i] == NULL; i++)
+        CHECK(cudaEventCreate(&at[i]));
+    return at;
+}
+static float between(cudaEvent_t from, cudaEvent_t to)
+{
+    float ms;
+    CHECK(cudaEventElapsedTime(&ms, from, to));
+    return ms;
+}
+/* How many calls of `one` ms fit. */
+static int calls_in(double ms, double one, int least)
+{
+    int n = (int)(ms / (one > 0.001 ? one : 0.001));
+    return n < least ? least : n > MOST_CALLS ? MOST_CALLS : n;
+}
+static void answer(struct bench *b, float *took, int n)
+{
+    double mhz;
+    ok(b, clock_mhz(b, &mhz));
+    qsort(took, (size_t)n, sizeof took[0], by_size);
+    printf("%.2f %.0f %d\n", 1e3 * 0.5 * (took[n / 2] + took[(n - 1) / 2]), mhz, n);
+}
+
+/* One call after the other. */
 static void timed(struct bench *b, struct mlp *m, call_fn call, double ms)
 {
-    enum { MOST = 1000 };
-    static cudaEvent_t at[MOST + 1];
-    static float took[MOST];
+    cudaEvent_t *at = events();
+    float took[MOST_CALLS];
     cudaStream_t stream = stream_of(&b->lane);
-    for (int i = 0; i <= MOST && at[i] == NULL; i++)
-        CHECK(cudaEventCreate(&at[i]));
     for (int i = 0; i < 2; i++) /* warm; the second says how many fit */
         for (int k = 0; k < 2; k++) {
             CHECK(cudaEventRecord(at[k], stream));
@@ -379,21 +408,51 @@ static void timed(struct bench *b, struct mlp *m, call_fn call, double ms)
         }
     CHECK(cudaEventRecord(at[2], stream));
     CHECK(cudaEventSynchronize(at[2]));
-    float one;
-    CHECK(cudaEventElapsedTime(&one, at[1], at[2]));
-    int n = (int)(ms / (one > 0.001f ? one : 0.001));
-    n = n < 5 ? 5 : n > MOST ? MOST : n;
+    int n = calls_in(ms, between(at[1], at[2]), 5);
     CHECK(cudaEventRecord(at[0], stream));
     for (int i = 0; i < n; i++) {
         ok(b, call(b, m));
         CHECK(cudaEventRecord(at[i + 1], stream));
     }
-    double mhz;
-    ok(b, clock_mhz(b, &mhz));
+    CHECK(cudaEventSynchronize(at[n]));
     for (int i = 0; i < n; i++)
-        CHECK(cudaEventElapsedTime(&took[i], at[i], at[i + 1]));
-    qsort(took, (size_t)n, sizeof took[0], by_size);
-    printf("%.2f %.0f %d\n", 1e3 * took[n / 2], mhz, n);
+        took[i] = between(at[i], at[i + 1]);
+    answer(b, took, n);
+}
+
+/* As triton.testing.do_bench: five calls say how many fit, warm-up without pauses, then each call after a flush of the cache. */
+static void benched(struct bench *b, struct mlp *m, call_fn call, double ms)
+{
+    enum { FLUSH = 256 << 20 };
+    static void *flush;
+    cudaEvent_t *at = events();
+    float took[MOST_CALLS];
+    cudaStream_t stream = stream_of(&b->lane);
+    if (flush == NULL)
+        CHECK(cudaMalloc(&flush, FLUSH));
+    ok(b, call(b, m));
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaEventRecord(at[0], stream));
+    for (int i = 0; i < 5; i++) {
+        CHECK(cudaMemsetAsync(flush, 0, FLUSH, stream));
+        ok(b, call(b, m));
+    }
+    CHECK(cudaEventRecord(at[1], stream));
+    CHECK(cudaDeviceSynchronize());
+    double one = between(at[0], at[1]) / 5;
+    int warm = calls_in(ms / 5, one, 1), n = calls_in(ms, one, 1);
+    for (int i = 0; i < warm; i++)
+        ok(b, call(b, m));
+    for (int i = 0; i < n; i++) {
+        CHECK(cudaMemsetAsync(flush, 0, FLUSH, stream));
+        CHECK(cudaEventRecord(at[2 * i], stream));
+        ok(b, call(b, m));
+        CHECK(cudaEventRecord(at[2 * i + 1], stream));
+    }
+    CHECK(cudaDeviceSynchronize());
+    for (int i = 0; i < n; i++)
+        took[i] = between(at[2 * i], at[2 * i + 1]);
+    answer(b, took, n);
 }
 
 static bool parse_shape(struct mlp *m, char *rest)
@@ -414,11 +473,13 @@ static bool parse_shape(struct mlp *m, char *rest)
     return true;
 }
 
-static call_fn call_of(const char *what, const char *name, const char *way)
+static call_fn call_of(const char *name, const char *way)
 {
     bool fused = strcmp(way, "fused") == 0;
-    if (strcmp(what, "run") == 0)
-        return strcmp(name, "fwd") == 0 ? (fused ? fwd_fused : fwd_apart) : fused ? bwd_fused : bwd_apart;
+    if (strcmp(name, "fwd") == 0)
+        return fused ? fwd_fused : fwd_apart;
+    if (strcmp(name, "bwd") == 0)
+        return fused ? bwd_fused : bwd_apart;
     for (int i = 0; i < countof(parts); i++)
         if (strcmp(parts[i].name, name) == 0)
             return parts[i].call;
@@ -430,7 +491,7 @@ static int serve(struct bench *b)
     static char line[65536];
     static struct mlp m;
     while (fgets(line, sizeof line, stdin) != NULL) {
-        char what[16] = "", name[16], way[16], form[16];
+        char what[16] = "", name[16], way[16];
         double ms;
         if (strncmp(line, "shape ", 6) == 0) {
             if (m.x.data != NULL)
@@ -439,14 +500,11 @@ static int serve(struct bench *b)
                 return 1;
             mlp_open(b, &m, m.at[m.experts], false);
             printf("ok %.1f\n", (double)b->taken / (1 << 30));
-        } else if (sscanf(line, "%15s %15s %15s %15s %lf", what, name, way, form, &ms) == 5 && m.x.data != NULL) {
-            call_fn call = call_of(what, name, way);
+        } else if (sscanf(line, "%15s %15s %15s %lf", what, name, way, &ms) == 4 && m.x.data != NULL) {
+            call_fn call = call_of(name, way);
             if (call == NULL)
                 return 1;
-            for (int i = 0; i < countof(forms); i++)
-                if (strcmp(forms[i], form) == 0)
-                    gpu_of(b)->want.expert_form = i;
-            timed(b, &m, call, ms);
+            (strcmp(what, "bench") == 0 ? benched : timed)(b, &m, call, ms);
         } else {
             return strncmp(line, "quit", 4) != 0;
         }
@@ -459,8 +517,9 @@ int main(int argc, char **argv)
 {
     static struct bench b;
     struct dev_gpu want = {};
+    want.large_tiles = argc > 1 && strcmp(argv[1], "check") == 0;
     if (argc < 2 || argc > 3 || (strcmp(argv[1], "check") != 0 && strcmp(argv[1], "serve") != 0)) {
-        fprintf(stderr, "bench_experts check [wide | low | ring | pair] | serve\n");
+        fprintf(stderr, "bench_experts check [N] | serve\n");
         return 2;
     }
     if (dev_open_gpu(&b.dev, &want, 1, &b.err) != ST_OK) {
@@ -470,7 +529,7 @@ int main(int argc, char **argv)
     b.lane.dev = &b.dev;
     b.lane.err = &b.err;
     b.ops = ops_for(&b.dev);
-    int bad = strcmp(argv[1], "check") == 0 ? check(&b, argc > 2 ? argv[2] : NULL) : serve(&b);
+    int bad = strcmp(argv[1], "check") == 0 ? check(&b, argc > 2 ? atoi(argv[2]) : 0) : serve(&b);
     dev_close(&b.dev);
     return bad;
 }

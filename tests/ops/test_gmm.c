@@ -129,38 +129,14 @@ static void the_bound_on_tiles_holds(void **state)
     }
 }
 
-/* Bulk copies: wide tiles for experts with many rows, low ones for few, and none where most multiprocessors would idle. */
-static void forms_follow_the_rows_of_an_expert(void **state)
+/* Bulk copies: none where most multiprocessors would idle; and tiles that run together read about as many rows as weights. */
+static void large_tiles_are_for_large_products(void **state)
 {
     (void)state;
-    for (enum gmm_after after = GMM_STORE; after < GMM_SUMS; after++) {
-        assert_int_equal(gmm_form_for(after, 131072, 64, 0), GMM_WIDE);
-        assert_int_equal(gmm_form_for(after, 256 * 64, 256, 0), GMM_LOW);
-        assert_int_equal(gmm_form_for(after, 0, 8, 0), GMM_LOW);
-        for (enum gmm_form f = GMM_WIDE; f < GMM_FORMS; f++) /* whoever asks for one gets it */
-            assert_int_equal(gmm_form_for(after, 131072, 64, 1 + (int)f), f);
-    }
-    assert_int_equal(gmm_form_for(GMM_SUMS, 131072, 64, 0), GMM_WIDE);
-    assert_int_equal(gmm_form_for(GMM_SUMS, 0, 64, 0), GMM_WIDE);
-    assert_int_equal(gmm_form_for(GMM_SUMS, 131072, 64, 1 + GMM_LOW), GMM_WIDE); /* its rows are the depth */
-    assert_int_equal(gmm_form_for(GMM_SUMS, 131072, 64, 1 + GMM_PAIR), GMM_PAIR);
-    assert_true(gmm_form_fills(GMM_WIDE, 64, 2048, 132) && !gmm_form_fills(GMM_WIDE, 2, 2048, 132) && !gmm_form_fills(GMM_WIDE, 64, 0, 132));
-    for (enum gmm_form f = GMM_WIDE; f < GMM_FORMS; f++)
-        for (enum gmm_after after = GMM_STORE; after <= GMM_SUMS; after++) {
-            /* About as many rows as columns at a time on 132 multiprocessors; pairs are twice as wide, for weights twice as high. */
-            double high = f == GMM_PAIR && after == GMM_SUMS ? 2 : 1, wide = f == GMM_PAIR && after != GMM_SUMS ? 2 : 1, sweep = gmm_form_sweep(f, after);
-            double rows = sweep * high * (double)gmm_form_size(f).m, columns = 132.0 / (high * wide) / sweep * wide * (double)gmm_form_size(f).n;
-            assert_true(rows / columns > 0.5 && rows / columns < 2);
-        }
-}
-
-/* Products and activation in one op where that was measured to be faster: not for the widest experts. */
-static void fusing_follows_the_measurements(void **state)
-{
-    (void)state;
-    assert_true(expert_fusing_pays(2048));
-    assert_false(expert_fusing_pays(7168));
-    assert_true(expert_fusing_pays(EXPERT_FUSED_BELOW - 1) && !expert_fusing_pays(EXPERT_FUSED_BELOW));
+    assert_true(gmm_form_fills(64, 2048, 132) && !gmm_form_fills(2, 2048, 132) && !gmm_form_fills(64, 0, 132));
+    assert_true(gmm_form_fills(33, 1, 132) && !gmm_form_fills(32, 1, 132) && gmm_form_fills(32, GMM_FORM_COLS + 1, 132));
+    double rows = GMM_FORM_SWEEP * GMM_FORM_ROWS, columns = 132.0 / GMM_FORM_SWEEP * GMM_FORM_COLS;
+    assert_true(rows / columns > 0.5 && rows / columns < 2);
 }
 
 /* Large experts: the cut into pieces follows the number of threads, the sums do not. */
@@ -226,8 +202,7 @@ int main(void)
         cmocka_unit_test(threads_do_not_change_large_experts),
         cmocka_unit_test(tiles_follow_the_shape),
         cmocka_unit_test(the_bound_on_tiles_holds),
-        cmocka_unit_test(forms_follow_the_rows_of_an_expert),
-        cmocka_unit_test(fusing_follows_the_measurements),
+        cmocka_unit_test(large_tiles_are_for_large_products),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

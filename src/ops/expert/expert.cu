@@ -43,13 +43,13 @@ extern "C" int expert_up_cuda(struct lane *l, const struct expert_up_args *a)
     j.ldpre = a->pre.stride[0];
     bool vectors = aligned16(&a->x) && aligned16(&a->w) && aligned16(&a->pre) && aligned16(&a->y);
     if (known(&a->rule) && a->x.dtype == DT_BF16 && vectors && gmm_tma_fits(l, &j))
-        return gmm_tma(l, &j, GMM_FORWARD, gmm_form_for(j.after, j.g.rows, j.g.experts, cuda_of(l)->want.expert_form));
+        return gmm_tma(l, &j, GMM_FORWARD);
     return expert_up_by(&parts, l, a);
 }
 
 extern "C" int64_t expert_down_bwd_work_cuda(const struct expert_down_bwd_args *a)
 {
-    int64_t part = a->dz.dim[0] * ceil_div(a->w.dim[2], gmm_form_size(GMM_WIDE).n) * (int64_t)sizeof(float);
+    int64_t part = a->dz.dim[0] * ceil_div(a->w.dim[2], GMM_FORM_COLS) * (int64_t)sizeof(float);
     return max_i64(expert_down_bwd_work_by(a), part);
 }
 
@@ -90,9 +90,8 @@ extern "C" int expert_down_bwd_cuda(struct lane *l, const struct expert_down_bwd
     bool vectors = aligned16(&a->dz) && aligned16(&a->w) && aligned16(&a->pre) && aligned16(&a->dpre) && absent_or_aligned16(&a->y);
     if (!known(&a->rule) || a->dz.dtype != DT_BF16 || !vectors || !gmm_tma_fits(l, &j))
         return expert_down_bwd_by(&parts, l, a);
-    enum gmm_form form = gmm_form_for(j.after, j.g.rows, j.g.experts, cuda_of(l)->want.expert_form);
-    TRY(gmm_tma(l, &j, GMM_INPUT, form));
+    TRY(gmm_tma(l, &j, GMM_INPUT));
     if (j.part != NULL)
-        TRY(gmm_tma_dprob(l, &j, form, (float *)a->dprob.data));
+        TRY(gmm_tma_dprob(l, &j, (float *)a->dprob.data));
     return scaled_bias(l, a);
 }

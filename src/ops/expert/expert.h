@@ -21,15 +21,6 @@ struct expert_down_bwd_args {
     struct tensor dz, w, bias, pre, prob, offset, dpre, y, dprob, work;
     struct act_rule rule;
 };
-/* Whether a GPU does better with these ops than with their parts, which keep the activation: 2 R f bytes more in bf16. Microseconds
- * of the whole MLP, forward / backward, on one H200, means of 12 blocks apart and 11 fused in five runs (docs/LOG.md):
- *             64 x (2048, 1024), 131,072 rows   128 x (2048, 768), 131,072 rows   4 x (7168, 2048), 32,768 rows
- *   apart     2938 / 5975                       2286 / 5133                       4438 / 9126
- *   fused     2850 / 5883                       2325 / 4780                       4542 / 9303
- * Nothing between 2048 and 7168 was measured. */
-enum { EXPERT_FUSED_BELOW = 4096 };
-static inline bool expert_fusing_pays(int64_t hidden) { return hidden < EXPERT_FUSED_BELOW; }
-
 int expert_up_check(const struct expert_up_args *a, struct err *e);
 int expert_down_bwd_check(const struct expert_down_bwd_args *a, struct err *e);
 

@@ -99,11 +99,9 @@ static int tensor_cores(struct lane *l, const struct gmm_job *p, enum gmm_produc
     struct gmm_tma_job j = {};
     j.g = *p;
     j.after = product == GMM_WEIGHT ? GMM_SUMS : GMM_STORE;
-    int wanted = cuda_of(l)->want.expert_form;
-    enum gmm_form form = gmm_form_for(j.after, p->rows, p->experts, wanted);
-    int64_t down = product == GMM_WEIGHT ? ceil_div(p->down, gmm_form_size(form).m) * p->experts : ceil_div(p->rows, gmm_form_size(form).m);
-    bool fills = wanted > 0 || gmm_form_fills(form, down, p->across, cuda_of(l)->sm_count);
-    return fills && gmm_tma_fits(l, &j) ? gmm_tma(l, &j, product, form) : gmm_mma(l, p, product);
+    int64_t down = product == GMM_WEIGHT ? ceil_div(p->down, GMM_FORM_ROWS) * p->experts : ceil_div(p->rows, GMM_FORM_ROWS);
+    bool fills = cuda_of(l)->want.large_tiles || gmm_form_fills(down, p->across, cuda_of(l)->sm_count);
+    return fills && gmm_tma_fits(l, &j) ? gmm_tma(l, &j, product) : gmm_mma(l, p, product);
 }
 
 static int product_launch(struct lane *l, const struct gmm_job *p, enum gmm_product product, enum dtype real, bool vectors)

@@ -1,56 +1,36 @@
 /* Inside of gmm_tma.cu: sizes of tiles and stages, the copying thread, the multiplying groups.
  *
- *   WIDE    both groups work on one tile of 128 x 256, 64 rows each: fewest bytes copied for a product
- *   LOW     each group has its own tile of 64 x 256, for experts with few rows: while one stores, the other multiplies
- *   RING    as WIDE; results leave through stages that the copying thread lends (gmm_ring.cuh)
- *   PAIR    as RING; two neighbouring blocks (a cluster) copy what both need once, half each: the rows of a (tiles side by
- *           side), or b for the weight gradient (tiles one below the other)
- *
- * Operands lie in shared memory in boxes of 64 lines of 128 bytes with the 128-byte swizzle; every bulk copy is one box. A tile
- * belongs to one group whoever runs it, so results do not depend on the number of multiprocessors. */
+ * Both groups of warps work on one tile of 128 x 256, 64 rows each. Operands lie in shared memory in boxes of 64 lines of 128 bytes
+ * with the 128-byte swizzle; every bulk copy is one box. After a tile stages are lent to its results (gmm_store.cuh). A tile is one
+ * block's whoever runs it, so results do not depend on the number of multiprocessors. */
 #ifndef BRAID_OPS_GMM_FEED_CUH
 #define BRAID_OPS_GMM_FEED_CUH
 
 #include "ops/cuda/ptx.cuh"
 #include "ops/gmm/gmm_tma.cuh"
 
-/* Tensor maps: operands, what is stored (STORE, ACT, SUMS), inputs of the activation (ACT, DACT), all in boxes of 64 rows; what
- * RING stores, in strips of 16 rows: c, or pre (ACT, DACT: its gradient) and the activation. */
+/* Tensor maps: operands and what is read beside them (DACT: inputs of the activation; SUMS: old gradients), in boxes of 64 rows; what is
+ * stored, in strips of 16 rows: c (SUMS: rows cut into lines of 32 columns), or pre (ACT, DACT: its gradient) and the activation. */
 struct gmm_maps {
-    CUtensorMap a, b, c, pre, strip[2];
+    CUtensorMap a, b, old, strip[2];
 };
 
 enum { BOX = 64, BOX_BYTES = BOX * 128, GROUP = 128, BLOCK = 3 * GROUP, STRIP = 16, PIECE = STRIP * 128 };
 
-/* Sizes; constants only. OWN: each group has its own tile. A group always has 64 rows of BN columns. LENT: stages lent to results
- * after a tile; blocks of a cluster: PEERS. */
-template <int AFTER, int KIND, int FORM> struct form {
-    static constexpr bool OWN = FORM == GMM_LOW, GATED = KIND != GMM_RELU2, LENDS = FORM == GMM_RING || FORM == GMM_PAIR;
-    static constexpr int PEERS = FORM == GMM_PAIR ? 2 : 1;
-    static constexpr int BM = OWN ? 64 : 128, BN = 256, STAGES = 4;
+/* Sizes; constants only. A group has 64 rows of BN columns. LENT: stages lent to results after a tile. */
+template <int AFTER, int KIND> struct form {
+    static constexpr bool GATED = KIND != GMM_RELU2;
+    static constexpr int BM = GMM_FORM_ROWS, BN = GMM_FORM_COLS, STAGES = 4;
     static constexpr int NT = AFTER == GMM_ACT && GATED ? BN / 2 : BN; /* columns of the output */
     static constexpr int A_BOXES = BM / BOX, B_BOXES = BN / BOX, STAGE = (A_BOXES + B_BOXES) * BOX_BYTES;
     static constexpr int OUT = 4 * BOX_BYTES, RING = STAGES * STAGE; /* OUT: two boxes of each group */
     static constexpr int BARS = 2 * STAGES * 8, BYTES = RING + OUT + BARS + 16; /* barriers, number of tiles; then the table */
-    static constexpr int REGS = AFTER == GMM_DACT && !LENDS ? 240 : 232, COPY_REGS = REGS == 240 ? 24 : 40; /* of a thread that multiplies, that copies */
-    static constexpr int FIND_M = AFTER == GMM_SUMS ? BM * PEERS : BM, FIND_N = AFTER == GMM_SUMS ? NT : NT * PEERS; /* tile of a cluster */
-    static constexpr int LENT = !LENDS ? 0 : AFTER == GMM_DACT ? NT / 64 : AFTER == GMM_SUMS ? 2 : 1, BUFFERS = 2 + 3 * LENT;
-    static constexpr int OWED = AFTER == GMM_DACT ? 1 : LENT; /* of those, given back only with the next tile */
+    static constexpr int REGS = AFTER == GMM_DACT && KIND == GMM_CLAMPED_GATE ? 240 : 232, COPY_REGS = 504 - 2 * REGS; /* of a thread that multiplies, that copies */
+    static constexpr int LENT = AFTER == GMM_DACT ? NT / 64 : 1;
 };
 
 #if HOPPER_CODE
 
-/* ---- waiting, copies --------------------------------------------------------------------------------------------- */
-
-/* A box from shared memory, added or stored. */
-template <bool ADD> __device__ __forceinline__ void box_store(const char *from, const CUtensorMap *map, int col, int row, int expert)
-{
-    if (ADD)
-        tma_add_3d(map, col, row, expert, from);
-    else
-        tma_store_3d(map, col, row, expert, from);
-    bulk_commit();
-}
 __device__ __forceinline__ void group_sync(int group)
 {
     if (group == 0)
@@ -59,53 +39,18 @@ __device__ __forceinline__ void group_sync(int group)
         named_barrier<2, GROUP>();
 }
 
-/* With a tile each, the groups take turns at multiplying: a barrier's phase tells only the last two of them apart, so no group
- * may wait for copies that lie further ahead. */
-__device__ __forceinline__ void turn_wait(int group)
-{
-    if (group == 0)
-        named_barrier<3, 2 * GROUP>();
-    else
-        named_barrier<4, 2 * GROUP>();
-}
-__device__ __forceinline__ void turn_give(int group)
-{
-    if (group == 0)
-        named_barrier_arrive<4, 2 * GROUP>();
-    else
-        named_barrier_arrive<3, 2 * GROUP>();
-}
-
 /* ---- where a tile is ---------------------------------------------------------------------------------------------------------- */
 
-/* The share of the cluster's block `rank`. */
-template <int PRODUCT, typename F>
-__device__ __forceinline__ struct gmm_at tile_at(const struct gmm_job &g, const struct gmm_table &t, int tile, int rank)
+template <int PRODUCT, typename F> __device__ __forceinline__ struct gmm_at tile_at(const struct gmm_job &g, const struct gmm_table &t, int tile)
 {
-    struct gmm_at at = gmm_find<PRODUCT, F::FIND_M, F::FIND_N>(g, t, tile);
-    if (F::PEERS == 2 && PRODUCT == GMM_WEIGHT) {
-        at.m += rank * F::BM;
-        at.m_valid = min(F::BM, g.down - at.m);
-    } else if (F::PEERS == 2) {
-        at.n += rank * F::NT;
-    }
-    return at;
+    return gmm_find<PRODUCT, F::BM, F::NT>(g, t, tile);
 }
 __device__ __forceinline__ int steps_of(const struct gmm_at &at) { return (at.depth + BOX - 1) / BOX; }
 
 /* ---- the copying thread --------------------------------------------------------------------------------------------------------- */
 
-/* A box of an operand. SHARED: the blocks of the cluster need it too; each asks for its part of such boxes, for both. */
-template <bool SHARED> __device__ __forceinline__ void box_load(char *to, const CUtensorMap *map, int col, int row, int expert, uint64_t *full, bool own_part)
-{
-    if (!SHARED)
-        tma_load_3d(to, map, col, row, expert, full);
-    else if (own_part)
-        tma_load_3d_both(to, map, col, row, expert, full);
-}
-
 template <int PRODUCT, int AFTER, typename F>
-__device__ __forceinline__ void copy_step(const CUtensorMap *ma, const CUtensorMap *mb, const struct gmm_job &g, const struct gmm_at &at, int k, int rank,
+__device__ __forceinline__ void copy_step(const CUtensorMap *ma, const CUtensorMap *mb, const struct gmm_job &g, const struct gmm_at &at, int k,
                                           char *stage, uint64_t *full)
 {
     constexpr bool WEIGHT = PRODUCT == GMM_WEIGHT, FORWARD = PRODUCT == GMM_FORWARD;
@@ -114,7 +59,7 @@ __device__ __forceinline__ void copy_step(const CUtensorMap *ma, const CUtensorM
 #pragma unroll
     for (int i = 0; i < F::A_BOXES; i++) {
         int col = WEIGHT ? at.m + i * BOX : depth, row = WEIGHT ? depth : at.m + i * BOX;
-        box_load<F::PEERS == 2 && !WEIGHT>(stage + i * BOX_BYTES, ma, col, row, 0, full, i == rank);
+        tma_load_3d(stage + i * BOX_BYTES, ma, col, row, 0, full);
     }
     char *b = stage + F::A_BOXES * BOX_BYTES;
 #pragma unroll
@@ -123,14 +68,14 @@ __device__ __forceinline__ void copy_step(const CUtensorMap *ma, const CUtensorM
         bool up = AFTER == GMM_ACT && F::GATED && i >= HALF;
         int n = at.n + (up ? g.across + (i - HALF) * BOX : i * BOX);
         int col = FORWARD ? depth : n, row = FORWARD ? n : depth, expert = WEIGHT ? 0 : at.expert;
-        box_load<F::PEERS == 2 && WEIGHT>(b + i * BOX_BYTES, mb, col, row, expert, full, i / HALF == rank);
+        tma_load_3d(b + i * BOX_BYTES, mb, col, row, expert, full);
     }
 }
 
 /* What the end of the tile reads of memory, a little with each of the last steps: old gradients, or saved inputs of the
  * activation. */
 template <int AFTER, typename F>
-__device__ __forceinline__ void prefetch_step(const CUtensorMap *mc, const struct gmm_job &g, const struct gmm_at &at, int left)
+__device__ __forceinline__ void prefetch_step(const CUtensorMap *old, const struct gmm_job &g, const struct gmm_at &at, int left)
 {
     constexpr int WIDE = AFTER == GMM_DACT ? 64 : 32, ACROSS = F::NT / WIDE, HALVES = AFTER == GMM_DACT && F::GATED ? 2 : 1;
     constexpr int BOXES = F::A_BOXES * ACROSS * HALVES, STEPS = BOXES < 8 ? BOXES : 8, EACH = BOXES / STEPS;
@@ -140,7 +85,7 @@ __device__ __forceinline__ void prefetch_step(const CUtensorMap *mc, const struc
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         int box = (STEPS - left) * EACH + i, half = box % HALVES, col = box / HALVES % ACROSS, row = box / HALVES / ACROSS;
-        tma_prefetch_3d(mc, at.n + col * WIDE + half * g.across, at.m + row * BOX, AFTER == GMM_DACT ? 0 : at.expert);
+        tma_prefetch_3d(old, at.n + col * WIDE + half * g.across, at.m + row * BOX, AFTER == GMM_DACT ? 0 : at.expert);
     }
 }
 
@@ -168,26 +113,21 @@ template <typename F> __device__ __forceinline__ void clear_lines(char *stage, i
     int t = threadIdx.x % GROUP, lines = BOX - valid;
     for (int i = t; i < (1 + F::B_BOXES) * lines * 8; i += GROUP) {
         int box = i / (lines * 8), line = valid + i % (lines * 8) / 8, chunk = i % 8;
-        int at = box == 0 ? (F::OWN ? 0 : group) : F::A_BOXES + box - 1;
+        int at = box == 0 ? group : F::A_BOXES + box - 1;
         *(uint4 *)(stage + at * BOX_BYTES + line * 128 + chunk * 16) = make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
     group_sync(group);
 }
 
-/* This warp is done with a stage; whoever copies into it must know, the other block of the cluster too. */
-template <typename F> __device__ __forceinline__ void release(uint64_t *empty)
+/* This warp is done with a stage. */
+__device__ __forceinline__ void release(uint64_t *empty)
 {
-    int lane = threadIdx.x % 32;
-    if (F::PEERS == 1) {
-        if (lane == 0)
-            barrier_arrive(empty);
-    } else if (lane < F::PEERS) {
-        cluster_arrive(smem_address_in(empty, lane));
-    }
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(empty);
 }
 
-/* Stages with results of the tile before go back when bulk copies have read them. */
+/* The last stage with results of the tile before goes back when bulk copies have read it. */
 template <typename F> __device__ __forceinline__ void release_lent(uint64_t *empty, uint32_t step, bool &owed)
 {
     if (!owed)
@@ -195,9 +135,7 @@ template <typename F> __device__ __forceinline__ void release_lent(uint64_t *emp
     if (threadIdx.x % 32 == 0)
         bulk_wait_read<0>();
     __syncwarp();
-#pragma unroll
-    for (int i = F::OWED; i > 0; i--)
-        release<F>(empty + (step - i) % F::STAGES);
+    release(empty + (step - 1) % F::STAGES);
     owed = false;
 }
 
@@ -211,51 +149,44 @@ template <typename F> __device__ __forceinline__ void pass_tile(uint64_t *full, 
         if (s == 0)
             release_lent<F>(empty, step, owed);
         __syncwarp(); /* all lanes have seen it: after the release its barrier may go on twice */
-        release<F>(empty + at);
+        release(empty + at);
     }
 }
 
-/* c = the tile; `step` counts stages since the start of the kernel. last(): while the last products run. owed: stages before `step`
- * still hold results. */
+/* c = the tile; `step` counts stages since the start of the kernel. last(): while the last products run. owed: the stage before `step`
+ * still holds results. A tile without steps leaves c as it is. */
 template <int PRODUCT, typename F, typename LAST>
 __device__ __forceinline__ void multiply_tile(float (&c)[F::BN / 2], char *ring, uint64_t *full, uint64_t *empty, uint32_t step, int steps,
-                                              int depth, int group, bool more, bool &owed, LAST last)
+                                              int depth, int group, bool &owed, LAST last)
 {
     constexpr int A_MN = PRODUCT == GMM_WEIGHT, B_MN = PRODUCT != GMM_FORWARD;
     uint32_t before = 0;
-    if (!F::LENDS) {
-#pragma unroll
-        for (int i = 0; i < F::BN / 2; i++)
-            c[i] = 0;
-    }
     for (int s = 0; s < steps; s++) {
         uint32_t at = (step + s) % F::STAGES;
         char *stage = ring + at * F::STAGE;
         barrier_wait_bounded(full + at, (step + s) / F::STAGES & 1);
         if (PRODUCT == GMM_WEIGHT && depth - s * BOX < BOX)
             clear_lines<F>(stage, depth - s * BOX, group);
-        uint64_t a = wgmma_tile(stage + (F::OWN ? 0 : group) * BOX_BYTES, BOX_BYTES, 1024);
+        uint64_t a = wgmma_tile(stage + group * BOX_BYTES, BOX_BYTES, 1024);
         uint64_t b = wgmma_tile(stage + F::A_BOXES * BOX_BYTES, BOX_BYTES, 1024);
         wgmma_begin();
 #pragma unroll
         for (int k = 0; k < BOX / 16; k++)
-            wgmma<F::BN, A_MN, B_MN>::run(c, a + k * (A_MN ? 2048 : 32) / 16, b + k * (B_MN ? 2048 : 32) / 16, F::LENDS && s + k == 0);
+            wgmma<F::BN, A_MN, B_MN>::run(c, a + k * (A_MN ? 2048 : 32) / 16, b + k * (B_MN ? 2048 : 32) / 16, s + k == 0);
         wgmma_commit();
         if (s > 0) {
             wgmma_wait<1>();
-            release<F>(empty + before);
-        } else if (F::LENDS) {
+            release(empty + before);
+        } else {
             release_lent<F>(empty, step, owed);
         }
         before = at;
     }
-    if (F::OWN && more)
-        turn_give(group);
     last();
     wgmma_wait<0>();
     wgmma_hold(c);
     if (steps > 0)
-        release<F>(empty + before);
+        release(empty + before);
 }
 
 #endif /* HOPPER_CODE */

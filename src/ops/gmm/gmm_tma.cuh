@@ -1,7 +1,7 @@
 /* The products of experts on Hopper, as gmm.cu and expert.cu ask for them: one block per multiprocessor walks over tiles of the
  * output, one thread copies operands into a ring of stages with bulk copies (TMA), two groups of four warps multiply with
- * wgmma and store. gmm_form.h says how tiles are cut and leave; gmm_feed.cuh copies and multiplies, gmm_store.cuh and
- * gmm_ring.cuh store, gmm_tma.cu has the kernel. */
+ * wgmma and store. gmm_form.h says how tiles are cut; gmm_feed.cuh copies and multiplies, gmm_store.cuh stores, gmm_tma.cu has
+ * the kernel. */
 #ifndef BRAID_OPS_GMM_TMA_CUH
 #define BRAID_OPS_GMM_TMA_CUH
 
@@ -25,8 +25,8 @@ enum gmm_curve { GMM_RELU2, GMM_GATE, GMM_CLAMPED_GATE }; /* x sigmoid(alpha x) 
 
 /* gmm_tma.cu. Whether these kernels take the job: bf16, all rows at multiples of 16 bytes is for the caller to know. */
 extern "C" bool gmm_tma_fits(const struct lane *l, const struct gmm_tma_job *j);
-extern "C" int gmm_tma(struct lane *l, const struct gmm_tma_job *j, enum gmm_product product, enum gmm_form f);
+extern "C" int gmm_tma(struct lane *l, const struct gmm_tma_job *j, enum gmm_product product);
 /* DACT, after it: dprob from part. */
-extern "C" int gmm_tma_dprob(struct lane *l, const struct gmm_tma_job *j, enum gmm_form f, float *dprob);
+extern "C" int gmm_tma_dprob(struct lane *l, const struct gmm_tma_job *j, float *dprob);
 
 #endif
