@@ -111,23 +111,23 @@ static int rebuild_fwd(const struct step_ctx *c)
 
 static int boundary_bwd(const struct step_ctx *c)
 {
-    enum { DH, DSTREAM, DCOEF, STREAM, STAT, COEF, GAIN, W, A_PRE, A_POST, A_RES, BETA, X, F, COEF_IN, INFO, DX, DF, DCOEF_IN, DZ, DGAIN, WORK };
+    enum { DH, DSTREAM, DCOEF, STREAM, STAT, COEF, GAIN, W, A_PRE, A_POST, A_RES, BETA, X, F, COEF_IN, INFO, DX, DF, DCOEF_IN, DZ, DGAIN, PRODUCTS, WORK };
     const struct joint *j = c->self;
     struct mhc_boundary_bwd_args a = {
         .dh = c->t[DH], .dy = c->t[DSTREAM], .dcoef = c->t[DCOEF], .y = c->t[STREAM], .stat = c->t[STAT], .coef = c->t[COEF],
         .gain = c->t[GAIN], .w = c->t[W], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST], .a_res = c->t[A_RES], .beta = c->t[BETA],
         .x = c->t[X], .f = c->t[F], .coef_in = c->t[COEF_IN], .dx = c->t[DX], .df = c->t[DF], .dcoef_in = c->t[DCOEF_IN], .dz = c->t[DZ],
-        .dgain = c->t[DGAIN], .work = c->t[WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO]), .zero_centered = j->zero_centered,
-        .acc_dgain = c->add[DGAIN]};
+        .dgain = c->t[DGAIN], .products = c->t[PRODUCTS], .work = c->t[WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO]),
+        .zero_centered = j->zero_centered, .acc_dgain = c->add[DGAIN]};
     return c->ops->mhc_boundary_bwd(c->lane, &a);
 }
 
 static int boundary_dw(const struct step_ctx *c)
 {
-    enum { DZ, STAT, STREAM, A_PRE, A_POST, A_RES, DW, DA_PRE, DA_POST, DA_RES, DBETA, WORK };
+    enum { DZ, STAT, STREAM, PRODUCTS, A_PRE, A_POST, A_RES, DW, DA_PRE, DA_POST, DA_RES, DBETA, WORK };
     const struct joint *j = c->self;
-    struct mhc_boundary_dw_args a = {.dz = c->t[DZ], .stat = c->t[STAT], .y = c->t[STREAM], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST],
-                                     .a_res = c->t[A_RES], .dw = c->t[DW], .da_pre = c->t[DA_PRE], .da_post = c->t[DA_POST],
+    struct mhc_boundary_dw_args a = {.dz = c->t[DZ], .stat = c->t[STAT], .y = c->t[STREAM], .products = c->t[PRODUCTS], .a_pre = c->t[A_PRE],
+                                     .a_post = c->t[A_POST], .a_res = c->t[A_RES], .dw = c->t[DW], .da_pre = c->t[DA_PRE], .da_post = c->t[DA_POST],
                                      .da_res = c->t[DA_RES], .dbeta = c->t[DBETA], .work = c->t[WORK], .rule = j->rule,
                                      .acc_dw = c->add[DW], .acc_params = c->add[DBETA]};
     return c->ops->mhc_boundary_dw(c->lane, &a);
@@ -135,10 +135,10 @@ static int boundary_dw(const struct step_ctx *c)
 
 static int health_fwd(const struct step_ctx *c)
 {
-    enum { COEF, STREAM, PRODUCT_IN, PRODUCT, OUT /* and what follows */ };
+    enum { COEF, STREAM, PRODUCT_IN, PRODUCT, OUT /* and what follows */, WORK = OUT + MHC_HEALTH_ITEMS };
     const struct joint *j = c->self;
     struct mhc_health_args a = {.coef = c->t[COEF], .y = c->t[STREAM], .comp_in = c->t[PRODUCT_IN], .comp = c->t[PRODUCT],
-                                .rule = j->rule, .acc_out = c->add[OUT]};
+                                .work = c->t[WORK], .rule = j->rule, .acc_out = c->add[OUT]};
     memcpy(a.out, &c->t[OUT], sizeof a.out);
     return c->ops->mhc_health(c->lane, &a);
 }
@@ -310,16 +310,28 @@ static slot_id fwd_work(struct build *b, const struct joint *j, const char *name
     return b->ops->mhc_boundary_fwd_work ? build_work(b, name, b->ops->mhc_boundary_fwd_work(&a)) : NO_SLOT;
 }
 
-static slot_id bwd_work(struct build *b, const struct joint *j, bool closes)
+/* Where the way back leaves products of the stream for the gradient of w, if the device does that. */
+static slot_id products_slot(struct build *b, const struct joint *j, bool closes)
 {
     struct mhc_boundary_bwd_args a = boundary_shapes(b, j, closes);
+    bool worth = b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
+    return worth ? build_wide_grad(b, "products", a.w.dim[0], a.w.dim[1]) : NO_SLOT;
+}
+
+static slot_id bwd_work(struct build *b, const struct joint *j, bool closes, bool products)
+{
+    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, closes);
+    if (products)
+        a.products = a.w;
     return b->ops->mhc_boundary_bwd_work ? build_work(b, "bwd_work", b->ops->mhc_boundary_bwd_work(&a)) : NO_SLOT;
 }
 
-static slot_id dw_work(struct build *b, const struct joint *j)
+static slot_id dw_work(struct build *b, const struct joint *j, bool products)
 {
     struct mhc_boundary_bwd_args s = boundary_shapes(b, j, true);
     struct mhc_boundary_dw_args a = {.dz = s.dz, .y = s.y, .dw = s.w, .rule = j->rule};
+    if (products)
+        a.products = s.w;
     return b->ops->mhc_boundary_dw_work ? build_work(b, "dw_work", b->ops->mhc_boundary_dw_work(&a)) : NO_SLOT;
 }
 
@@ -346,9 +358,11 @@ static void declare_health(struct build *b, const struct parts *p, const struct 
         out[i] = build_metric(b, tags[i], 1);
     /* Not on the side lane: nothing waits for this node, so a stream it reads there could never be known to be
      * done with, and streams that are made again later would share no memory. */
+    struct mhc_health_args shape = {.rule = p->j->rule};
+    slot_id work = b->ops->mhc_health_work ? build_work(b, "health_work", b->ops->mhc_health_work(&shape)) : NO_SLOT;
     int node = graph_node(g, "health", LANE_COMPUTE, p->j);
     GRAPH_PHASE(g, node, PH_FWD, health_fwd, READS(p->coef), READS(p->stream), READS(prev->aux[AUX_PRODUCT]),
-                WRITES(next->aux[AUX_PRODUCT]), ADDS(out[0]), ADDS(out[1]), ADDS(out[2]), ADDS(out[3]), ADDS(out[4]));
+                WRITES(next->aux[AUX_PRODUCT]), ADDS(out[0]), ADDS(out[1]), ADDS(out[2]), ADDS(out[3]), ADDS(out[4]), WRITES(work));
     graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * n * b->cfg->model.hidden) * (double)dtype_bytes(b->dev->real));
 }
 
@@ -403,17 +417,18 @@ static void declare_boundary(struct build *b, const struct parts *p, const struc
     graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
     if (!training(b))
         return;
-    slot_id dz = build_wide_grad(b, "dz", b->rows, mhc_logits(p->j->rule.streams));
+    slot_id dz = build_wide_grad(b, "dz", b->rows, mhc_logits(p->j->rule.streams)), products = products_slot(b, p->j, closes);
+    bool multiplied = products != NO_SLOT;
     GRAPH_PHASE(g, n, PH_BWD, boundary_bwd, READS(next->dh), READS(next->dx), READS(next->aux[AUX_DCOEF]), READS(p->stream), READS(p->stat),
                 READS(p->coef), READS(p->gain.w), READS(m->w.w), READS(m->a_pre.w), READS(m->a_post.w), READS(m->a_res.w),
                 READS(m->beta.w), READS(closes ? prev->x : NO_SLOT), READS(prev->f), READS(coef_in), READS(p->info),
                 WRITES(closes ? prev->dx : first_dx), WRITES(closes ? prev->df : NO_SLOT), WRITES(closes ? prev->aux[AUX_DCOEF] : NO_SLOT),
-                WRITES(dz), ADDS(p->gain.dw), WRITES(bwd_work(b, p->j, closes)));
+                WRITES(dz), ADDS(p->gain.dw), WRITES(products), WRITES(bwd_work(b, p->j, closes, multiplied)));
     graph_inplace(g, n, PH_BWD, 1, 16); /* the gradient that came in becomes the one that goes out */
-    graph_cost(g, n, PH_BWD, map + 2 * mix + 10 * rows * k, 5 * rows * k * size);
-    GRAPH_PHASE(g, n, PH_DW, boundary_dw, READS(dz), READS(p->stat), READS(p->stream), READS(m->a_pre.w), READS(m->a_post.w), READS(m->a_res.w),
-                ADDS(m->w.dw), ADDS(m->a_pre.dw), ADDS(m->a_post.dw), ADDS(m->a_res.dw), ADDS(m->beta.dw), WRITES(dw_work(b, p->j)));
-    graph_cost(g, n, PH_DW, map, rows * k * size);
+    graph_cost(g, n, PH_BWD, (multiplied ? 2 : 1) * map + 2 * mix + 10 * rows * k, 5 * rows * k * size);
+    GRAPH_PHASE(g, n, PH_DW, boundary_dw, READS(dz), READS(p->stat), READS(p->stream), READS(products), READS(m->a_pre.w), READS(m->a_post.w),
+                READS(m->a_res.w), ADDS(m->w.dw), ADDS(m->a_pre.dw), ADDS(m->a_post.dw), ADDS(m->a_res.dw), ADDS(m->beta.dw), WRITES(dw_work(b, p->j, multiplied)));
+    graph_cost(g, n, PH_DW, multiplied ? 0 : map, multiplied ? 12 * k * (double)mhc_logits(p->j->rule.streams) : rows * k * size);
 }
 
 static int declare_open(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next, const char *norm_key)

@@ -161,10 +161,12 @@ struct ops {
     int64_t (*mhc_boundary_fwd_work)(const struct mhc_boundary_fwd_args *);
     int (*mhc_boundary_bwd)(struct lane *, const struct mhc_boundary_bwd_args *);
     int64_t (*mhc_boundary_bwd_work)(const struct mhc_boundary_bwd_args *);
+    bool (*mhc_boundary_products)(const struct mhc_boundary_bwd_args *); /* NULL: never */
     int (*mhc_boundary_dw)(struct lane *, const struct mhc_boundary_dw_args *);
     int64_t (*mhc_boundary_dw_work)(const struct mhc_boundary_dw_args *);
     int (*mhc_rebuild)(struct lane *, const struct mhc_rebuild_args *);
     int (*mhc_health)(struct lane *, const struct mhc_health_args *);
+    int64_t (*mhc_health_work)(const struct mhc_health_args *);
 
     int (*init)(struct lane *, const struct init_args *);
     int (*adamw)(struct lane *, const struct adamw_args *);

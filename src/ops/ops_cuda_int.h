@@ -88,10 +88,12 @@ int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_fwd_args *a)
 int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args *a);
 int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a);
 int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args *a);
+bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a);
 int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw_args *a);
 int64_t mhc_boundary_dw_work_cuda(const struct mhc_boundary_dw_args *a);
 int mhc_rebuild_cuda(struct lane *l, const struct mhc_rebuild_args *a);
 int mhc_health_cuda(struct lane *l, const struct mhc_health_args *a);
+int64_t mhc_health_work_cuda(const struct mhc_health_args *a);
 int adamw_cuda(struct lane *l, const struct adamw_args *a);
 int sqnorm_cuda(struct lane *l, const struct sqnorm_args *a);
 int64_t sqnorm_work_cuda(const struct sqnorm_args *a);

@@ -79,7 +79,7 @@ extern "C" CUresult emu_encode_tiled(CUtensorMap *map, CUtensorMapDataType type,
 {
     CUtensorMap m = {};
     m.type = (uint16_t)type;
-    if (rank < 2 || rank > 3 || data == NULL || (uintptr_t)data % 16 != 0)
+    if (rank < 2 || rank > 4 || data == NULL || (uintptr_t)data % 16 != 0)
         return CUDA_ERROR_INVALID_VALUE;
     m.magic = MAP_MAGIC;
     m.data = (char *)data;
@@ -106,11 +106,15 @@ extern "C" CUresult emu_encode_tiled(CUtensorMap *map, CUtensorMapDataType type,
 static char *box_line(const struct transfer *t, unsigned l, int64_t *col)
 {
     const CUtensorMap *m = &t->map;
-    int64_t row = t->at[1] + (int64_t)(l % m->box[1]), part = m->rank > 2 ? t->at[2] + (int64_t)(l / m->box[1]) : 0;
+    char *line = m->data;
     *col = t->at[0];
-    if (row < 0 || (uint64_t)row >= m->dim[1] || (m->rank > 2 && (part < 0 || (uint64_t)part >= m->dim[2])))
-        return NULL;
-    return m->data + (uint64_t)row * m->stride[0] + (m->rank > 2 ? (uint64_t)part * m->stride[1] : 0);
+    for (int i = 1; i < m->rank; l /= m->box[i], i++) {
+        int64_t index = t->at[i] + (int64_t)(l % m->box[i]);
+        if (index < 0 || (uint64_t)index >= m->dim[i])
+            return NULL;
+        line += (uint64_t)index * m->stride[i - 1];
+    }
+    return line;
 }
 /* Elements of a line that lie inside: from first on, count of them. */
 static void line_inside(const struct transfer *t, int64_t col, unsigned *first, unsigned *count)

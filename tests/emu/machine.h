@@ -42,7 +42,7 @@ struct transfer {
     unsigned bytes, valid;
     bool tensor, add;
     CUtensorMap map; /* tensor */
-    int at[3];
+    int at[4];
     uint64_t *bar;
     std::vector<unsigned char> held; /* what was read */
     /* wgmma */

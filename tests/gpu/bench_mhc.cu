@@ -2,7 +2,8 @@
  *
  *   bench_mhc [ROWS C]...      default: 16384 2048, 8192 4096
  *
- * The boundary is timed as it is chosen; forward with a ring of stages; and, up to 4096 channels, in one pass of clusters.
+ * The boundary is timed as it is chosen; forward also in two passes and, up to 4096 channels, in one pass of clusters. Backward leaves
+ * products of the stream for the parameters: what a training step runs is "boundary bwd" and then "from products".
  *
  * Bytes are what an op must move at least: each tensor read or written once. Needs a GPU; not part of check-gpu. */
 #include "bench.cuh"
@@ -128,7 +129,7 @@ static void shape(struct bench *b, int64_t rows, int64_t d)
     bool one_pass = d % 256 == 0 && d / 256 <= 16;
     struct mhc_boundary_fwd_args ring = fw;
     ring.rule.ring = true;
-    report(b, "  with a ring", rows, d, 10 * u + 74 * c, run_mhc_boundary_fwd, &ring);
+    report(b, "  in two passes", rows, d, 10 * u + 74 * c, run_mhc_boundary_fwd, &ring);
     if (one_pass) {
         struct mhc_boundary_fwd_args single = fw;
         single.rule.single_pass = true;
@@ -144,24 +145,21 @@ static void shape(struct bench *b, int64_t rows, int64_t d)
     struct mhc_boundary_bwd_args bw = {};
     bw.dh = dh, bw.dy = dy, bw.dcoef = dcoef, bw.y = y, bw.stat = stat, bw.coef = coef, bw.gain = gain, bw.w = w, bw.a_pre = a_pre, bw.a_post = a_post, bw.a_res = a_res;
     bw.beta = beta, bw.x = x, bw.f = f, bw.coef_in = coef_in, bw.dx = dx, bw.df = df, bw.dcoef_in = dcoef_in, bw.dz = dz, bw.dgain = dgain, bw.rule = rule;
+    bw.products = make(b, DT_F32, LOGITS, k, 0, 0);
     bw.work = work_of(b->ops->mhc_boundary_bwd_work(&bw));
     report(b, "boundary bwd", rows, d, 15 * u + 146 * c, run_mhc_boundary_bwd, &bw);
-    if (one_pass) {
-        struct mhc_boundary_bwd_args single = bw;
-        single.rule.single_pass = true;
-        single.work = work_of(b->ops->mhc_boundary_bwd_work(&single));
-        report(b, "  in one pass", rows, d, 15 * u + 146 * c, run_mhc_boundary_bwd, &single);
-    }
+    struct mhc_boundary_bwd_args bare = bw;
+    bare.products = {};
+    report(b, "  no products", rows, d, 15 * u + 146 * c, run_mhc_boundary_bwd, &bare);
     struct tensor dw = make(b, DT_F32, LOGITS, k, 0, 0), dbeta = vec(b, LOGITS, 0, 0), da[3] = {vec(b, 1, 0, 0), vec(b, 1, 0, 0), vec(b, 1, 0, 0)};
     struct mhc_boundary_dw_args pw = {};
     pw.dz = dz, pw.stat = stat, pw.y = y, pw.a_pre = a_pre, pw.a_post = a_post, pw.a_res = a_res, pw.dw = dw, pw.da_pre = da[0], pw.da_post = da[1], pw.da_res = da[2];
     pw.dbeta = dbeta, pw.rule = rule;
     pw.work = work_of(b->ops->mhc_boundary_dw_work(&pw));
     report(b, "boundary dw", rows, d, 4 * u + 50 * c, run_mhc_boundary_dw, &pw);
-    struct mhc_boundary_dw_args pass = pw;
-    pass.rule.single_pass = true;
-    pass.work = work_of(b->ops->mhc_boundary_dw_work(&pass));
-    report(b, "  in one pass", rows, d, 4 * u + 50 * c, run_mhc_boundary_dw, &pass);
+    struct mhc_boundary_dw_args made = pw;
+    made.products = bw.products;
+    report(b, "  from products", rows, d, 98 * c + 12 * LOGITS * k, run_mhc_boundary_dw, &made);
 
     struct tensor pre = make(b, DT_F32, rows, N, 0.1, 0.5), post = make(b, DT_F32, rows, N, 0.1, 1), res = make(b, DT_F32, rows, N * N, 0.05, 0.25);
     struct tensor dpre = make(b, DT_F32, rows, N, 1, 0), dpost = make(b, DT_F32, rows, N, 1, 0), dres = make(b, DT_F32, rows, N * N, 1, 0);

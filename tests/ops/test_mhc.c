@@ -563,7 +563,12 @@ static void kernels_are_chosen_by_shape(void **state)
         {MHC_KERNELS_BOUNDARY, {DT_BF16, 4, 4096, true, true, true, 128, 132}, MHC_WAY_CLUSTER},
         {MHC_KERNELS_AUTO, {DT_BF16, 4, 256, true, true, true, 132, 132}, MHC_WAY_CLUSTER},
         {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, true, 0, 132}, MHC_WAY_NONE},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, false, 128, 132}, MHC_WAY_PASS},
+        /* or where they use most of the device */
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, true, true, false, 120, 132}, MHC_WAY_CLUSTER},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, false, 112, 132}, MHC_WAY_CLUSTER},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, false, 96, 132}, MHC_WAY_PASS},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, true, 96, 132}, MHC_WAY_CLUSTER},
+        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4352, true, true, false, 132, 132}, MHC_WAY_PASS},
         {MHC_KERNELS_AUTO, {DT_BF16, 4, 7168, true, true, true, 0, 132}, MHC_WAY_PASS},
         {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, false, true, true, 128, 132}, MHC_WAY_SLICED},
         {MHC_KERNELS_AUTO, {DT_BF16, 4, 320, true, true, true, 128, 132}, MHC_WAY_SLICED},

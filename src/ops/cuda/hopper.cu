@@ -5,8 +5,8 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
                               CUtensorMapFloatOOBfill);
 
-/* parts 0: no third dimension. */
-static int encode(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows)
+static int encode(struct lane *l, CUtensorMap *map, const void *data, cuuint32_t rank, const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box,
+                  CUtensorMapL2promotion promotion)
 {
     void *entry = NULL;
     cudaDriverEntryPointQueryResult found;
@@ -14,22 +14,32 @@ static int encode(struct lane *l, CUtensorMap *map, const void *data, int64_t ro
                     "finding cuTensorMapEncodeTiled"));
     if (found != cudaDriverEntryPointSuccess || entry == NULL)
         return err_set(l->err, ST_UNSUPPORTED, "the driver lacks cuTensorMapEncodeTiled");
-    const cuuint64_t dims[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)parts}, strides[2] = {(cuuint64_t)stride * 2, (cuuint64_t)cols * 2};
-    const cuuint32_t box[3] = {64, (cuuint32_t)box_rows, (cuuint32_t)parts}, steps[3] = {1, 1, 1};
-    CUresult code = ((encode_fn)entry)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, parts > 0 ? 3 : 2, (void *)data, dims, strides, box, steps,
-                                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    CUresult code = ((encode_fn)entry)(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, rank, (void *)data, dims, strides, box, steps,
+                                       CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
                                        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return code == CUDA_SUCCESS ? ST_OK
-                                : err_set(l->err, ST_INTERNAL, "tensor map of [%lld, %lld] with stride %lld and %d rows: driver error %d",
-                                          (long long)rows, (long long)cols, (long long)stride, box_rows, (int)code);
+                                : err_set(l->err, ST_INTERNAL, "tensor map of %u dimensions, [.., %llu, %llu], stride of %llu bytes, box of %u x %u: driver error %d", rank,
+                                          (unsigned long long)dims[1], (unsigned long long)dims[0], (unsigned long long)strides[0], box[1], box[0], (int)code);
 }
 
 int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride, int box_rows)
 {
-    return encode(l, map, data, rows, 0, cols, stride, box_rows);
+    const cuuint64_t dims[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)stride * 2};
+    const cuuint32_t box[2] = {64, (cuuint32_t)box_rows};
+    return encode(l, map, data, 2, dims, strides, box, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
 int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows)
 {
-    return encode(l, map, data, rows, parts, cols, stride, box_rows);
+    const cuuint64_t dims[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)parts}, strides[2] = {(cuuint64_t)stride * 2, (cuuint64_t)cols * 2};
+    const cuuint32_t box[3] = {64, (cuuint32_t)box_rows, (cuuint32_t)parts};
+    return encode(l, map, data, 3, dims, strides, box, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
+}
+
+int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols)
+{
+    const cuuint64_t dims[4] = {64, (cuuint64_t)cols / 64, (cuuint64_t)rows, (cuuint64_t)parts}, strides[3] = {128, (cuuint64_t)stride * 2, (cuuint64_t)cols * 2};
+    const cuuint32_t box[4] = {64, (cuuint32_t)box_cols / 64, (cuuint32_t)box_rows, (cuuint32_t)parts};
+    return encode(l, map, data, 4, dims, strides, box, CU_TENSOR_MAP_L2_PROMOTION_NONE); /* whole rows come anyway; 1.5 % faster than with 256 bytes */
 }

@@ -24,6 +24,8 @@
 int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride, int box_rows);
 /* A row is `parts` pieces of cols; boxes of 64 columns of box_rows rows of all parts, the parts one after the other. */
 int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows);
+/* The same, but boxes of box_cols columns, a row's one after the other: [parts][box_rows][box_cols / 64] lines. cols and box_cols: multiples of 64. */
+int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 
 #if HOPPER_CODE
 
@@ -101,12 +103,12 @@ __device__ __forceinline__ void tma_load_3d(void *dst, const CUtensorMap *map, i
                  "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(part)
                  : "memory");
 }
-/* To the same place in both blocks of a cluster of two; the same barrier of each hears of it. */
-__device__ __forceinline__ void tma_load_3d_both(void *dst, const CUtensorMap *map, int col, int row, int part, uint64_t *bar)
+/* All parts of a box of tensor_map_slices: at (row, line), where a line is 64 columns. */
+__device__ __forceinline__ void tma_load_slice(void *dst, const CUtensorMap *map, int line, int row, uint64_t *bar)
 {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %3}], [%2];" ::"r"(
                      smem_address(dst)),
-                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(part), "h"((uint16_t)3)
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(0), "r"(line), "r"(row)
                  : "memory");
 }
 /* What will be read soon comes to the cache. */
@@ -136,10 +138,36 @@ __device__ __forceinline__ void tma_store_3d(const CUtensorMap *map, int col, in
                  "r"(row), "r"(part)
                  : "memory");
 }
-__device__ __forceinline__ void tma_add_3d(const CUtensorMap *map, int col, int row, int part, const void *src)
+__device__ __forceinline__ void tma_store_slice(const CUtensorMap *map, int line, int row, const void *src)
 {
-    asm volatile("cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map),
-                 "r"(smem_address(src)), "r"(col), "r"(row), "r"(part)
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %2}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(0),
+                 "r"(line), "r"(row)
+                 : "memory");
+}
+/* Written once and not read again soon: the cache lets go of it first. */
+__device__ __forceinline__ uint64_t cache_goes_first(void)
+{
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+__device__ __forceinline__ void tma_store_3d_once(const CUtensorMap *map, int col, int row, int part, const void *src)
+{
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4}], [%1], %5;" ::"l"((uint64_t)map),
+                 "r"(smem_address(src)), "r"(col), "r"(row), "r"(part), "l"(cache_goes_first())
+                 : "memory");
+}
+/* Of a map with four dimensions, whose rows are cut into lines: at (part, row, line). */
+__device__ __forceinline__ void tma_store_4d_once(const CUtensorMap *map, int line, int row, int part, const void *src)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;" ::"l"((uint64_t)map),
+                 "r"(smem_address(src)), "r"(0), "r"(line), "r"(row), "r"(part), "l"(cache_goes_first())
+                 : "memory");
+}
+__device__ __forceinline__ void tma_add_4d(const CUtensorMap *map, int line, int row, int part, const void *src)
+{
+    asm volatile("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"((uint64_t)map),
+                 "r"(smem_address(src)), "r"(0), "r"(line), "r"(row), "r"(part)
                  : "memory");
 }
 __device__ __forceinline__ void bulk_store(void *dst, const void *src, uint32_t bytes)
@@ -242,6 +270,25 @@ template <int COUNT> __device__ __forceinline__ void wgmma_hold(float (&d)[COUNT
 /* d[j]: of thread t of the warpgroup, warp w = t / 32, g = t % 32 / 4, q = t % 4: row 16 w + g + 8 (j / 2 % 2), column
  * 8 (j / 4) + 2 q + j % 2. A_MN, B_MN: 1 for MN-major operands. first: D is overwritten. */
 template <int N, int A_MN, int B_MN> struct wgmma;
+
+template <int A_MN, int B_MN> struct wgmma<48, A_MN, B_MN> {
+    static __device__ __forceinline__ void run(float (&d)[24], uint64_t a, uint64_t b, int first)
+    {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.eq.b32 p, %26, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11,\n"
+                     "%12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23}, "
+                     "%24, %25, p, 1, 1, %27, %28;\n"
+                     "}"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                       "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]),
+                       "+f"(d[22]), "+f"(d[23])
+                     : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
+    }
+};
 
 template <int A_MN, int B_MN> struct wgmma<64, A_MN, B_MN> {
     static __device__ __forceinline__ void run(float (&d)[32], uint64_t a, uint64_t b, int first)

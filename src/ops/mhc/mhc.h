@@ -56,7 +56,7 @@ struct mhc_rule {
     int64_t iterations; /* 1 to MHC_MAX_ITERATIONS */
     bool round_bf16;
     enum mhc_kernels kernels;
-    /* On a GPU, and for shapes that have them: the boundary in one pass of clusters (mhc_choose.h); its forward pass with a ring of stages. */
+    /* On a GPU, and for shapes that have them: the boundary forward in one pass of clusters, even if few of them run at once (mhc_choose.h); in two passes. */
     bool single_pass, ring;
 };
 static inline int64_t mhc_logits(int64_t streams) { return streams * streams + 2 * streams; }
@@ -151,18 +151,20 @@ struct mhc_boundary_fwd_args {
 };
 /* dh; dy: gradient of y from further on (its mix part; absent: 0); dcoef [rows, N]: gradient of coef from
  * further on (absent: 0). y: the stream (x itself where f was absent). dx [rows, K] may be dy.
- * dgain iff gain. dcoef_in has zeros for pre. dz [rows, N]: gradient of the logits z, for boundary_dw. */
+ * dgain iff gain. dcoef_in has zeros for pre. dz [rows, N]: gradient of the logits z, for boundary_dw.
+ * products [N, K], optional: where a device that looks at y anyway leaves dp^T y (dp: the gradient of p) for boundary_dw. Given to both or to neither;
+ * worth giving where ops has mhc_boundary_products and it says so. Others leave it alone, and boundary_dw reads y. */
 struct mhc_boundary_bwd_args {
     struct tensor dh, dy, dcoef, y, stat, coef, gain, w, a_pre, a_post, a_res, beta;
     struct tensor x, f, bias, coef_in;
-    struct tensor dx, df, dcoef_in, dz, dgain, dbias, work;
+    struct tensor dx, df, dcoef_in, dz, dgain, dbias, products, work;
     struct mhc_rule rule;
     struct dropout_rule drop;
     bool zero_centered, acc_dgain, acc_dbias;
 };
 /* Gradients of w, a_*, beta from dz. acc_params for all. */
 struct mhc_boundary_dw_args {
-    struct tensor dz, stat, y, a_pre, a_post, a_res, dw, da_pre, da_post, da_res, dbeta, work;
+    struct tensor dz, stat, y, products, a_pre, a_post, a_res, dw, da_pre, da_post, da_res, dbeta, work;
     struct mhc_rule rule;
     bool acc_dw, acc_params;
 };
@@ -190,7 +192,7 @@ struct mhc_rebuild_args {
  *   and backward (column sums), mean cosine between different streams of y. */
 enum mhc_health_item { MHC_ROW_ERROR, MHC_COLUMN_ERROR, MHC_GAIN_FORWARD, MHC_GAIN_BACKWARD, MHC_SIMILARITY, MHC_HEALTH_ITEMS };
 struct mhc_health_args {
-    struct tensor coef, y, comp_in, comp, out[MHC_HEALTH_ITEMS];
+    struct tensor coef, y, comp_in, comp, out[MHC_HEALTH_ITEMS], work;
     struct mhc_rule rule;
     bool acc_out;
 };

@@ -1,9 +1,9 @@
-/* The boundary between two sublayers, and the health numbers; see mhc.h. Forward: combine with the root mean square of what it
+/* The boundary between two sublayers; see mhc.h. Forward: combine with the root mean square of what it
  * stores; projection; gates and Sinkhorn; aggregate with norm. Backward: the sums of norm and aggregate; coefficients; then in
  * one pass the whole gradient of the stream and combine's backward.
  *
  * 4 streams of aligned bf16 rows have the projection and its backward inside the large passes: on Hopper and with a multiple of 256
- * channels those of mhc_pass.cu and mhc_pass_bwd.cu (where asked for: mhc_cluster.cu, mhc_cluster_bwd.cu), with a multiple of 64 those of
+ * channels those of mhc_cluster.cu and mhc_pass_bwd.cu, with a multiple of 64 those of
  * mhc_sliced.cu; otherwise both are library products. mhc_choose.c decides. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
 #include "ops/mhc/mhc_cuda.cuh"
 extern "C" {
@@ -52,24 +52,21 @@ static int choose_fwd(struct lane *l, const struct mhc_boundary_fwd_args *a, enu
     bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && absent_or_aligned16(&a->f) && absent_or_aligned16(&a->h) && aligned16(&a->coef) &&
                    pointer16(a->bias.data) && pointer16(a->gain.data);
     struct mhc_shape s = shape_of(l, &a->rule, &a->x, aligned);
-    bool may_cluster = present(&a->f) && present(&a->h) && !a->reuse && aligned16(&a->w) && mhc_cluster_shape(&s);
+    s.hopper = s.hopper && (a->reuse || aligned16(&a->w)); /* Hopper's passes read w in 16-byte pieces */
+    bool may_cluster = present(&a->f) && present(&a->h) && !a->reuse && !a->rule.ring && mhc_cluster_shape(&s);
     s.single_pass = a->rule.single_pass && may_cluster;
-    if (may_cluster && (s.single_pass || MHC_CLUSTERS_UNASKED))
+    if (may_cluster)
         TRY(mhc_boundary_cluster_blocks(l, s.channels, &s.in_clusters));
     return choose(l, &a->rule, &s, present(&a->f), way);
 }
-/* A gradient of the bias is summed by the separate kernels only, and clusters know no bias. */
+/* A gradient of the bias is summed by the separate kernels only. There is no way back in clusters. */
 static int choose_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enum mhc_way *way)
 {
     bool aligned = no_gaps(&a->coef_in) && absent_or_aligned16(&a->x) && absent_or_aligned16(&a->dy) && absent_or_aligned16(&a->f) && aligned16(&a->dh) &&
                    aligned16(&a->y) && aligned16(&a->dx) && absent_or_aligned16(&a->df) && aligned16(&a->dz) && absent_or_aligned16(&a->dcoef_in) &&
                    aligned16(&a->coef) && pointer16(a->bias.data) && pointer16(a->gain.data);
     struct mhc_shape s = shape_of(l, &a->rule, &a->dx, aligned);
-    bool closes = present(&a->f) && !present(&a->dbias), may_cluster = closes && !present(&a->bias) && a->dx.dim[0] > 0 && mhc_cluster_shape(&s);
-    s.single_pass = a->rule.single_pass && may_cluster;
-    if (may_cluster && (s.single_pass || MHC_CLUSTERS_UNASKED))
-        TRY(mhc_boundary_bwd_cluster_blocks(l, s.channels, &s.in_clusters));
-    return choose(l, &a->rule, &s, closes, way);
+    return choose(l, &a->rule, &s, present(&a->f) && !present(&a->dbias), way);
 }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------ */
@@ -93,8 +90,8 @@ static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work
     int64_t d = a->x.dim[1] / a->rule.streams;
     if (mhc_sliced_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
         w->sliced = carve_bytes(&c, mhc_combine_project_bytes(a->x.dim[0], d));
-    if (mhc_pass_shape(a->x.dtype, a->rule.streams, d) && !a->reuse) /* for either way */
-        w->pass = carve_bytes(&c, max_i64(mhc_boundary_pass_bytes(a->x.dim[0], d), mhc_boundary_cluster_bytes(a->x.dim[0], d)));
+    if (mhc_pass_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
+        w->pass = carve_bytes(&c, mhc_boundary_cluster_bytes(a->x.dim[0], d));
     return c.used;
 }
 
@@ -213,9 +210,8 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
     if (way == MHC_WAY_CLUSTER)
         return mhc_boundary_cluster(l, a, w.pass);
     if (way == MHC_WAY_PASS && present(&a->h) && !a->reuse) {
-        bool ring = a->rule.ring && aligned16(&a->w);
-        TRY(ring ? mhc_boundary_ring(l, a, w.pass) : mhc_boundary_pass(l, a, w.pass));
-        return open_sublayer(l, a, stream, way, ring);
+        TRY(mhc_boundary_ring(l, a, w.pass));
+        return open_sublayer(l, a, stream, way, true);
     }
     TRY(close_sublayer(l, a, &w, way, &projected));
     if (!present(&a->h))
@@ -232,7 +228,7 @@ struct bwd_work {
     float *dp;            /* fp32 streams */
     void *gw;             /* [gw_rows, K] real: dp w */
     int64_t gw_rows;
-    void *sliced, *pass;
+    void *sliced, *pass, *outer;
     float *m, *row_scale, *dpre, *dgain, *dbias;
 };
 static bool may_fuse(const struct mhc_rule *r) { return r->kernels == MHC_KERNELS_AUTO || r->kernels == MHC_KERNELS_BOUNDARY; }
@@ -267,7 +263,9 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
     if (a->dbias.rank > 0)
         w->dbias = carve_floats(&c, blocks * d);
     if (bwd_pass_shape(a))
-        w->pass = carve_bytes(&c, max_i64(mhc_boundary_bwd_pass_bytes(a), mhc_boundary_bwd_cluster_bytes(a)));
+        w->pass = carve_bytes(&c, mhc_boundary_bwd_pass_bytes(a));
+    if (a->products.rank > 0)
+        w->outer = carve_bytes(&c, mhc_outer_bytes(rows, logits, k, a->dx.dtype));
     return c.used;
 }
 
@@ -278,6 +276,32 @@ extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args
     struct mhc_boundary_bwd_args bare = *a;
     bare.dbias = {};
     return max_i64(divide_bwd(a, &w), divide_bwd(&bare, &w));
+}
+
+/* The passes multiply y by dp while they have it. */
+extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return bwd_pass_shape(a) && a->dx.dim[0] > 0; }
+
+/* Where they do not run: products from dz. */
+static struct outer_args outer_args_of(const struct tensor *dz, const struct tensor *stat, const struct tensor *a_pre, const struct tensor *a_post, const struct tensor *a_res,
+                                       const struct mhc_rule *r)
+{
+    struct outer_args o = {};
+    o.dp = (const float *)dz->data;
+    o.dp_stride = dz->stride[0];
+    o.rho = (const float *)stat->data + mhc_logits(r->streams);
+    o.rho_stride = stat->stride[0];
+    o.a_pre = (const float *)a_pre->data;
+    o.a_post = (const float *)a_post->data;
+    o.a_res = (const float *)a_res->data;
+    o.streams = (int)r->streams;
+    return o;
+}
+static int make_products(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
+{
+    struct outer_args o = outer_args_of(&b->dz, &b->stat, &b->a_pre, &b->a_post, &b->a_res, &b->rule);
+    o.y = b->y;
+    o.dw = b->products;
+    return mhc_outer(l, &o, w->outer);
 }
 
 /* dpre and m of every row, dgain. */
@@ -423,13 +447,12 @@ extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_b
     TRY(check_work("mhc_boundary_bwd", &a->work, divide_bwd(a, &w), l->err));
     enum mhc_way way;
     TRY(choose_bwd(l, a, &way));
-    if (way == MHC_WAY_CLUSTER)
-        return mhc_boundary_bwd_cluster(l, a, w.pass);
-    TRY(through_norm(l, a, &w, way));
     if (way == MHC_WAY_PASS && a->dx.dim[0] > 0)
-        return mhc_boundary_bwd_pass(l, a, w.dpre, w.m, w.pass);
+        return mhc_boundary_bwd_pass(l, a, w.pass);
+    TRY(through_norm(l, a, &w, way));
     TRY(through_coefficients(l, a, &w));
-    return finish(l, a, &w, way);
+    TRY(finish(l, a, &w, way));
+    return present(&a->products) ? make_products(l, a, &w) : ST_OK;
 }
 
 /* ---- gradients of the mapping's parameters -------------------------------------------------------------------------- */
@@ -438,7 +461,9 @@ static int64_t divide_dw(const struct mhc_boundary_dw_args *a, void **outer, flo
 {
     struct carve c = {(char *)a->work.data, 0};
     int64_t logits = mhc_logits(a->rule.streams);
-    *outer = carve_bytes(&c, mhc_outer_bytes(a->y.dim[0], logits, a->y.dim[1], a->y.dtype, a->rule.single_pass));
+    *outer = NULL;
+    if (a->products.rank == 0)
+        *outer = carve_bytes(&c, mhc_outer_bytes(a->y.dim[0], logits, a->y.dim[1], a->y.dtype));
     *partial = carve_floats(&c, MHC_PARAM_BLOCKS * 2 * logits);
     return c.used;
 }
@@ -456,28 +481,26 @@ extern "C" int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw
     float *partial;
     TRY(mhc_boundary_dw_check(a, l->err));
     TRY(check_work("mhc_boundary_dw", &a->work, divide_dw(a, &outer, &partial), l->err));
-    int64_t logits = mhc_logits(a->rule.streams);
-    struct outer_args o = {};
-    o.dp = (const float *)a->dz.data;
-    o.dp_stride = a->dz.stride[0];
-    o.rho = (const float *)a->stat.data + logits;
-    o.rho_stride = a->stat.stride[0];
-    o.a_pre = (const float *)a->a_pre.data;
-    o.a_post = (const float *)a->a_post.data;
-    o.a_res = (const float *)a->a_res.data;
-    o.streams = (int)a->rule.streams;
-    o.y = a->y;
-    o.dw = a->dw;
-    o.acc = a->acc_dw;
-    o.one_pass = a->rule.single_pass;
-    TRY(mhc_outer(l, &o, outer));
     struct param_sum_args s = {};
-    s.dz = o.dp;
-    s.dz_stride = o.dp_stride;
+    if (present(&a->products)) {
+        s.products = (const float *)a->products.data;
+        s.products_stride = a->products.stride[0];
+        s.dw = (float *)a->dw.data;
+        s.dw_stride = a->dw.stride[0];
+        s.k = a->dw.dim[1];
+        s.add_dw = a->acc_dw;
+    } else {
+        struct outer_args o = outer_args_of(&a->dz, &a->stat, &a->a_pre, &a->a_post, &a->a_res, &a->rule);
+        o.y = a->y;
+        o.dw = a->dw;
+        o.acc = a->acc_dw;
+        TRY(mhc_outer(l, &o, outer));
+    }
+    s.dz = (const float *)a->dz.data;
+    s.dz_stride = a->dz.stride[0];
     s.p = (const float *)a->stat.data;
-    s.p_stride = a->stat.stride[0];
-    s.rho = o.rho;
-    s.rho_stride = o.rho_stride;
+    s.rho = s.p + mhc_logits(a->rule.streams);
+    s.p_stride = s.rho_stride = a->stat.stride[0];
     s.partial = partial;
     s.da_pre = (float *)a->da_pre.data;
     s.da_post = (float *)a->da_post.data;
@@ -487,163 +510,4 @@ extern "C" int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw
     s.n = (int)a->rule.streams;
     s.add = a->acc_params;
     return mhc_param_sums(l, &s);
-}
-
-/* ---- health ------------------------------------------------------------------------------------------------------- */
-
-struct health_args {
-    struct view coef, y, before, product;
-    double *out[MHC_HEALTH_ITEMS];
-    int64_t rows, d;
-    int n;
-    bool profile_d, acc;
-};
-
-__device__ __forceinline__ double health_mix(const struct health_args &a, int64_t row, int i, int j)
-{
-    if (row >= a.rows)
-        return i == j;
-    return (double)at<float>(a.coef, row)[2 * a.n + mix_at(a.profile_d, a.n, i, j)];
-}
-/* Entry of the mix times the product so far. */
-__device__ __forceinline__ double health_product(const struct health_args &a, int64_t row, int s, int i, int j)
-{
-    if (a.before.data == NULL)
-        return health_mix(a, row, i, j);
-    double sum = 0;
-    for (int k = 0; k < a.n; k++)
-        sum += health_mix(a, row, i, k) * (double)at<float>(a.before, s)[k * a.n + j];
-    return sum;
-}
-
-__device__ __forceinline__ double warp_total(double v)
-{
-#pragma unroll
-    for (int bit = 16; bit > 0; bit /= 2)
-        v += __shfl_xor_sync(0xffffffffu, v, bit);
-    return v;
-}
-
-/* Sum of the cosines between different streams of a row, for the whole warp. Products are summed in fp32 over a few channels
- * only and then in double, because the streams of a young model differ in their last digits. */
-template <typename T, int N, int VEC> __device__ __forceinline__ double sum_cosines(const T *y, int64_t d, int n)
-{
-    double cosines = 0;
-    int lane = (int)threadIdx.x % 32;
-    if constexpr (N > 0) {
-        double sum[N][N] = {}; /* j <= i */
-        for (int64_t c = lane * VEC; c < d; c += 32 * VEC) {
-            struct held in[N];
-            float v[N][VEC];
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                in[i] = grab<T, VEC>(y + i * d + c);
-#pragma unroll
-            for (int i = 0; i < N; i++)
-                spread<T>(in[i], v[i]);
-#pragma unroll
-            for (int i = 0; i < N; i++)
-#pragma unroll
-                for (int j = 0; j <= i; j++) {
-                    float run = 0;
-#pragma unroll
-                    for (int e = 0; e < VEC; e++)
-                        run += v[i][e] * v[j][e];
-                    sum[i][j] += (double)run;
-                }
-        }
-#pragma unroll
-        for (int i = 0; i < N; i++)
-#pragma unroll
-            for (int j = 0; j <= i; j++)
-                sum[i][j] = warp_total(sum[i][j]);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-#pragma unroll
-            for (int j = 0; j < i; j++) {
-                double length = sqrt(sum[i][i] * sum[j][j]);
-                cosines += length > 0 ? sum[i][j] / length : 0;
-            }
-    } else {
-        double square[MHC_MAX_STREAMS];
-        for (int i = 0; i < n; i++)
-            for (int j = i; j >= 0; j--) {
-                double sum = 0;
-                for (int64_t c = lane; c < d; c += 32)
-                    sum += (double)to_float(y[i * d + c]) * (double)to_float(y[j * d + c]);
-                sum = warp_total(sum);
-                if (j == i)
-                    square[i] = sum;
-                else if (square[i] * square[j] > 0)
-                    cosines += sum / sqrt(square[i] * square[j]);
-            }
-    }
-    return cosines;
-}
-
-/* A warp per row of the sample, two rows each; then one thread sums up. */
-template <typename T, int N, int VEC> static __global__ void __launch_bounds__(1024) health(const __grid_constant__ struct health_args a)
-{
-    __shared__ double found[MHC_HEALTH_ROWS][MHC_HEALTH_ITEMS];
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, n = a.n;
-    int64_t stride = a.rows > MHC_HEALTH_ROWS ? a.rows / MHC_HEALTH_ROWS : 1;
-    for (int s = warp; s < MHC_HEALTH_ROWS; s += 32) {
-        int64_t row = s * stride;
-        for (int k = lane; k < n * n; k += 32)
-            at<float>(a.product, s)[k] = (float)health_product(a, row, s, k / n, k % n);
-        double worst[MHC_SIMILARITY] = {}, cosines = 0;
-        if (row < a.rows) {
-            for (int i = lane; i < n; i += 32) {
-                double sum[2] = {0, 0}, gain[2] = {0, 0};
-                for (int j = 0; j < n; j++) {
-                    sum[0] += health_mix(a, row, i, j);
-                    sum[1] += health_mix(a, row, j, i);
-                    gain[0] += fabs(health_product(a, row, s, i, j));
-                    gain[1] += fabs(health_product(a, row, s, j, i));
-                }
-                for (int side = 0; side < 2; side++) {
-                    worst[MHC_ROW_ERROR + side] = fmax(worst[MHC_ROW_ERROR + side], fabs(sum[side] - 1));
-                    worst[MHC_GAIN_FORWARD + side] = fmax(worst[MHC_GAIN_FORWARD + side], gain[side]);
-                }
-            }
-            cosines = sum_cosines<T, N, VEC>(at<T>(a.y, row), a.d, n);
-        }
-        for (int k = 0; k < MHC_SIMILARITY; k++) {
-#pragma unroll
-            for (int bit = 16; bit > 0; bit /= 2)
-                worst[k] = fmax(worst[k], __shfl_xor_sync(0xffffffffu, worst[k], bit));
-            found[s][k] = worst[k];
-        }
-        found[s][MHC_SIMILARITY] = cosines;
-    }
-    __syncthreads();
-    int item = (int)threadIdx.x;
-    if (item >= MHC_HEALTH_ITEMS)
-        return;
-    int64_t sampled = min((int64_t)MHC_HEALTH_ROWS, a.rows), pairs = sampled * n * (n - 1) / 2;
-    double value = 0;
-    for (int s = 0; s < MHC_HEALTH_ROWS; s++)
-        value = item < MHC_SIMILARITY ? fmax(value, found[s][item]) : value + found[s][item];
-    if (item == MHC_SIMILARITY)
-        value = pairs > 0 ? value / (double)pairs : 0;
-    *a.out[item] = value + (a.acc ? *a.out[item] : 0);
-}
-
-extern "C" int mhc_health_cuda(struct lane *l, const struct mhc_health_args *h)
-{
-    TRY(mhc_health_check(h, l->err));
-    struct health_args a = {};
-    a.coef = view_of(&h->coef);
-    a.y = view_of(&h->y);
-    a.before = view_of(&h->comp_in);
-    a.product = view_of(&h->comp);
-    for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
-        a.out[i] = (double *)h->out[i].data;
-    a.rows = h->coef.dim[0];
-    a.n = (int)h->rule.streams;
-    a.d = h->y.dim[1] / a.n;
-    a.profile_d = h->rule.profile == MHC_D;
-    a.acc = h->acc_out;
-    MHC_DISPATCH(h->y.dtype, a.n, aligned16(&h->y) && whole_vectors(a.d, h->y.dtype), T, N, VEC, LAUNCH(l, (health<T, N, VEC>), 1, 1024, 0, a));
-    return ST_OK;
 }

@@ -35,7 +35,7 @@ static const struct op_arg mhc_boundary_bwd_arg_list[] = {
     IN(dh), OPT(dy), WOPT(dcoef), WIN(stat), WIN(coef), WOPT(gain), WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
     IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, OPT(y) /* made from those */, OUT(dx), OOUT(df), WOOUT(dcoef_in), WOOUT(dgain), WOOUT(dbias), WOUT(dz),
     WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
-static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {"zero_centered", 0}, {"acc_dgain", 0}, {"acc_dbias", 0}, {"acc_dw", 0}};
+static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {"zero_centered", 0}, {"acc_dgain", 0}, {"acc_dbias", 0}, {"acc_dw", 0}, {"products", 0}};
 static const char bwd_letters[] = "CKNSNvWsssbKCvNiKKCNvvNWsssb.";
 
 /* The stream is x itself where nothing closed. */
@@ -51,6 +51,8 @@ static struct mhc_boundary_bwd_args mhc_boundary_bwd_pack(const struct op_call *
         .acc_dgain = FLAG(acc_dgain), .acc_dbias = FLAG(acc_dbias)};
     if (T(f).rank > 0)
         a.x = T(x);
+    if (FLAG(products))
+        a.products = tensor_2d(NULL, T(dw).dtype, T(dw).dim[0], T(dw).dim[1]);
     return a;
 }
 
@@ -71,7 +73,7 @@ static int mhc_boundary_bwd_infer(struct op_call *c, const struct ops *ops, stru
     struct mhc_boundary_dw_args p = params_pack(c);
     int64_t first = ops->mhc_boundary_bwd_work ? ops->mhc_boundary_bwd_work(&a) : 0;
     int64_t second = ops->mhc_boundary_dw_work ? ops->mhc_boundary_dw_work(&p) : 0;
-    c->t[c->desc->n_args - 1] = tensor_1d(NULL, DT_U8, max_i64(first, second));
+    c->t[c->desc->n_args - 1] = tensor_1d(NULL, DT_U8, round_up(max_i64(first, second), 256) + tensor_bytes(&a.products));
     return ST_OK;
 }
 
@@ -79,6 +81,12 @@ static int mhc_boundary_bwd_run(const struct ops *ops, struct lane *lane, const 
 {
     struct mhc_boundary_bwd_args a = mhc_boundary_bwd_pack(c);
     struct mhc_boundary_dw_args p = params_pack(c);
+    if (FLAG(products)) { /* at the end of work */
+        a.work.dim[0] -= tensor_bytes(&a.products);
+        a.products.data = (char *)a.work.data + a.work.dim[0];
+        p.products = a.products;
+        p.work = a.work;
+    }
     TRY(ops->mhc_boundary_bwd(lane, &a));
     return ops->mhc_boundary_dw(lane, &p);
 }
@@ -103,16 +111,16 @@ MHC_INFER_WORK(mhc_boundary_dw, "NSKsssWsssb.")
 
 #define HEALTH(n) {.name = #n, .role = ARG_OUT, .type = ARG_F64}
 static const struct op_arg mhc_health_arg_list[] = {WIN(coef), IN(y), WOPT(comp_in), WOUT(comp), HEALTH(row_error), HEALTH(column_error),
-                                                    HEALTH(gain_forward), HEALTH(gain_backward), HEALTH(similarity)};
+                                                    HEALTH(gain_forward), HEALTH(gain_backward), HEALTH(similarity), WORK};
 static const struct op_attr mhc_health_attrs[] = {MHC_RULE_ATTRS, {"acc_out", 0}};
 static struct mhc_health_args mhc_health_pack(const struct op_call *c)
 {
     return (struct mhc_health_args){.coef = T(coef), .y = T(y), .comp_in = T(comp_in), .comp = T(comp),
                                     .out = {T(row_error), T(column_error), T(gain_forward), T(gain_backward), T(similarity)},
-                                    .rule = mhc_pack_rule(c), .acc_out = FLAG(acc_out)};
+                                    .work = T(work), .rule = mhc_pack_rule(c), .acc_out = FLAG(acc_out)};
 }
-MHC_FUNCTIONS(mhc_health, "NKhhsssss", 1)
-MHC_INFER(mhc_health, "NKhhsssss")
+MHC_FUNCTIONS(mhc_health, "NKhhsssss.", 1)
+MHC_INFER_WORK(mhc_health, "NKhhsssss.")
 
 /* ---- samples ---------------------------------------------------------------------------------------------------- */
 
@@ -167,12 +175,15 @@ static const struct op_sample samples[] = {
     {"rows=35 d=33 no_dy=1 no_gain=1 no_dgain=1 acc_dw=1 strided=1"},
     {"rows=0 d=8 acc_dgain=1 acc_dbias=1"},
     {"rows=35 d=64 no_dy=1 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 no_dcoef=1"},
-    /* in clusters: tiles for several rounds of both rings; what may be absent */
-    {"rows=1030 d=2048 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
-    {"rows=21 d=1024 profile=1 no_bias=1 no_dbias=1 p=0.25 seq=5 acc_dgain=1 gpu=1 single_pass=1"},
-    {"rows=35 d=256 no_dy=1 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 no_dcoef=1 gpu=1 single_pass=1"},
+    /* products left for dw: tiles for several rounds of the rings; what may be absent; many iterations; ways that make them apart, or not at all */
+    {"rows=1030 d=2048 no_bias=1 no_dbias=1 gpu=1 products=1"},
+    {"rows=21 d=1024 profile=1 no_bias=1 no_dbias=1 p=0.25 seq=5 acc_dgain=1 acc_dw=1 gpu=1 products=1"},
+    {"rows=35 d=256 no_dy=1 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 no_dcoef=1 gpu=1 products=1"},
+    {"rows=300 d=256 iterations=40 profile=1 zero_centered=1 no_bias=1 no_dbias=1 gpu=1 products=1"},
+    {"rows=33 d=64 no_bias=1 no_dbias=1 products=1"},
+    {"rows=19 d=33 streams=3 profile=1 strided=1 products=1 " OPEN_ONLY},
 };
-enum { BACKWARD_ONLY = 8 };
+enum { BACKWARD_ONLY = 11 };
 static const struct op_sample dw_samples[] = {
     {"rows=5 d=9"}, {"rows=0 d=8"}, {"rows=0 d=8 acc_dw=1"}, {"rows=401 d=33 streams=3 acc_dw=1"}, {"rows=193 d=20 streams=8 strided=1"}};
 static const struct op_sample health_samples[] = {

@@ -314,6 +314,7 @@ int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
                                             .stat = a->stat, .coef = a->coef, .rule = a->rule};
     TRY(mapping_check(op, &m, rows, k, wide, e));
     CHECK_T(op, "dz", &a->dz, wide, 2, rows, logits);
+    CHECK_OPT(op, "products", &a->products, wide, 2, logits, k);
     CHECK_OPT(op, "dgain", &a->dgain, wide, 1, c);
     TRY(refuse_if(op, present(&a->dgain) != present(&a->gain), "dgain and gain must be given together or not at all", e));
     bool closes = present(&a->f);
@@ -341,6 +342,7 @@ int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e)
     CHECK_T(op, "y", &a->y, real, 2, -1, -1);
     int64_t rows = a->y.dim[0], k = a->y.dim[1];
     CHECK_T(op, "dz", &a->dz, wide, 2, rows, logits);
+    CHECK_OPT(op, "products", &a->products, wide, 2, logits, k);
     CHECK_T(op, "stat", &a->stat, wide, 2, rows, logits + 2);
     CHECK_T(op, "a_pre", &a->a_pre, wide, 1, 1);
     CHECK_T(op, "a_post", &a->a_post, wide, 1, 1);

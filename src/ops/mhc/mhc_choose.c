@@ -16,7 +16,7 @@ enum mhc_way mhc_choose(enum mhc_kernels want, const struct mhc_shape *s)
         return MHC_WAY_PLAIN;
     if (s->single_pass && mhc_cluster_shape(s))
         return s->in_clusters > 0 ? MHC_WAY_CLUSTER : MHC_WAY_NONE;
-    if (MHC_CLUSTERS_UNASKED && mhc_cluster_shape(s) && 10 * s->in_clusters >= 9 * s->multiprocessors)
+    if (mhc_cluster_shape(s) && 10 * s->in_clusters >= 8 * s->multiprocessors) /* of 16 blocks, an H200 runs 7 on 132 multiprocessors */
         return MHC_WAY_CLUSTER;
     if (fast(s) && s->hopper && s->channels % MHC_BLOCK_CHANNELS == 0)
         return MHC_WAY_PASS;

@@ -7,8 +7,8 @@
 
 enum mhc_way {
     MHC_WAY_NONE,    /* fused kernels were asked for, and there are none for this shape */
-    MHC_WAY_CLUSTER, /* Hopper's single passes, blocks that exchange sums: mhc_cluster.cu, mhc_cluster_bwd.cu */
-    MHC_WAY_PASS,    /* Hopper's passes with bulk copies: mhc_pass.cu, mhc_pass_bwd.cu */
+    MHC_WAY_CLUSTER, /* Hopper's single forward pass, blocks that exchange sums: mhc_cluster.cu */
+    MHC_WAY_PASS,    /* Hopper's passes with bulk copies: mhc_cluster.cu, mhc_pass_bwd.cu */
     MHC_WAY_SLICED,  /* products against w inside the large passes: mhc_sliced.cu */
     MHC_WAY_ROWS,    /* separate kernels, and a library's products */
     MHC_WAY_PLAIN,   /* the same without vectors: for comparison */
@@ -26,7 +26,6 @@ struct mhc_shape {
 enum {
     MHC_BLOCK_CHANNELS = 256, /* of a block of Hopper's passes */
     MHC_CLUSTER_BLOCKS = 16,  /* at most */
-    MHC_CLUSTERS_UNASKED = 0, /* 1: clusters are chosen by themselves where they fill the device; not before they are faster */
 };
 /* Shapes that have a single pass: then in_clusters has to be looked up. */
 bool mhc_cluster_shape(const struct mhc_shape *s);

@@ -41,11 +41,6 @@ template <typename K> static int cluster_count(struct lane *l, K kernel, int blo
     return cuda_status(l->err, (int)code, "cudaOccupancyMaxActiveClusters");
 }
 
-/* Lane g * 4 + q of a worker takes the tokens of column g of a tile, 8 tokens to a half. Boxes of tensor_map_parts have a line for each token, and
- * this order of tokens lets 8 neighbouring lanes read 8 different pieces: tokens of columns 2 j and 2 j + 1 are 4 apart. */
-__device__ __forceinline__ int token_of(int column) { return (column & ~7) | (column % 8 >> 1) | (column % 2 << 2); }
-__device__ __forceinline__ int column_of(int token) { return (token & ~7) | (token % 4 << 1) | (token % 8 >> 2); }
-
 #if HOPPER_CODE
 
 /* By one thread, before cluster_sync: */
@@ -71,15 +66,20 @@ __device__ __forceinline__ void exchange_wait_room(uint64_t *credit, int k, int 
         barrier_wait_bounded(&credit[k % slots], round_before(k, slots));
 }
 __device__ __forceinline__ void exchange_wait(uint64_t *received, int k, int slots) { barrier_wait_bounded(&received[k % slots], round_of(k, slots)); }
-/* The receiver, one whole warp, when its lanes have read item k: the slot is for item k + slots now. */
-__device__ __forceinline__ void exchange_taken(uint64_t *received, uint64_t *credit, int k, int slots, int blocks, uint32_t bytes)
+/* The receiver, one whole warp, when its lanes have read item k: the slot is for item k + slots now. Of several receivers (their number times `blocks`
+ * for exchange_init) one calls exchange_taken, the others exchange_credit. */
+__device__ __forceinline__ void exchange_credit(uint64_t *credit, int k, int slots, int blocks)
 {
     int lane = (int)threadIdx.x % 32;
-    if (lane == 0)
-        barrier_expect(&received[k % slots], bytes);
     __syncwarp();
     if (lane < blocks)
         cluster_arrive(smem_address_in(&credit[k % slots], (uint32_t)lane));
+}
+__device__ __forceinline__ void exchange_taken(uint64_t *received, uint64_t *credit, int k, int slots, int blocks, uint32_t bytes)
+{
+    if (threadIdx.x % 32 == 0)
+        barrier_expect(&received[k % slots], bytes);
+    exchange_credit(credit, k, slots, blocks);
 }
 
 #endif /* HOPPER_CODE */

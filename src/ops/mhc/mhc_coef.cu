@@ -1,6 +1,12 @@
 /* Gates, Sinkhorn and their gradients: one thread per row, everything in registers for 4 streams. */
 #include "ops/mhc/mhc_sinkhorn.cuh"
 
+/* The primitives of the gates for 4 streams of aligned rows: mhc_gates.cu. */
+bool mhc_gates_fwd_can(const struct mhc_gates_fwd_args *g);
+int mhc_gates_fwd(struct lane *l, const struct mhc_gates_fwd_args *g);
+bool mhc_gates_bwd_can(const struct mhc_gates_bwd_args *g);
+int mhc_gates_bwd(struct lane *l, const struct mhc_gates_bwd_args *g);
+
 /* ---- forward --------------------------------------------------------------------------------------------------- */
 
 template <int N> static __global__ void coefficients(struct coef_args a)
@@ -58,6 +64,8 @@ static struct coef_args rule_args(const struct mhc_rule *r, int64_t rows)
 extern "C" int mhc_gates_fwd_cuda(struct lane *l, const struct mhc_gates_fwd_args *g)
 {
     TRY(mhc_gates_fwd_check(g, l->err));
+    if (mhc_gates_fwd_can(g))
+        return mhc_gates_fwd(l, g);
     struct coef_args a = rule_args(&g->rule, g->p.dim[0]);
     a.hi = (const float *)g->p.data;
     a.p_stride = g->p.stride[0];
@@ -236,9 +244,15 @@ static __global__ void __launch_bounds__(256) param_sums(const __grid_constant__
     a.partial[((int64_t)blockIdx.y * 2 + warp) * logits + k] = sum;
 }
 
-/* 32 ranges of the partial sums, each in order, then the ranges in order. */
+/* 32 ranges of the partial sums, each in order, then the ranges in order. All that by the first block; others add products to dw. */
 static __global__ void __launch_bounds__(1024) param_totals(const __grid_constant__ struct param_sum_args a, int blocks)
 {
+    if (blockIdx.x > 0) {
+        int64_t per_row = (a.k + 1023) / 1024, i = (blockIdx.x - 1) / per_row, c = (blockIdx.x - 1) % per_row * 1024 + threadIdx.x;
+        if (c < a.k)
+            a.dw[i * a.dw_stride + c] = (a.add_dw ? a.dw[i * a.dw_stride + c] : 0.0f) + a.products[i * a.products_stride + c];
+        return;
+    }
     __shared__ double ranges[2][32][32], totals[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)];
     int logits = a.n * a.n + 2 * a.n, lane = (int)threadIdx.x % 32, range = (int)threadIdx.x / 32;
     for (int first = 0; first < logits; first += 32) {
@@ -280,7 +294,7 @@ int mhc_param_sums(struct lane *l, struct param_sum_args *a)
     int blocks = param_blocks(a->rows), logits = a->n * a->n + 2 * a->n;
     a->rows_per_block = ceil_div(max_i64(a->rows, 1), blocks);
     LAUNCH(l, param_sums, dim3((unsigned)ceil_div(logits, 32), (unsigned)blocks), 256, 0, *a);
-    LAUNCH(l, param_totals, 1, 1024, 0, *a, blocks);
+    LAUNCH(l, param_totals, (unsigned)(1 + (a->products == NULL ? 0 : logits * ceil_div(a->k, 1024))), 1024, 0, *a, blocks);
     return ST_OK;
 }
 
@@ -315,6 +329,8 @@ static __global__ void __launch_bounds__(256) gate_param_sums(const __grid_const
 extern "C" int mhc_gates_bwd_cuda(struct lane *l, const struct mhc_gates_bwd_args *g)
 {
     TRY(mhc_gates_bwd_check(g, l->err));
+    if (mhc_gates_bwd_can(g))
+        return mhc_gates_bwd(l, g);
     struct coef_bwd_args a = {};
     a.rows = g->p.dim[0];
     a.n = (int)g->rule.streams;

@@ -224,7 +224,7 @@ static int64_t divide_work(struct contract_bwd *a, const struct mhc_contract_bwd
     a->dm = carve_floats(&v, rows * n);
     a->through = carve_floats(&v, rows);
     a->partial = carve_floats(&v, ceil_div(rows, gate_rows_per_block(rows)) * 2 * n);
-    *outer = carve_bytes(&v, mhc_outer_bytes(rows, n, k, c->dx.dtype, false));
+    *outer = carve_bytes(&v, mhc_outer_bytes(rows, n, k, c->dx.dtype));
     return v.used;
 }
 

@@ -68,22 +68,27 @@ __device__ __forceinline__ int mix_at(bool profile_d, int n, int i, int j) { ret
 __device__ __forceinline__ float precise_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ float maybe_bf16(bool round, float v) { return round ? rounded<bf16>(v) : v; }
 
+/* A step of warp_sums, and those after it; as a template, because a loop is not unrolled as far, and v goes to memory then. */
+template <int HALF, int COUNT> __device__ __forceinline__ void fold_sums(float (&v)[COUNT])
+{
+    constexpr int BIT = 32 * HALF / COUNT;
+    bool upper = (threadIdx.x & BIT) != 0;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float keep = upper ? v[i + HALF] : v[i], send = upper ? v[i] : v[i + HALF];
+        v[i] = keep + __shfl_xor_sync(0xffffffffu, send, BIT);
+    }
+    if constexpr (HALF > 1)
+        fold_sums<HALF / 2>(v);
+}
 /* Sums over a warp of COUNT values per thread at once, COUNT a power of two up to 32: lane k * (32 / COUNT) has sum k. Each
  * step halves the values a lane is responsible for, so all sums cost COUNT shuffles and not 5 COUNT. */
 template <int COUNT> __device__ __forceinline__ float warp_sums(float (&v)[COUNT])
 {
-    int lane = (int)threadIdx.x % 32, bit = 16;
-#pragma unroll
-    for (int half = COUNT / 2; half > 0; half /= 2, bit /= 2) {
-        bool upper = (lane & bit) != 0;
-#pragma unroll
-        for (int i = 0; i < half; i++) {
-            float keep = upper ? v[i + half] : v[i], send = upper ? v[i] : v[i + half];
-            v[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
-        }
-    }
+    fold_sums<COUNT / 2>(v);
     float sum = v[0];
-    for (; bit > 0; bit /= 2)
+#pragma unroll
+    for (int bit = 16 / COUNT; bit > 0; bit /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     return sum;
 }
@@ -205,6 +210,7 @@ struct mix_bwd_args {
     float *dpre, *dpost, *dres; /* dpre: zeros, if not NULL */
     int64_t pre_stride, rstd_stride, post_stride, res_stride, dpre_stride, dpost_stride, dres_stride;
     float *dbias; /* partial sums [blocks, d] or NULL */
+    bool sums_here; /* those of a block in its shared memory until its end: the launch has given it d floats */
     int64_t first_row, rows, rows_per_block, d; /* rows: the end */
     float one;
     int n;
@@ -223,36 +229,23 @@ int mhc_combine_project(struct lane *l, const struct combine_args *a, const stru
 /* mix_bwd_rows that opens and closes, without dbias; dp as coef_bwd_args.split, instead of gw. */
 int64_t mhc_mix_bwd_sliced_bytes(int64_t rows, int64_t d);
 int mhc_mix_bwd_sliced(struct lane *l, const struct mix_bwd_args *a, const struct tensor *w, const bf16 *dp, void *work);
-/* w as the forward kernels want it, mhc_operand_bytes(d) bytes. */
-int64_t mhc_operand_bytes(int64_t d);
-int mhc_forward_operands(struct lane *l, const struct tensor *w, int64_t d, uint4 *out);
 
-/* ---- Hopper's large passes: mhc_pass.cu, mhc_pass_bwd.cu ------------------------------------------------------------------------------------ */
+/* ---- Hopper's large passes: mhc_cluster.cu, mhc_pass_bwd.cu ------------------------------------------------------------------------------------ */
 
 /* Streams and coef_in without gaps between rows, everything aligned. */
 static inline bool mhc_pass_shape(enum dtype real, int64_t n, int64_t d)
 {
     return real == DT_BF16 && n == 4 && d > 0 && d % 256 == 0;
 }
-int64_t mhc_boundary_pass_bytes(int64_t rows, int64_t d);
-/* Everything but h and rstd. */
-int mhc_boundary_pass(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
-/* All of it in one pass: mhc_cluster.cu. Blocks: how many the device runs at once for this width, 0: none. */
+/* All of the boundary forward in one pass. Blocks: how many the device runs at once for this width, 0: none. */
 int mhc_boundary_cluster_blocks(struct lane *l, int64_t d, int64_t *blocks);
 int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d);
 int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
-/* The same pass without clusters: everything but h. */
+/* Everything but h, for any number of channels. */
 int mhc_boundary_ring(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
-/* All that follows norm_bwd_rows, which gives dpre and m; without dbias; y is not read. */
+/* All of the way back, without dbias. */
 int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b);
-int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, const float *dpre, const float *m, void *work);
-/* dcoef from sums by blocks of 256 channels, [ranks, rows, 20]: dpost, dres. */
-int mhc_sum_mixes(struct lane *l, const float *mixes, int ranks, int64_t rows, const struct tensor *dcoef);
-/* All of it in one pass, without bias and dbias: mhc_cluster_bwd.cu. Blocks as above. */
-int mhc_boundary_bwd_cluster_blocks(struct lane *l, int64_t d, int64_t *blocks);
-int64_t mhc_boundary_bwd_cluster_bytes(const struct mhc_boundary_bwd_args *b);
-int mhc_boundary_bwd_cluster(struct lane *l, const struct mhc_boundary_bwd_args *b, void *work);
-
+int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, void *work);
 
 /* ---- products: mhc_project.cu ----------------------------------------------------------------------------------- */
 
@@ -270,14 +263,9 @@ struct outer_args {
     int streams;
     struct tensor y, dw;
     bool acc;
-    bool one_pass; /* by mhc_outer_pass.cu, where it can */
 };
-int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real, bool one_pass);
+int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real);
 int mhc_outer(struct lane *l, const struct outer_args *a, void *work);
-bool mhc_outer_passes(struct lane *l, const struct outer_args *a);
-int64_t mhc_outer_pass_bytes(int64_t rows, int64_t k);
-/* dp: [rows, 48], high halves, then low ones. */
-int mhc_outer_pass(struct lane *l, const struct outer_args *a, const bf16 *dp, float *partial);
 
 /* ---- coefficients: mhc_coef.cu ---------------------------------------------------------------------------------- */
 
@@ -324,6 +312,11 @@ struct param_sum_args {
     int64_t rows, rows_per_block;
     int n;
     bool add;
+    /* on the way, if products is not NULL: dw [N, k] (+)= products */
+    const float *products;
+    float *dw;
+    int64_t k, products_stride, dw_stride;
+    bool add_dw;
 };
 int mhc_param_sums(struct lane *l, struct param_sum_args *a);
 __device__ __forceinline__ float gate_dz(const struct param_sum_args &a, int64_t r, int k, float z)

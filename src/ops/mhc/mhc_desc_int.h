@@ -28,7 +28,7 @@ static inline const struct tensor *mhc_arg(const struct op_call *c, const char *
 
 extern const struct op_attr mhc_dims[2];
 #define MHC_RULE_ATTRS {"streams", 4}, {"profile", 0}, {"iterations", 20}
-#define MHC_BOUNDARY_ATTRS {"round_bf16", 0}, {"single_pass", 0}, {"ring", 0}
+#define MHC_BOUNDARY_ATTRS {"round_bf16", 0}, {"single_pass", 0}, {"ring", 0}, {"primitive", 0}
 #define MHC_DROP_ATTRS {"p", 0}, {"key", 77}, {"seq", 4}
 
 /* op_pack(c) gives the args struct; letters as above. */

@@ -78,6 +78,7 @@ static __global__ void __launch_bounds__(MHC_THREADS) combine_rows(const __grid_
     if (DROP)
         drop = drop_row_of(a.drop, row);
     float square = 0;
+#pragma unroll 2
     for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
         float in[streams<N>::MAX][VEC], add[VEC];
 #pragma unroll
@@ -242,8 +243,16 @@ __device__ __forceinline__ void aggregate(const T *x, int64_t d, int n, const st
     }
 }
 
+/* Without the norm, where threads need not wait for each other, a block takes a row in one step if it can. */
+enum { WIDE_THREADS = 1024 };
+static inline unsigned wide_threads(int64_t d, int vec)
+{
+    int64_t pieces = max_i64(ceil_div(d, vec), 1);
+    return (unsigned)round_up(ceil_div(pieces, ceil_div(pieces, WIDE_THREADS)), 32);
+}
+
 template <typename T, int N, int VEC, bool NORM>
-static __global__ void __launch_bounds__(MHC_THREADS) aggregate_rows(const __grid_constant__ struct aggregate_args a)
+static __global__ void __launch_bounds__(NORM ? (int)MHC_THREADS : (int)WIDE_THREADS) aggregate_rows(const __grid_constant__ struct aggregate_args a)
 {
     __shared__ float scratch[MHC_THREADS / 32], shared[MHC_MAX_STREAMS];
     /* From the end: what was written last is still in the cache. */
@@ -292,11 +301,10 @@ static __global__ void __launch_bounds__(MHC_THREADS) aggregate_rows(const __gri
 int mhc_aggregate_rows(struct lane *l, const struct aggregate_args *a, enum dtype real, bool aligned)
 {
     MHC_DISPATCH(real, a->n, aligned && whole_vectors(a->d, real), T, N, VEC, {
-        unsigned threads = mhc_threads(a->d, VEC);
         if (a->norm)
-            LAUNCH(l, (aggregate_rows<T, N, VEC, true>), (unsigned)a->rows, threads, 0, *a);
+            LAUNCH(l, (aggregate_rows<T, N, VEC, true>), (unsigned)a->rows, mhc_threads(a->d, VEC), 0, *a);
         else
-            LAUNCH(l, (aggregate_rows<T, N, VEC, false>), (unsigned)a->rows, threads, 0, *a);
+            LAUNCH(l, (aggregate_rows<T, N, VEC, false>), (unsigned)a->rows, wide_threads(a->d, VEC), 0, *a);
     });
     return ST_OK;
 }

@@ -131,7 +131,7 @@ struct mhc_rule mhc_pack_rule(const struct op_call *c)
     return (struct mhc_rule){.streams = (int64_t)op_attr(c, "streams"), .profile = op_attr(c, "profile") != 0 ? MHC_S : MHC_D,
                              .iterations = iterations >= 0 && iterations < 1e9 ? (int64_t)iterations : 0,
                              .round_bf16 = op_attr(c, "round_bf16") != 0, .single_pass = op_attr(c, "single_pass") != 0,
-                             .ring = op_attr(c, "ring") != 0};
+                             .ring = op_attr(c, "ring") != 0, .kernels = op_attr(c, "primitive") != 0 ? MHC_KERNELS_PRIMITIVE : MHC_KERNELS_AUTO};
 }
 
 struct dropout_rule mhc_pack_drop(const struct op_call *c, const struct tensor *info)
@@ -319,6 +319,8 @@ static const struct op_sample samples[] = {
     {"rows=13 d=130 p=0.1 strided=1"},
     {"rows=35 d=24 profile=1 strided=1"},
     {"rows=4 d=40 iterations=128 streams=16"},
+    {"rows=300 d=264 no_bias=1"},
+    {"rows=70 d=520 streams=3 strided=1"},
 };
 static const struct op_sample contract_samples[] = {
     {"rows=5 d=9"},
@@ -342,9 +344,13 @@ static const struct op_sample project_bwd_samples[] = {
     {"rows=401 d=33 streams=3 acc_dx=1 acc_dw=1 strided=1"},
     {"rows=35 d=24 streams=2 no_dw=1"},
     {"rows=7000 d=2 streams=2"},
+    {"rows=330 d=264"},
+    {"rows=1000 d=24 streams=3 acc_dw=1 strided=1"},
+    {"rows=130 d=80 no_dw=1"},
 };
 static const struct op_sample gates_bwd_samples[] = {
     {"rows=33 acc_params=1"},
+    {"rows=700 acc_params=1 profile=1"},
     {"rows=5 streams=3 no_dpost=1 no_dlogits=1 profile=1"},
     {"rows=5 no_dpre=1 no_dz=1 no_da_pre=1 no_da_post=1 no_da_res=1 no_dbeta=1"},
     {"rows=5 streams=8 no_dpre=1 no_dlogits=1 strided=1"},

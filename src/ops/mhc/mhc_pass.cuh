@@ -1,5 +1,5 @@
-/* What Hopper's passes of the boundary share: shapes, places of values in swizzled tiles, bulk copies. Private to ops/mhc. See mhc_pass.cu
- * for the design. */
+/* What Hopper's passes of the boundary share: shapes, places of values in swizzled tiles, bulk copies. Private to ops/mhc. See mhc_cluster.cu
+ * and mhc_pass_bwd.cu for the designs. */
 #ifndef BRAID_OPS_MHC_PASS_CUH
 #define BRAID_OPS_MHC_PASS_CUH
 
@@ -26,38 +26,6 @@ __device__ __forceinline__ uint2 split_pair(float a, float b)
     uint32_t high = pack_bf16(a, b);
     float2 taken = unpack_bf16(high);
     return make_uint2(high, pack_bf16(a - taken.x, b - taken.y));
-}
-
-/* What the backward passes are told of a row beforehand is made from these. */
-struct record_args {
-    const float *stat, *coef, *coef_in, *dcoef, *a_pre, *a_post, *a_res, *beta;
-    const float *dpre, *m; /* as norm_bwd_args gives them, where the norm comes first */
-    int64_t stat_stride, coef_stride, dcoef_stride, dz_stride, rows, k;
-    float *dz, *records;
-    int iterations;
-    bool profile_d;
-};
-static inline struct record_args record_args_of(const struct mhc_boundary_bwd_args *b, float *records)
-{
-    struct record_args a = {};
-    a.stat = (const float *)b->stat.data;
-    a.coef = (const float *)b->coef.data;
-    a.dcoef = (const float *)b->dcoef.data;
-    a.a_pre = (const float *)b->a_pre.data;
-    a.a_post = (const float *)b->a_post.data;
-    a.a_res = (const float *)b->a_res.data;
-    a.beta = (const float *)b->beta.data;
-    a.stat_stride = b->stat.stride[0];
-    a.coef_stride = b->coef.stride[0];
-    a.dcoef_stride = present(&b->dcoef) ? b->dcoef.stride[0] : 0;
-    a.dz_stride = b->dz.stride[0];
-    a.rows = b->dx.dim[0];
-    a.k = b->dx.dim[1];
-    a.dz = (float *)b->dz.data;
-    a.records = records;
-    a.iterations = (int)b->rule.iterations;
-    a.profile_d = b->rule.profile == MHC_D;
-    return a;
 }
 
 #if HOPPER_CODE

@@ -1,15 +1,18 @@
 /* The boundary's large backward pass for 4 streams of bf16 on Hopper: the gradients dy and dh, x and f are read once, dx and df written
  * once. The stream y is not read: it is formed again from x and f.
  *
- * Blocks side by side own 256 channels of all streams each and keep their part of w in shared memory; a row of C / 256 blocks walks
- * down its tiles of 8 tokens. Two groups of 8 warps work on tiles of their own, each with two stages that a copier warp fills and
- * empties by bulk copies, so nothing but the sums over a block's channels for dcoef_in makes warps wait for each other.
- *   row_records   (a kernel before it, a thread per row) coefficients and their gradients: back through Sinkhorn and gates, dz, dp
- *   the pass      y again; g = dy + pre da + dp w + scale y, the whole gradient of the stream; dx, df, and sums for dcoef_in
- *   sum_ranks     (a kernel after it) those sums over the blocks of a row
+ * Blocks side by side own 256 channels of all streams each and keep their part of w in shared memory; a line of C / 256 blocks walks
+ * down its tiles of 8 tokens. Two groups of 8 warps work on tiles of their own, each with two stages, which four helper warps fill and empty by bulk copies; so
+ * nothing but the sums over a block's channels for dcoef_in makes warps wait for each other.
+ *   prepare_rows   what does not need sums over channels: back through Sinkhorn and the gates of post and res, dz, dp; w as an operand
+ *   the look       (mhc_look.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is known by then
+ *   close_records  the gates of pre
+ *   the pass       y again; g = dy + pre da + dp w + scale y, the whole gradient of the stream; dx, df, and sums for dcoef_in. dw's rows of pre: workers leave y
+ *                  in place of dy, and helpers multiply it by dp. Some spare blocks add up what the look left by lines
+ *   finish_pass    sums for dcoef_in over the blocks of a line, and for dw over lines
  * w enters dp w as bf16, and dp as two halves: the error of rounding w is that of rounding dp w to bf16, which is what a
- * separate product would store. */
-#include "ops/mhc/mhc_pass.cuh"
+ * separate product would store. In dw y is what it is, bf16, and dp two halves. */
+#include "ops/mhc/mhc_look.cuh"
 
 enum {
     /* A block starts with 96 for each of 640 threads, and that is all there is to share. */
@@ -18,15 +21,14 @@ enum {
     TOKENS = 8, /* of a tile */
     STAGES = 2, /* of a group */
     BLOCKS = CL_COLS / 64,
-    MIXES = CL_N * CL_N + CL_N,                    /* sums for dpost, dres */
-    LINES = TOKENS * CL_ROW,                       /* bytes of 64 channels of all tokens */
-    FRAG = 32 * 24,                                /* bytes of 16 channels of w as an operand: depth 16, then depth 8 */
+    SPARE = 4,                       /* blocks, for multiprocessors that the pass leaves idle */
+    HELPERS_BARRIER = 1 + CL_GROUPS, /* its number: groups have those before */
+    MIXES = MHC_MIXES,
+    LINES = TOKENS * CL_ROW,         /* bytes of 64 channels of all tokens */
+    FRAG = MHC_FRAG,
     W_BYTES = BLOCKS * CL_N * 4 * FRAG,
-    RECORD = 12 + CL_LOGITS, /* words of a row's record; the last 4 keep rows in different banks */
+    RECORD = MHC_RECORD,
 };
-/* Words of a record: pre; rstd, m (da = rstd (dh gain - m a)), scale of y, unused; then dp as bf16 [2][24], high and low. */
-enum { REC_PRE = 0, REC_RSTD = 4, REC_M, REC_SCALE, REC_DP = 8 };
-
 struct bwd_tile { /* a multiple of 1024 bytes, as swizzled tiles want */
     char x[CL_N * BLOCKS * LINES], dy[CL_N * BLOCKS * LINES], f[BLOCKS * LINES], dh[BLOCKS * LINES];
 };
@@ -38,83 +40,42 @@ struct bwd_shared {
     uint64_t w_here, full[CL_GROUPS][STAGES], done[CL_GROUPS][STAGES];
 };
 
+/* What the look left by lines: dgain, and dw's rows of post and res. Either may be NULL. */
+struct look_sums {
+    const float *dgain_parts, *dw_parts;
+    float *dgain, *products;
+    int64_t d, products_stride;
+    int lines;
+    bool acc_dgain;
+};
 struct pass_bwd {
     const uint4 *operands;
     const float *records, *coef_in, *bias, *gain;
-    float *mixes; /* [ranks, rows, MIXES] */
+    float *mixes;  /* [ranks, rows, MIXES] */
+    float *dw_pre; /* [lines, 4, K] or NULL */
     int64_t rows, d;
     int tiles, ranks, lines;
     float one;
-    bool profile_d, has_dy;
+    bool has_dy;
     struct drop_rule drop;
+    struct look_sums look;
 };
-
-/* ---- before: operands and records ------------------------------------------------------------------------------------ */
-
-/* Channel 8 piece + 2 t + e of a block of 64 is row g + 8 e of tile t, piece = piece_of(g): so that the lanes of a quarter warp
- * find their channels in different banks. */
-__host__ __device__ __forceinline__ int piece_of(int g) { return g >> 1 | (g & 1) << 2; }
-
-static __global__ void backward_operands(const float *w, int64_t stride, int64_t d, char *out, int64_t count)
-{
-    int64_t index = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (index >= count)
-        return;
-    int lane = (int)(index % 32), g = lane / 4, q = lane % 4, t = (int)(index / 32 % 4), stream = (int)(index / 128 % CL_N);
-    const float *from = w + stream * d + index / 512 * 64 + 8 * piece_of(g) + 2 * t;
-    uint32_t r[6];
-#pragma unroll
-    for (int k = 0; k < 6; k++) {
-        const float *at = from + (8 * (k / 2) + 2 * q) * stride + k % 2;
-        r[k] = pack_bf16(at[0], at[stride]);
-    }
-    char *to = out + index / 32 * FRAG;
-    *(uint4 *)(to + lane * 16) = make_uint4(r[0], r[1], r[2], r[3]);
-    *(uint2 *)(to + 512 + lane * 8) = make_uint2(r[4], r[5]);
-}
-
-static __global__ void __launch_bounds__(64) row_records(const __grid_constant__ struct record_args a)
-{
-    int64_t row = (int64_t)blockIdx.x * 64 + threadIdx.x;
-    if (row >= a.rows)
-        return;
-    const float *p = a.stat + row * a.stat_stride, *up = a.dcoef == NULL ? NULL : a.dcoef + row * a.dcoef_stride;
-    float rho = p[CL_LOGITS], q = 1.0f / (rho + (float)MHC_EPS), sum = 0, g[CL_N * CL_N], scale[3] = {*a.a_pre, *a.a_post, *a.a_res};
-    float *record = a.records + row * RECORD, *dz = a.dz + row * a.dz_stride;
-    res_gradient(p + 2 * CL_N, q, scale[2], a.beta + 2 * CL_N, up == NULL ? NULL : up + 2 * CL_N, g, a.iterations, a.profile_d);
-    *(float4 *)(record + REC_PRE) = *(const float4 *)(a.coef + row * a.coef_stride);
-    uint32_t split[CL_LOGITS];
-    float dps[CL_LOGITS];
-#pragma unroll
-    for (int k = 0; k < CL_LOGITS; k++) {
-        float by = scale[k < CL_N ? 0 : k < 2 * CL_N ? 1 : 2], v;
-        if (k < 2 * CL_N) {
-            float sig = precise_sigmoid(q * p[k] * by + a.beta[k]), dv = up == NULL ? 0.0f : up[k];
-            v = (k < CL_N ? dv + a.dpre[row * CL_N + k] : 2 * dv) * sig * (1 - sig);
-        } else {
-            v = g[k - 2 * CL_N];
-        }
-        dz[k] = v;
-        dps[k] = v * by * q;
-        sum += v * by * p[k];
-    }
-#pragma unroll
-    for (int k = 0; k < CL_LOGITS; k += 2) {
-        uint2 pair = split_pair(dps[k], dps[k + 1]);
-        split[k / 2] = pair.x;
-        split[CL_LOGITS / 2 + k / 2] = pair.y;
-    }
-#pragma unroll
-    for (int k = 0; k < CL_LOGITS; k += 4)
-        *(uint4 *)(record + REC_DP + k) = make_uint4(split[k], split[k + 1], split[k + 2], split[k + 3]);
-    *(float4 *)(record + REC_RSTD) = make_float4(p[CL_LOGITS + 1], a.m[row], rho == 0 ? 0.0f : -q * q * sum / ((float)a.k * rho), 0);
-}
 
 /* ---- the pass ----------------------------------------------------------------------------------------------------------- */
 
 #if HOPPER_CODE
 
-__device__ __forceinline__ int tile_of(const struct pass_bwd &a, int group, int j) { return (int)(blockIdx.x / a.ranks) + (CL_GROUPS * j + group) * a.lines; }
+static __device__ void sum_look(const struct look_sums &a, int64_t first, int64_t step)
+{
+    int64_t k = CL_N * a.d;
+    for (int64_t c = first; a.dgain_parts != NULL && c < a.d; c += step)
+        a.dgain[c] = (a.acc_dgain ? a.dgain[c] : 0.0f) + sum_of(a.dgain_parts + c, a.lines, a.d);
+    for (int64_t i = first; a.dw_parts != NULL && i < (CL_LOGITS - CL_N) * k; i += step)
+        a.products[(CL_N + i / k) * a.products_stride + i % k] = sum_of(a.dw_parts + i, a.lines, (CL_LOGITS - CL_N) * k);
+}
+
+/* Tile n of this line of blocks; group n % CL_GROUPS works on it. */
+__device__ __forceinline__ int tile_of(const struct pass_bwd &a, int n) { return (int)(blockIdx.x / a.ranks) + n * a.lines; }
 /* What a stage holds, by name. */
 struct stage {
     char *x, *dy, *f, *dh;
@@ -147,35 +108,106 @@ static __device__ __forceinline__ void load_tile(const struct pass_bwd &a, const
             parts_load(st.dy + b * CL_N * LINES, m.dy, col, row, bar);
     }
 }
-
-static __device__ __forceinline__ void copy_tiles(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank, const struct bwd_maps &m)
+static __device__ __forceinline__ void store_tile(const struct stage &st, int tile, int rank, const struct bwd_maps &m)
 {
-    for (int j = 0; j < STAGES && tile_of(a, group, j) < a.tiles; j++)
-        load_tile(a, stage_of(s, group, j), &s->full[group][j], tile_of(a, group, j), rank, m);
-    for (int j = 0, tile; (tile = tile_of(a, group, j)) < a.tiles; j++) {
-        struct stage st = stage_of(s, group, j % STAGES);
-        barrier_wait_bounded(&s->done[group][j % STAGES], j / STAGES & 1);
-        for (int b = 0; b < BLOCKS; b++) {
-            int col = rank * CL_COLS + b * 64;
-            parts_store(m.dx, col, tile * TOKENS, st.x + b * CL_N * LINES);
-            tma_store_2d(m.df, col, tile * TOKENS, st.f + b * LINES);
-        }
-        stores_read();
-        int next = tile_of(a, group, j + STAGES);
-        if (next < a.tiles)
-            load_tile(a, st, &s->full[group][j % STAGES], next, rank, m);
+    int row = tile * TOKENS;
+    for (int b = 0; b < BLOCKS; b++) {
+        int col = rank * CL_COLS + b * 64;
+        parts_store(m.dx, col, row, st.x + b * CL_N * LINES);
+        tma_store_2d(m.df, col, row, st.f + b * LINES);
     }
-    bulk_wait<0>();
+    bulk_commit();
+}
+
+/* dp of pre as the right operand of y^T dp: this lane's two tokens of logit lane / 4 % 4, high halves and low ones; zeros beyond the last row. */
+static __device__ __forceinline__ uint2 load_dp_pre(const struct pass_bwd &a, const struct stage &st, int tile, int lane)
+{
+    int token = lane % 4 * 2;
+    uint2 dp = make_uint2(0, 0);
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        const uint16_t *from = (const uint16_t *)(st.record[token + e] + REC_DP) + lane / 4 % CL_N;
+        if (tile * TOKENS + token + e < a.rows) {
+            dp.x |= (uint32_t)from[0] << 16 * e;
+            dp.y |= (uint32_t)from[CL_LOGITS] << 16 * e;
+        }
+    }
+    return dp;
+}
+/* Rows of pre of dw: y^T dp of a tile, for the 64 channels of this warp. Two streams share a product, one with k 0 - 7 and columns 0 - 3 (logits), the other with
+ * the rest: acc [pair of streams][channels of 16]. High halves of dp, then low ones. */
+static __device__ __forceinline__ void add_dw(const struct pass_bwd &a, const struct stage &st, int tile, int block, int lane, float (&acc)[CL_N / 2][4][4])
+{
+    uint2 dp = load_dp_pre(a, st, tile, lane);
+    bool first = lane / 4 < CL_N;
+#pragma unroll
+    for (int i = 0; i < CL_N; i += 2)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t y[4], z[4];
+            int at = (block * CL_N + i) * LINES + in_tile(lane % 8, 4 * half + lane / 8);
+            load_matrices_t(y, st.dy + at);
+            load_matrices_t(z, st.dy + at + LINES);
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                uint32_t both[4] = {y[2 * c], y[2 * c + 1], z[2 * c], z[2 * c + 1]};
+                mma_bf16(acc[i / 2][2 * half + c], both, first ? dp.x : 0, first ? 0 : dp.x);
+                mma_bf16(acc[i / 2][2 * half + c], both, first ? dp.y : 0, first ? 0 : dp.y);
+            }
+        }
+}
+static __device__ __forceinline__ void leave_dw(const struct pass_bwd &a, int rank, int warp, int lane, const float (&acc)[CL_N / 2][4][4])
+{
+    float *to = a.dw_pre + (int64_t)(blockIdx.x / a.ranks) * CL_N * CL_N * a.d + rank * CL_COLS + warp * 64 + lane / 4;
+    int stream = lane % 4 / 2, logit = lane % 2 * 2;
+#pragma unroll
+    for (int i = 0; i < CL_N; i += 2)
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+#pragma unroll
+            for (int v = 0; v < 4; v++)
+                to[(logit + v % 2) * CL_N * a.d + (i + stream) * a.d + 16 * c + 8 * (v / 2)] = acc[i / 2][c][v];
+}
+
+/* By four warps: bring tiles, take them away, and multiply y, which the workers leave in place of dy. Tiles come in order, those of the groups in turn.
+ * One thread copies whole tiles: memory likes lines that belong together to be asked for together (with each warp bringing its own 64 channels as soon as it
+ * could, the pass was slower by 8 %). */
+static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd_shared *s, int rank, const struct bwd_maps &m)
+{
+    int block = (int)threadIdx.x / 32 - CL_WORKERS / 32, lane = (int)threadIdx.x % 32;
+    bool copier = (int)threadIdx.x == CL_WORKERS;
+    float acc[CL_N / 2][4][4] = {};
+    for (int n = 0; copier && n < STAGES * CL_GROUPS && tile_of(a, n) < a.tiles; n++)
+        load_tile(a, stage_of(s, n % CL_GROUPS, n / CL_GROUPS), &s->full[n % CL_GROUPS][n / CL_GROUPS], tile_of(a, n), rank, m);
+    for (int n = 0, tile; (tile = tile_of(a, n)) < a.tiles; n++) {
+        int group = n % CL_GROUPS, buffer = n / CL_GROUPS % STAGES, next = tile_of(a, n + STAGES * CL_GROUPS);
+        struct stage st = stage_of(s, group, buffer);
+        barrier_wait_bounded(&s->done[group][buffer], (uint32_t)(n / CL_GROUPS / STAGES) & 1);
+        if (copier)
+            store_tile(st, tile, rank, m);
+        if (a.dw_pre != NULL) {
+            add_dw(a, st, tile, block, lane, acc);
+            named_barrier<HELPERS_BARRIER, CL_THREADS - CL_WORKERS>();
+        }
+        if (copier) {
+            bulk_wait_read<0>();
+            if (next < a.tiles)
+                load_tile(a, st, &s->full[group][buffer], next, rank, m);
+        }
+    }
+    if (a.dw_pre != NULL)
+        leave_dw(a, rank, block, lane, acc);
+    if (copier)
+        bulk_wait<0>();
 }
 
 /* The place of a worker thread. */
 struct worker {
-    int group, rank, warp, lane, block, token, piece;
-    int64_t c; /* channel of a stream */
+    int group, rank, warp, lane, block, token, piece, c; /* c: channel of a stream */
 };
 
 /* 8 channels of y as stored, from x and f. */
-template <bool DROP> static __device__ __forceinline__ void form_again(const struct pass_bwd &a, const struct worker &k, const struct stage &st, int at, int64_t row, uint4 (&y)[CL_N])
+template <bool DROP, bool D> static __device__ __forceinline__ void form_again(const struct pass_bwd &a, const struct worker &k, const struct stage &st, int at, int row, uint4 (&y)[CL_N])
 {
     float in[CL_N][8], add[8], post[CL_N], res[CL_N * CL_N];
 #pragma unroll
@@ -201,10 +233,10 @@ template <bool DROP> static __device__ __forceinline__ void form_again(const str
             drop_factors(a.drop, drop, i * a.d + k.c, factor);
 #pragma unroll
         for (int e = 0; e < 8; e++) {
-            v[e] = __fmul_rn(a.profile_d ? res[i] : res[i * CL_N], in[0][e]);
+            v[e] = __fmul_rn(D ? res[i] : res[i * CL_N], in[0][e]);
 #pragma unroll
             for (int l = 1; l < CL_N; l++)
-                v[e] = fmaf(a.profile_d ? res[l * CL_N + i] : res[i * CL_N + l], in[l][e], v[e]);
+                v[e] = fmaf(D ? res[l * CL_N + i] : res[i * CL_N + l], in[l][e], v[e]);
             v[e] = add_dropped<DROP>(v[e], post[i], add[e], DROP ? factor[e] : 1.0f);
         }
         y[i] = repack<bf16>(v);
@@ -236,7 +268,7 @@ static __device__ __forceinline__ void aggregate_gradient(const struct pass_bwd 
         da[e] = by.x * (da[e] - agg[e] * by.y);
 }
 
-/* Sums over the 8 lanes of a token; COUNT a power of two from 8 on: this lane is left with COUNT / 8, from COUNT / 8 * (lane / 4) on. */
+/* One step of sums over the 8 lanes of a token: this lane goes on with one half of the numbers. */
 template <int HALF, int COUNT> __device__ __forceinline__ void fold(float (&v)[COUNT], int lane, int bit)
 {
     bool upper = (lane & bit) != 0;
@@ -246,11 +278,15 @@ template <int HALF, int COUNT> __device__ __forceinline__ void fold(float (&v)[C
         v[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
     }
 }
-template <int COUNT> __device__ __forceinline__ void token_sums(float (&v)[COUNT], int lane)
+/* This lane is left with numbers 2 g and 2 g + 1 of 16, g = lane / 4, and number g / 2 of 4. */
+__device__ __forceinline__ void token_sums(float (&of16)[CL_N * CL_N], float (&of4)[CL_N], int lane)
 {
-    fold<COUNT / 2>(v, lane, 16);
-    fold<COUNT / 4>(v, lane, 8);
-    fold<COUNT / 8>(v, lane, 4);
+    fold<8>(of16, lane, 16);
+    fold<4>(of16, lane, 8);
+    fold<2>(of16, lane, 4);
+    fold<2>(of4, lane, 16);
+    fold<1>(of4, lane, 8);
+    of4[0] += __shfl_xor_sync(0xffffffffu, of4[0], 4);
 }
 
 /* dp of this lane's column of the product: token lane / 8 of this warp's 4, high halves in even columns. */
@@ -264,8 +300,8 @@ static __device__ __forceinline__ void load_dp(const struct stage &st, const str
 }
 
 /* The stream's gradient and everything that follows from it. */
-template <bool DROP>
-static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, const struct worker &k, struct bwd_shared *s, const struct stage &st, int at, int buffer, int64_t row, const uint4 (&y)[CL_N])
+template <bool DROP, bool D>
+static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, const struct worker &k, struct bwd_shared *s, const struct stage &st, int at, int buffer, int row, const uint4 (&y)[CL_N])
 {
     float grad[CL_N][8];
     {
@@ -280,6 +316,8 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
             uint4 raw = a.has_dy ? load_raw(st.dy + (k.block * CL_N + i) * LINES + at) : zero_raw();
             unpack<bf16>(raw, d);
             unpack<bf16>(y[i], v);
+            if (a.dw_pre != NULL)
+                store_raw(st.dy + (k.block * CL_N + i) * LINES + at, y[i]);
 #pragma unroll
             for (int t = 0; t < 4; t++) {
                 float acc[4] = {};
@@ -295,7 +333,7 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
             }
         }
     }
-    float f[8], df[8] = {}, with_f[8] = {}, with_x[CL_N * CL_N] = {};
+    float f[8], df[8] = {}, with_f[CL_N] = {}, with_x[CL_N * CL_N] = {};
     {
         float4 by = *(const float4 *)(st.coef[k.token] + CL_N);
         float post[CL_N] = {by.x, by.y, by.z, by.w};
@@ -330,7 +368,7 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
         const float *res = st.coef[k.token] + 2 * CL_N;
 #pragma unroll
         for (int i = 0; i < CL_N; i++)
-            mix[i] = a.profile_d ? res[j * CL_N + i] : res[i * CL_N + j];
+            mix[i] = D ? res[j * CL_N + i] : res[i * CL_N + j];
         char *place = st.x + (k.block * CL_N + j) * LINES + at;
         unpack<bf16>(load_raw(place), v);
 #pragma unroll
@@ -346,25 +384,22 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
     __syncwarp();
     if (k.lane == 0)
         barrier_arrive(&s->done[k.group][buffer]);
-    token_sums<CL_N * CL_N>(with_x, k.lane);
-    token_sums<8>(with_f, k.lane); /* the upper 4 are zeros */
+    token_sums(with_x, with_f, k.lane);
     float *mixes = s->mixes[k.group][buffer][k.block][k.token];
     int g = k.lane / 4;
 #pragma unroll
     for (int e = 0; e < 2; e++)
-        mixes[CL_N + mix_at(a.profile_d, CL_N, (2 * g + e) / CL_N, (2 * g + e) % CL_N)] = with_x[e];
-    if (g < CL_N)
-        mixes[g] = with_f[0];
+        mixes[CL_N + mix_at(D, CL_N, (2 * g + e) / CL_N, (2 * g + e) % CL_N)] = with_x[e];
+    if (g % 2 == 0)
+        mixes[g / 2] = with_f[0];
 }
-
-__device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
 /* By one warp: sums for dcoef_in of a tile, over the blocks of channels. */
 static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, const struct bwd_shared *s, const struct worker &k, int buffer, int tile)
 {
     for (int item = k.lane; item < TOKENS * MIXES / 4; item += 32) {
         int token = item / (MIXES / 4), v = item % (MIXES / 4) * 4;
-        int64_t row = (int64_t)tile * TOKENS + token;
+        int64_t row = tile * TOKENS + token;
         float4 sum = *(const float4 *)&s->mixes[k.group][buffer][0][token][v];
 #pragma unroll
         for (int b = 1; b < BLOCKS; b++)
@@ -374,7 +409,7 @@ static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, con
     }
 }
 
-template <bool DROP> static __device__ __forceinline__ void work(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank)
+template <bool DROP, bool D> static __device__ __forceinline__ void work(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank)
 {
     struct worker k = {};
     int thread = (int)threadIdx.x % CL_GROUP_THREADS, j = 0;
@@ -385,18 +420,17 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct pa
     k.block = k.warp % BLOCKS;
     k.token = k.warp / BLOCKS * 4 + k.lane % 4;
     k.piece = piece_of(k.lane / 4);
-    k.c = (int64_t)rank * CL_COLS + k.block * 64 + k.piece * 8;
+    k.c = rank * CL_COLS + k.block * 64 + k.piece * 8;
     int at = in_tile(k.token, k.piece);
     barrier_wait_bounded(&s->w_here, 0);
-    for (int tile; (tile = tile_of(a, group, j)) < a.tiles; j++) {
-        int64_t row = (int64_t)tile * TOKENS + k.token;
-        int buffer = j & 1;
+    for (int tile; (tile = tile_of(a, CL_GROUPS * j + group)) < a.tiles; j++) {
+        int row = tile * TOKENS + k.token, buffer = j & 1;
         uint32_t parity = j >> 1 & 1;
         struct stage st = stage_of(s, group, buffer);
         uint4 y[CL_N];
         barrier_wait_bounded(&s->full[group][buffer], parity);
-        form_again<DROP>(a, k, st, at, row, y);
-        finish_tile<DROP>(a, k, s, st, at, buffer, row, y);
+        form_again<DROP, D>(a, k, st, at, row, y);
+        finish_tile<DROP, D>(a, k, s, st, at, buffer, row, y);
         /* Whoever sums up reads before the next barrier; the same place is written again after it. */
         group_barrier(group);
         if (k.warp == j % CL_WARPS)
@@ -406,7 +440,8 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct pa
 
 #endif /* HOPPER_CODE */
 
-template <bool DROP>
+/* D: profile D. */
+template <bool DROP, bool D>
 static __global__ void __launch_bounds__(CL_THREADS, 1)
     boundary_bwd_pass(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy, const __grid_constant__ CUtensorMap f, const __grid_constant__ CUtensorMap dh,
                       const __grid_constant__ CUtensorMap dx, const __grid_constant__ CUtensorMap df, const __grid_constant__ struct pass_bwd a)
@@ -414,68 +449,57 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, shared, 1024);
     struct bwd_shared *s = (struct bwd_shared *)shared;
-    int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32;
+    int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32, spare = (int)blockIdx.x - a.ranks * a.lines;
+    if (spare >= 0) {
+        sum_look(a.look, spare * CL_THREADS + (int)threadIdx.x, SPARE * CL_THREADS);
+        return;
+    }
+    /* Coefficients beyond the last row stay what they were: zeros, or those of an earlier tile; x and f are zeros there, and so is y. */
+    for (int i = (int)threadIdx.x; i < CL_GROUPS * STAGES * TOKENS * CL_LOGITS; i += CL_THREADS)
+        (&s->coef[0][0][0][0])[i] = 0;
+    fence_async_proxy();
     if (threadIdx.x == 0) {
         barrier_init(&s->w_here, 1);
         for (int g = 0; g < CL_GROUPS; g++)
-            for (int b = 0; b < 2; b++) {
-                barrier_init(&s->full[g][b], 1);
-                barrier_init(&s->done[g][b], CL_WARPS);
+            for (int i = 0; i < STAGES; i++) {
+                barrier_init(&s->full[g][i], 1);
+                barrier_init(&s->done[g][i], CL_WARPS);
             }
         barrier_init_done();
         barrier_expect(&s->w_here, W_BYTES);
         bulk_load(s->w, a.operands + (int64_t)rank * (W_BYTES / 16), W_BYTES, &s->w_here);
     }
     __syncthreads();
+    struct bwd_maps m = {&x, &dy, &f, &dh, &dx, &df};
     if (warp < CL_WORKERS / 32) {
         registers_up<WORKER_REGISTERS>();
-        work<DROP>(a, s, warp / CL_WARPS, rank);
+        work<DROP, D>(a, s, warp / CL_WARPS, rank);
     } else {
         registers_down<HELPER_REGISTERS>();
-        int helper = warp - CL_WORKERS / 32;
-        struct bwd_maps m = {&x, &dy, &f, &dh, &dx, &df};
-        if (helper < CL_GROUPS && threadIdx.x % 32 == 0)
-            copy_tiles(a, s, helper, rank, m);
+        help(a, s, rank, m);
     }
 #endif
 }
 
-/* ---- after ------------------------------------------------------------------------------------------------------------- */
-
-/* dcoef_in: zeros for pre, then the sums over blocks in order. */
-static __global__ void __launch_bounds__(256) sum_ranks(const float *mixes, int ranks, int64_t rows, float *dcoef, int64_t stride)
-{
-    int64_t index = (int64_t)blockIdx.x * 256 + threadIdx.x, row = index / 6;
-    int v = (int)(index % 6);
-    if (row >= rows)
-        return;
-    float4 sum = make_float4(0, 0, 0, 0);
-    if (v > 0) {
-#pragma unroll 8
-        for (int r = 0; r < ranks; r++) {
-            float4 add = *(const float4 *)(mixes + (r * rows + row) * MIXES + (v - 1) * 4);
-            sum = make_float4(sum.x + add.x, sum.y + add.y, sum.z + add.z, sum.w + add.w);
-        }
-    }
-    *(float4 *)(dcoef + row * stride + v * 4) = sum;
-}
-int mhc_sum_mixes(struct lane *l, const float *mixes, int ranks, int64_t rows, const struct tensor *dcoef)
-{
-    LAUNCH(l, sum_ranks, (unsigned)ceil_div(rows * 6, 256), 256, 0, mixes, ranks, rows, (float *)dcoef->data, dcoef->stride[0]);
-    return ST_OK;
-}
-
 struct pass_work {
     uint4 *operands;
-    float *records, *mixes;
+    float *records, *mixes, *dots, *dgain, *dw, *dw_pre;
 };
+static int64_t pass_lines(int64_t rows, int64_t d) { return min_i64(max_i64(CL_BLOCKS / (d / CL_COLS), 1), max_i64(ceil_div(rows, TOKENS), 1)); }
 static int64_t divide(const struct mhc_boundary_bwd_args *b, void *base, struct pass_work *w)
 {
     struct carve c = {(char *)base, 0};
-    int64_t rows = b->dx.dim[0], d = b->dx.dim[1] / CL_N, ranks = d / CL_COLS;
+    int64_t rows = b->dx.dim[0], k = b->dx.dim[1], d = k / CL_N, ranks = d / CL_COLS;
+    *w = {};
     w->operands = (uint4 *)carve_bytes(&c, ranks * W_BYTES);
     w->records = carve_floats(&c, rows * RECORD);
     w->mixes = carve_floats(&c, ranks * rows * MIXES);
+    w->dots = carve_floats(&c, ranks * rows * MHC_LOOK_DOTS);
+    w->dgain = carve_floats(&c, mhc_look_lines(rows, d) * d);
+    if (b->products.rank > 0) {
+        w->dw = carve_floats(&c, mhc_look_lines(rows, d) * (CL_LOGITS - CL_N) * k);
+        w->dw_pre = carve_floats(&c, pass_lines(rows, d) * CL_N * k);
+    }
     return c.used;
 }
 int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b)
@@ -484,54 +508,91 @@ int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b)
     return divide(b, NULL, &w);
 }
 
-static int make_records(struct lane *l, const struct mhc_boundary_bwd_args *b, const float *dpre, const float *m, float *records)
+/* Operands and records, and the look at the stream that they need and that needs them. */
+static int prepare(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w, struct look_sums *sums)
 {
-    struct record_args a = record_args_of(b, records);
-    a.dpre = dpre;
-    a.m = m;
-    LAUNCH(l, row_records, (unsigned)ceil_div(a.rows, 64), 64, 0, a);
+    struct mhc_look_args look = {};
+    look.y = b->y;
+    look.dh = b->dh;
+    look.records = w->records;
+    look.gain = (const float *)b->gain.data;
+    look.dots = w->dots;
+    look.dgain = present(&b->dgain) ? w->dgain : NULL;
+    look.dw = w->dw;
+    look.one = b->zero_centered ? 1 : 0;
+    sums->dgain_parts = look.dgain;
+    sums->dw_parts = w->dw;
+    sums->dgain = (float *)b->dgain.data;
+    sums->acc_dgain = b->acc_dgain;
+    sums->products = (float *)b->products.data;
+    sums->products_stride = present(&b->products) ? b->products.stride[0] : 0;
+    sums->d = b->dh.dim[1];
+    sums->lines = (int)mhc_look_lines(b->dh.dim[0], b->dh.dim[1]);
+    TRY(mhc_prepare_rows(l, b, w->records, w->operands));
+    TRY(mhc_look(l, &look));
+    return mhc_close_records(l, b, w->records, w->dots);
+}
+static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w, const struct pass_bwd *p)
+{
+    struct mhc_after_pass a = {};
+    a.mixes = w->mixes;
+    a.dw_parts = w->dw_pre;
+    a.dcoef = (float *)b->dcoef_in.data;
+    a.dcoef_stride = b->dcoef_in.stride[0];
+    a.products = (float *)b->products.data;
+    a.products_stride = present(&b->products) ? b->products.stride[0] : 0;
+    a.rows = p->rows;
+    a.k = CL_N * p->d;
+    a.ranks = p->ranks;
+    a.lines = p->lines;
+    return mhc_finish_pass(l, &a);
+}
+
+struct pass_maps {
+    CUtensorMap x, dy, f, dh, dx, df;
+};
+template <bool DROP, bool D> static int launch_pass(struct lane *l, const struct pass_maps &m, const struct pass_bwd &a)
+{
+    NEEDS_SMEM(l, (boundary_bwd_pass<DROP, D>), sizeof(struct bwd_shared));
+    LAUNCH(l, (boundary_bwd_pass<DROP, D>), (unsigned)(a.ranks * a.lines + SPARE), CL_THREADS, sizeof(struct bwd_shared), m.x, m.dy, m.f, m.dh, m.dx, m.df, a);
     return ST_OK;
 }
 
-int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, const float *dpre, const float *m, void *base)
+int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, void *base)
 {
     struct pass_work w;
     struct pass_bwd a = {};
-    CUtensorMap x, dy, f, dh, dx, df;
-    int64_t rows = b->dx.dim[0], k = b->dx.dim[1], d = k / CL_N, count = k / 64 * 128;
+    struct pass_maps m;
+    int64_t rows = b->dx.dim[0], k = b->dx.dim[1], d = k / CL_N;
     divide(b, base, &w);
-    LAUNCH(l, backward_operands, (unsigned)ceil_div(count, 256), 256, 0, (const float *)b->w.data, b->w.stride[0], d, (char *)w.operands, count);
-    TRY(make_records(l, b, dpre, m, w.records));
+    TRY(prepare(l, b, &w, &a.look));
     a.operands = w.operands;
     a.records = w.records;
     a.coef_in = (const float *)b->coef_in.data;
     a.bias = (const float *)b->bias.data;
     a.gain = (const float *)b->gain.data;
     a.mixes = w.mixes;
+    a.dw_pre = w.dw_pre;
     a.rows = rows;
     a.d = d;
     a.tiles = (int)ceil_div(rows, TOKENS);
     a.ranks = (int)(d / CL_COLS);
-    a.lines = (int)min_i64(max_i64(CL_BLOCKS / a.ranks, 1), a.tiles);
+    a.lines = (int)pass_lines(rows, d);
     a.one = b->zero_centered ? 1 : 0;
-    a.profile_d = b->rule.profile == MHC_D;
     a.has_dy = present(&b->dy);
     a.drop = drop_rule_of(&b->drop);
-    TRY(tensor_map_parts(l, &x, b->x.data, rows, CL_N, d, b->x.stride[0], TOKENS));
-    TRY(tensor_map_parts(l, &dx, b->dx.data, rows, CL_N, d, b->dx.stride[0], TOKENS));
-    TRY(tensor_map_2d(l, &f, b->f.data, rows, d, b->f.stride[0], TOKENS));
-    TRY(tensor_map_2d(l, &df, b->df.data, rows, d, b->df.stride[0], TOKENS));
-    TRY(tensor_map_2d(l, &dh, b->dh.data, rows, d, b->dh.stride[0], TOKENS));
-    dy = dx;
+    TRY(tensor_map_parts(l, &m.x, b->x.data, rows, CL_N, d, b->x.stride[0], TOKENS));
+    TRY(tensor_map_parts(l, &m.dx, b->dx.data, rows, CL_N, d, b->dx.stride[0], TOKENS));
+    TRY(tensor_map_2d(l, &m.f, b->f.data, rows, d, b->f.stride[0], TOKENS));
+    TRY(tensor_map_2d(l, &m.df, b->df.data, rows, d, b->df.stride[0], TOKENS));
+    TRY(tensor_map_2d(l, &m.dh, b->dh.data, rows, d, b->dh.stride[0], TOKENS));
+    m.dy = m.dx;
     if (a.has_dy)
-        TRY(tensor_map_parts(l, &dy, b->dy.data, rows, CL_N, d, b->dy.stride[0], TOKENS));
-    unsigned grid = (unsigned)(a.ranks * a.lines);
-    if (a.drop.info != NULL) {
-        NEEDS_SMEM(l, boundary_bwd_pass<true>, sizeof(struct bwd_shared));
-        LAUNCH(l, boundary_bwd_pass<true>, grid, CL_THREADS, sizeof(struct bwd_shared), x, dy, f, dh, dx, df, a);
-    } else {
-        NEEDS_SMEM(l, boundary_bwd_pass<false>, sizeof(struct bwd_shared));
-        LAUNCH(l, boundary_bwd_pass<false>, grid, CL_THREADS, sizeof(struct bwd_shared), x, dy, f, dh, dx, df, a);
-    }
-    return mhc_sum_mixes(l, w.mixes, a.ranks, rows, &b->dcoef_in);
+        TRY(tensor_map_parts(l, &m.dy, b->dy.data, rows, CL_N, d, b->dy.stride[0], TOKENS));
+    bool profile_d = b->rule.profile == MHC_D;
+    if (a.drop.info != NULL)
+        TRY((profile_d ? launch_pass<true, true>(l, m, a) : launch_pass<true, false>(l, m, a)));
+    else
+        TRY((profile_d ? launch_pass<false, true>(l, m, a) : launch_pass<false, false>(l, m, a)));
+    return finish(l, b, &w, &a);
 }

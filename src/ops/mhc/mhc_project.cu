@@ -1,9 +1,9 @@
 /* Products of the streams with small fp32 matrices: the projection p = x w^T, its gradient, and dw = dp^T x.
  *
  * bf16 streams meet the matrix as two bf16 halves (high + low), so that the library's tensor-core products give it 16 bits
- * of fraction; the boundary and all weight gradients go this way (dw in a pass of our own where asked for: mhc_outer_pass.cu). The primitives mhc_project_fwd and the dx of
- * mhc_project_bwd have no scratch for halves: bf16 and up to 24 rows of w go to mhc_project_pass.cu, which splits on the way, the rest
- * to plain kernels. */
+ * of fraction; the boundary and all weight gradients go this way. The primitives of bf16 streams with up to
+ * 24 rows of w split on the way: on Hopper in mhc_project_ring.cu and, dx and dw together, in mhc_project_back.cu; dx elsewhere in mhc_project_pass.cu. The rest goes to
+ * plain kernels. */
 #include "ops/mhc/mhc_cuda.cuh"
 
 __device__ __forceinline__ bf16 high_half(float v) { return __float2bfloat16_rn(v); }
@@ -64,13 +64,13 @@ static __global__ void add_halves(const float *sums, int64_t padded, int64_t sum
     dw[i * stride + c] = (acc ? dw[i * stride + c] : 0.0f) + v;
 }
 
-int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real, bool one_pass)
+int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real)
 {
     struct carve c = {};
     int64_t padded = split_rows(n);
     carve_bytes(&c, rows * padded * 4); /* two halves, or one float */
     if (real == DT_BF16)
-        carve_bytes(&c, max_i64(2 * padded * split_stride(k) * 4, one_pass ? mhc_outer_pass_bytes(rows, k) : 0));
+        carve_bytes(&c, 2 * padded * split_stride(k) * 4);
     return c.used;
 }
 
@@ -100,8 +100,6 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work)
     }
     float *sums = carve_floats(&c, 2 * padded * stride);
     LAUNCH(l, write_dp<bf16>, grid, 256, 0, *a, rows, n, padded, (bf16 *)dp);
-    if (mhc_outer_passes(l, a))
-        return mhc_outer_pass(l, a, (const bf16 *)dp, sums);
     g.a = tensor_2d(dp, DT_BF16, rows, 2 * padded);
     g.c = strided_2d(sums, DT_F32, 2 * padded, k, stride);
     TRY(gemm_cuda(l, &g));
@@ -109,9 +107,12 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work)
     return ST_OK;
 }
 
-/* ---- passes for bf16: mhc_project_pass.cu */
-bool mhc_project_passes(const struct lane *l, const struct mhc_project_fwd_args *b);
-int mhc_project_pass(struct lane *l, const struct mhc_project_fwd_args *b);
+/* ---- passes for bf16: mhc_project_ring.cu, mhc_project_back.cu, mhc_project_pass.cu */
+bool mhc_project_back_can(const struct lane *l, const struct mhc_project_bwd_args *b);
+int64_t mhc_project_back_bytes(const struct mhc_project_bwd_args *b);
+int mhc_project_back(struct lane *l, const struct mhc_project_bwd_args *b);
+bool mhc_project_rings(const struct lane *l, const struct mhc_project_fwd_args *b);
+int mhc_project_ring(struct lane *l, const struct mhc_project_fwd_args *b);
 bool mhc_project_dx_passes(const struct mhc_project_bwd_args *b);
 int mhc_project_dx_pass(struct lane *l, const struct mhc_project_bwd_args *b);
 
@@ -147,8 +148,8 @@ extern "C" int mhc_project_fwd_cuda(struct lane *l, const struct mhc_project_fwd
 {
     TRY(mhc_project_fwd_check(a, l->err));
     int64_t n = a->w.dim[0], k = a->x.dim[1];
-    if (mhc_project_passes(l, a))
-        return mhc_project_pass(l, a);
+    if (mhc_project_rings(l, a))
+        return mhc_project_ring(l, a);
     BY_REAL(a->x.dtype, T,
             LAUNCH(l, project_rows<T>, dim3((unsigned)a->x.dim[0], (unsigned)ceil_div(n + 1, 8)), 256, 0, view_of(&a->x), view_of(&a->w), view_of(&a->p),
                    view_of(&a->rho), n, k));
@@ -176,7 +177,7 @@ template <typename T> static __global__ void __launch_bounds__(256) project_dx(c
 
 extern "C" int64_t mhc_project_bwd_work_cuda(const struct mhc_project_bwd_args *a)
 {
-    return a->dw.rank == 0 ? 0 : mhc_outer_bytes(a->x.dim[0], a->w.dim[0], a->x.dim[1], a->x.dtype, false);
+    return a->dw.rank == 0 ? 0 : max_i64(mhc_outer_bytes(a->x.dim[0], a->w.dim[0], a->x.dim[1], a->x.dtype), mhc_project_back_bytes(a));
 }
 
 extern "C" int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd_args *p)
@@ -185,6 +186,8 @@ extern "C" int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd
     TRY(check_work("mhc_project_bwd", &p->work, mhc_project_bwd_work_cuda(p), l->err));
     struct project_bwd a = {view_of(&p->dp), view_of(&p->drho), view_of(&p->x), view_of(&p->w), view_of(&p->rho), view_of(&p->dx),
                             p->w.dim[0], p->x.dim[1], p->acc_dx};
+    if (mhc_project_back_can(l, p))
+        return mhc_project_back(l, p);
     if (mhc_project_dx_passes(p))
         TRY(mhc_project_dx_pass(l, p));
     else

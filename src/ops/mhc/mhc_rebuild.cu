@@ -2,7 +2,8 @@
  * thread takes VEC channels of all streams into registers and walks through the layers with them: of each layer it reads f and writes
  * y, where combine after combine would read y again. Rounding and the order of sums are combine's (mhc_mix.cu).
  *
- * A block takes part of one row. The row's coefficients of all layers go to shared memory first, while the streams are on their way. */
+ * A block takes part of one row. The row's coefficients of all layers go to shared memory first, while the streams are on their way. Only the copies for any
+ * number of streams have arrays in local memory, because they are indexed by it. */
 #include "ops/mhc/mhc_cuda.cuh"
 
 enum {

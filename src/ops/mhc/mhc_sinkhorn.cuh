@@ -2,6 +2,7 @@
 #ifndef BRAID_OPS_MHC_SINKHORN_CUH
 #define BRAID_OPS_MHC_SINKHORN_CUH
 
+#include "ops/cuda/ptx.cuh"
 #include "ops/mhc/mhc_cuda.cuh"
 
 /* exp(logit - row max) in place. */
@@ -119,19 +120,76 @@ template <int N> __device__ __forceinline__ void sinkhorn_gradient(const float *
         g[i] *= m[i];
 }
 
-/* 4 streams, in the boundary: gradient of the logits q p scale + beta, from up, that of the result (NULL: zeros). */
-__device__ __forceinline__ void res_gradient(const float *p, float q, float scale, const float *beta, const float *up, float (&g)[16], int iterations, bool d)
+/* 4 streams by four lanes in a row, of which each has a row of the matrix: one thread for all of it leaves a GPU idle where rows are few. A lane keeps the
+ * divisors of its row and of its column. */
+__device__ __forceinline__ float quad_sum(float v)
 {
-    float z[16];
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+__device__ __forceinline__ float divisor(float sum, bool d, bool soft) { return soft ? sum : d ? sum + (float)MHC_EPS : fmaxf(sum, (float)MHC_EPS); }
+/* Rows, then columns, divided by their sums. */
+__device__ __forceinline__ float2 quad_divide(float (&m)[4], int lane, bool d, bool soft)
+{
+    float row = divisor((m[0] + m[1]) + (m[2] + m[3]), d, soft), inverse = reciprocal_fast(row), added = soft ? (float)MHC_EPS : 0.0f, column = 0;
 #pragma unroll
-    for (int k = 0; k < 16; k++)
-        g[k] = up == NULL ? 0.0f : up[k];
-    if (up == NULL)
-        return;
+    for (int j = 0; j < 4; j++)
+        m[j] = m[j] * inverse + added;
 #pragma unroll
-    for (int k = 0; k < 16; k++)
-        z[k] = q * p[k] * scale + beta[k];
-    sinkhorn_gradient<4>(z, g, 4, iterations, d);
+    for (int j = 0; j < 4; j++) {
+        float by = divisor(quad_sum(m[j]), d, false);
+        m[j] *= reciprocal_fast(by);
+        column = lane == j ? by : column;
+    }
+    return make_float2(row, column);
+}
+/* The way back, as undo_lines. */
+__device__ __forceinline__ void quad_undo(float (&m)[4], float (&g)[4], float2 by, bool d, bool soft)
+{
+    float kappa = 0, added = soft ? (float)MHC_EPS : 0.0f, across = reciprocal_fast(by.y), inverse = reciprocal_fast(by.x);
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        float column = __shfl_sync(0xffffffffu, by.y, j, 4), sum = quad_sum(g[j] * m[j]);
+        g[j] = (g[j] - (!d && column == (float)MHC_EPS ? 0.0f : sum)) * __shfl_sync(0xffffffffu, across, j, 4);
+        m[j] = m[j] * column - added;
+        kappa += g[j] * m[j];
+    }
+    if (!d && by.x == (float)MHC_EPS)
+        kappa = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        g[j] = (g[j] - kappa) * inverse;
+        m[j] *= by.x;
+    }
+}
+/* z: this lane's row of logits; g: its row of the gradient of the result, which becomes that of the logits. kept: room for the divisors of `room`
+ * iterations, `stride` apart; with more iterations every step is made again from the start. All lanes of a warp come here. */
+__device__ __forceinline__ void quad_gradient(const float (&z)[4], float (&g)[4], int lane, int iterations, bool d, float2 *kept, int stride, int room)
+{
+    float start[4], m[4], most = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        m[j] = start[j] = expf(z[j] - most);
+    if (iterations <= room) {
+        for (int t = 0; t < iterations; t++)
+            kept[t * stride] = quad_divide(m, lane, d, d && t == 0);
+        for (int t = iterations - 1; t >= 0; t--)
+            quad_undo(m, g, kept[t * stride], d, d && t == 0);
+    } else {
+        for (int t = iterations - 1; t >= 0; t--) {
+            float2 by = make_float2(0, 0);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                m[j] = start[j];
+            for (int k = 0; k <= t; k++)
+                by = quad_divide(m, lane, d, d && k == 0);
+            quad_undo(m, g, by, d, d && t == 0);
+        }
+    }
+    /* Not the walked-back matrix: its small entries have lost digits to eps. */
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        g[j] *= start[j];
 }
 
 #endif

@@ -62,7 +62,7 @@ template <bool FORWARD> static __global__ void operands(const float *w, int64_t 
     out[index] = make_uint4(r[0], r[1], r[2], r[3]);
 }
 
-int64_t mhc_operand_bytes(int64_t d) { return d * FRAGS_PER_CHANNEL * 16; }
+static int64_t operand_bytes(int64_t d) { return d * FRAGS_PER_CHANNEL * 16; }
 
 static int64_t slice_width(int64_t d) { return d % 128 == 0 ? 128 : 64; }
 int64_t mhc_slices(int64_t d) { return d / slice_width(d); }
@@ -84,8 +84,6 @@ static int make_operands(struct lane *l, const struct tensor *w, int64_t d, bool
         LAUNCH(l, operands<false>, grid, 256, 0, (const float *)w->data, w->stride[0], d, out, count);
     return ST_OK;
 }
-
-int mhc_forward_operands(struct lane *l, const struct tensor *w, int64_t d, uint4 *out) { return make_operands(l, w, d, true, out); }
 
 /* This block's part of the operands, into shared memory. */
 __device__ __forceinline__ void take_operands(uint4 *shared, const uint4 *from, int64_t slice, int64_t width)
@@ -219,7 +217,7 @@ static __global__ void __launch_bounds__(256) sum_projections(const float *p, co
 int64_t mhc_combine_project_bytes(int64_t rows, int64_t d)
 {
     struct carve c = {};
-    carve_bytes(&c, mhc_operand_bytes(d));
+    carve_bytes(&c, operand_bytes(d));
     carve_floats(&c, mhc_slices(d) * rows * LOGITS);
     carve_floats(&c, mhc_slices(d) * rows);
     return c.used;
@@ -229,7 +227,7 @@ int mhc_combine_project(struct lane *l, const struct combine_args *a, const stru
 {
     struct carve c = {(char *)work, 0};
     struct slice_fwd s = {};
-    uint4 *operands_at = (uint4 *)carve_bytes(&c, mhc_operand_bytes(a->d));
+    uint4 *operands_at = (uint4 *)carve_bytes(&c, operand_bytes(a->d));
     s.c = *a;
     s.operands = operands_at;
     s.slices = mhc_slices(a->d);
@@ -439,7 +437,7 @@ static __global__ void __launch_bounds__(256) sum_mixes(const __grid_constant__ 
 int64_t mhc_mix_bwd_sliced_bytes(int64_t rows, int64_t d)
 {
     struct carve c = {};
-    carve_bytes(&c, mhc_operand_bytes(d));
+    carve_bytes(&c, operand_bytes(d));
     carve_floats(&c, mhc_slices(d) * rows * SUMS);
     return c.used;
 }
@@ -448,7 +446,7 @@ int mhc_mix_bwd_sliced(struct lane *l, const struct mix_bwd_args *a, const struc
 {
     struct carve c = {(char *)work, 0};
     struct slice_bwd s = {};
-    uint4 *operands_at = (uint4 *)carve_bytes(&c, mhc_operand_bytes(a->d));
+    uint4 *operands_at = (uint4 *)carve_bytes(&c, operand_bytes(a->d));
     s.b = *a;
     s.operands = operands_at;
     s.dp = dp;

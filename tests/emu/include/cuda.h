@@ -17,8 +17,8 @@ typedef enum { CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE } CUtensorMapFloatOOBfill;
 typedef struct CUtensorMap_st {
     uint64_t magic;
     char *data;
-    uint64_t dim[3], stride[2]; /* in elements; in bytes, of dims 1 and 2 */
-    uint32_t box[3];
+    uint64_t dim[4], stride[3]; /* in elements; in bytes, of dims 1 and up */
+    uint32_t box[4];
     uint16_t rank, type, swizzle, unused;
 } __attribute__((aligned(64))) CUtensorMap;
 

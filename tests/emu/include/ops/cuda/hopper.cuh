@@ -11,6 +11,7 @@
 
 int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride, int box_rows);
 int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows);
+int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 
 static inline uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
@@ -37,10 +38,10 @@ static inline void tma_load_3d(void *dst, const CUtensorMap *map, int col, int r
     int at[3] = {col, row, part};
     emu_tensor_load(dst, map, 3, at, bar);
 }
-static inline void tma_load_3d_both(void *dst, const CUtensorMap *map, int col, int row, int part, uint64_t *bar)
+static inline void tma_load_slice(void *dst, const CUtensorMap *map, int line, int row, uint64_t *bar)
 {
-    int at[3] = {col, row, part};
-    emu_tensor_load_many(dst, map, 3, at, bar, 3);
+    int at[4] = {0, line, row, 0};
+    emu_tensor_load(dst, map, 4, at, bar);
 }
 static inline void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar) { emu_bulk_load(dst, src, bytes, bar); }
 static inline void tma_store_2d(const CUtensorMap *map, int col, int row, const void *src)
@@ -53,10 +54,21 @@ static inline void tma_store_3d(const CUtensorMap *map, int col, int row, int pa
     int at[3] = {col, row, part};
     emu_tensor_store(map, 3, at, src, false);
 }
-static inline void tma_add_3d(const CUtensorMap *map, int col, int row, int part, const void *src)
+static inline void tma_store_slice(const CUtensorMap *map, int line, int row, const void *src)
 {
-    int at[3] = {col, row, part};
-    emu_tensor_store(map, 3, at, src, true);
+    int at[4] = {0, line, row, 0};
+    emu_tensor_store(map, 4, at, src, false);
+}
+static inline void tma_store_3d_once(const CUtensorMap *map, int col, int row, int part, const void *src) { tma_store_3d(map, col, row, part, src); }
+static inline void tma_store_4d_once(const CUtensorMap *map, int line, int row, int part, const void *src)
+{
+    int at[4] = {0, line, row, part};
+    emu_tensor_store(map, 4, at, src, false);
+}
+static inline void tma_add_4d(const CUtensorMap *map, int line, int row, int part, const void *src)
+{
+    int at[4] = {0, line, row, part};
+    emu_tensor_store(map, 4, at, src, true);
 }
 static inline void bulk_store(void *dst, const void *src, uint32_t bytes) { emu_bulk_store(dst, src, bytes); }
 static inline void bulk_commit(void) { emu_bulk_commit(); }

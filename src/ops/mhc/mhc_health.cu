@@ -1,0 +1,204 @@
+/* The health numbers of a mix; see mhc.h. A block for each row of the sample, so that reading streams takes no longer than a few
+ * loads; then one small block sums up. It runs after every joint of every step: 64 rows on one multiprocessor took 50 us. */
+#include "ops/mhc/mhc_cuda.cuh"
+
+enum { HEALTH_THREADS = 128, HEALTH_WARPS = HEALTH_THREADS / 32 };
+
+struct health_args {
+    struct view coef, y, before, product;
+    double (*found)[MHC_HEALTH_ITEMS]; /* [MHC_HEALTH_ROWS] */
+    double *out[MHC_HEALTH_ITEMS];
+    int64_t rows, d;
+    int n;
+    bool profile_d, acc;
+};
+
+__device__ __forceinline__ double health_mix(const struct health_args &a, int64_t row, int i, int j)
+{
+    if (row >= a.rows)
+        return i == j;
+    return (double)at<float>(a.coef, row)[2 * a.n + mix_at(a.profile_d, a.n, i, j)];
+}
+/* Entry of the mix times the product so far. */
+__device__ __forceinline__ double health_product(const struct health_args &a, int64_t row, int s, int i, int j)
+{
+    if (a.before.data == NULL)
+        return health_mix(a, row, i, j);
+    double sum = 0;
+    for (int k = 0; k < a.n; k++)
+        sum += health_mix(a, row, i, k) * (double)at<float>(a.before, s)[k * a.n + j];
+    return sum;
+}
+
+__device__ __forceinline__ double warp_total(double v)
+{
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2)
+        v += __shfl_xor_sync(0xffffffffu, v, bit);
+    return v;
+}
+__device__ __forceinline__ double warp_worst(double v)
+{
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2)
+        v = fmax(v, __shfl_xor_sync(0xffffffffu, v, bit));
+    return v;
+}
+
+/* Products of streams i and j <= i over this thread's channels. Summed in fp32 over a few channels only and then in double,
+ * because the streams of a young model differ in their last digits. */
+template <typename T, int N, int VEC> __device__ __forceinline__ void stream_products(const T *y, int64_t d, double sum[N][N])
+{
+    for (int64_t c = (int64_t)threadIdx.x * VEC; c < d; c += HEALTH_THREADS * VEC) {
+        struct held in[N];
+        float v[N][VEC];
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            in[i] = grab<T, VEC>(y + i * d + c);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            spread<T>(in[i], v[i]);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int j = 0; j <= i; j++) {
+                float run = 0;
+#pragma unroll
+                for (int e = 0; e < VEC; e++)
+                    run += v[i][e] * v[j][e];
+                sum[i][j] += (double)run;
+            }
+    }
+}
+
+/* The products of a row's streams for the whole block, [n][n] with j <= i, in shared memory. N 0: any number of streams. */
+template <typename T, int N, int VEC>
+__device__ __forceinline__ void sum_products(const T *y, int64_t d, int n, double part[HEALTH_WARPS][MHC_MAX_STREAMS * MHC_MAX_STREAMS])
+{
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    if constexpr (N > 0) {
+        double sum[N][N] = {};
+        stream_products<T, N, VEC>(y, d, sum);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+#pragma unroll
+            for (int j = 0; j <= i; j++) {
+                double total = warp_total(sum[i][j]);
+                if (lane == 0)
+                    part[warp][i * n + j] = total;
+            }
+    } else {
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j <= i; j++) {
+                double sum = 0;
+                for (int64_t c = threadIdx.x; c < d; c += HEALTH_THREADS)
+                    sum += (double)to_float(y[i * d + c]) * (double)to_float(y[j * d + c]);
+                sum = warp_total(sum);
+                if (lane == 0)
+                    part[warp][i * n + j] = sum;
+            }
+    }
+    __syncthreads();
+    for (int k = (int)threadIdx.x; k < n * n; k += HEALTH_THREADS)
+        for (int w = 1; w < HEALTH_WARPS && k % n <= k / n; w++)
+            part[0][k] += part[w][k];
+    __syncthreads();
+}
+
+/* Sum of the cosines between different streams, for the whole warp: a lane for each pair. */
+__device__ __forceinline__ double sum_cosines(const double *product, int n, int lane)
+{
+    double cosines = 0;
+    for (int k = lane; k < n * n; k += 32) {
+        int i = k / n, j = k % n;
+        if (j < i) {
+            double length = sqrt(product[i * n + i] * product[j * n + j]);
+            cosines += length > 0 ? product[k] / length : 0;
+        }
+    }
+    return warp_total(cosines);
+}
+
+/* Errors of the mix and gains of the product, a lane for each line of the matrices. */
+__device__ __forceinline__ void judge_lines(const struct health_args &a, int64_t row, int s, int lane, double worst[MHC_SIMILARITY])
+{
+    for (int i = lane; i < a.n; i += 32) {
+        double sum[2] = {0, 0}, gain[2] = {0, 0};
+        for (int j = 0; j < a.n; j++) {
+            sum[0] += health_mix(a, row, i, j);
+            sum[1] += health_mix(a, row, j, i);
+            gain[0] += fabs(health_product(a, row, s, i, j));
+            gain[1] += fabs(health_product(a, row, s, j, i));
+        }
+        for (int side = 0; side < 2; side++) {
+            worst[MHC_ROW_ERROR + side] = fmax(worst[MHC_ROW_ERROR + side], fabs(sum[side] - 1));
+            worst[MHC_GAIN_FORWARD + side] = fmax(worst[MHC_GAIN_FORWARD + side], gain[side]);
+        }
+    }
+}
+
+/* Block s: row s of the sample. */
+template <typename T, int N, int VEC> static __global__ void __launch_bounds__(HEALTH_THREADS) health_rows(const __grid_constant__ struct health_args a)
+{
+    __shared__ double part[HEALTH_WARPS][MHC_MAX_STREAMS * MHC_MAX_STREAMS];
+    int s = (int)blockIdx.x, lane = (int)threadIdx.x % 32, n = a.n;
+    int64_t row = s * (a.rows > MHC_HEALTH_ROWS ? a.rows / MHC_HEALTH_ROWS : 1);
+    for (int k = (int)threadIdx.x; k < n * n; k += HEALTH_THREADS)
+        at<float>(a.product, s)[k] = (float)health_product(a, row, s, k / n, k % n);
+    if (row < a.rows)
+        sum_products<T, N, VEC>(at<T>(a.y, row), a.d, n, part);
+    if (threadIdx.x >= 32)
+        return;
+    double worst[MHC_SIMILARITY] = {}, cosines = 0;
+    if (row < a.rows) {
+        judge_lines(a, row, s, lane, worst);
+        cosines = sum_cosines(part[0], n, lane);
+    }
+    for (int k = 0; k < MHC_SIMILARITY; k++)
+        a.found[s][k] = warp_worst(worst[k]);
+    a.found[s][MHC_SIMILARITY] = cosines;
+}
+
+/* A warp for each number. */
+static __global__ void __launch_bounds__(32 * MHC_HEALTH_ITEMS) health_total(const __grid_constant__ struct health_args a)
+{
+    int item = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int64_t pairs = min((int64_t)MHC_HEALTH_ROWS, a.rows) * a.n * (a.n - 1) / 2;
+    double value = 0;
+    for (int s = lane; s < MHC_HEALTH_ROWS; s += 32)
+        value = item < MHC_SIMILARITY ? fmax(value, a.found[s][item]) : value + a.found[s][item];
+    value = item < MHC_SIMILARITY ? warp_worst(value) : warp_total(value);
+    if (item == MHC_SIMILARITY)
+        value = pairs > 0 ? value / (double)pairs : 0;
+    if (lane == 0)
+        *a.out[item] = value + (a.acc ? *a.out[item] : 0);
+}
+
+extern "C" int64_t mhc_health_work_cuda(const struct mhc_health_args *a)
+{
+    (void)a;
+    return (int64_t)sizeof(double) * MHC_HEALTH_ROWS * MHC_HEALTH_ITEMS;
+}
+
+extern "C" int mhc_health_cuda(struct lane *l, const struct mhc_health_args *h)
+{
+    TRY(mhc_health_check(h, l->err));
+    TRY(check_work("mhc_health", &h->work, mhc_health_work_cuda(h), l->err));
+    struct health_args a = {};
+    a.coef = view_of(&h->coef);
+    a.y = view_of(&h->y);
+    a.before = view_of(&h->comp_in);
+    a.product = view_of(&h->comp);
+    a.found = (double (*)[MHC_HEALTH_ITEMS])h->work.data;
+    for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
+        a.out[i] = (double *)h->out[i].data;
+    a.rows = h->coef.dim[0];
+    a.n = (int)h->rule.streams;
+    a.d = h->y.dim[1] / a.n;
+    a.profile_d = h->rule.profile == MHC_D;
+    a.acc = h->acc_out;
+    MHC_DISPATCH(h->y.dtype, a.n, aligned16(&h->y) && whole_vectors(a.d, h->y.dtype), T, N, VEC,
+                 LAUNCH(l, (health_rows<T, N, VEC>), MHC_HEALTH_ROWS, HEALTH_THREADS, 0, a));
+    LAUNCH(l, health_total, 1, 32 * MHC_HEALTH_ITEMS, 0, a);
+    return ST_OK;
+}
