@@ -2,13 +2,15 @@
  * on a machine with a GPU (make check-gpu). Without one it says so and fails. Prints a line per failure, a line per op,
  * and "N passed, N failed" last.
  *
- *   check_ops [--portable] [--form=N] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N] [PREFIX]
+ *   check_ops [--portable] [--large] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N] [--op=NAME] [PREFIX]
+ *   check_ops --list   the ops' names
  *     --portable   the kernels for compute capability 8.0
- *     --form=N     products of experts in this form of gmm_form.h, from 1 on; 0: by shape
+ *     --large      products of experts in the largest tiles, however few there are
  *     --repeat=N   instead: the same call N times beside other work, bits compared
  *     --samples=N  only the first N samples of each op
  *     --only=TEXT  only samples whose text holds this
  *     --most=N     only samples of at most N million operations and N MB: for the emulator (tests/emu); those left out are counted
+ *     --op=NAME    only this op
  *     PREFIX       only ops whose name starts so */
 #include "ops/opcheck.h"
 
@@ -16,10 +18,11 @@
 #include <string.h>
 
 struct options {
-    bool portable;
-    int form, repeat, samples;
+    bool portable, large;
+    int repeat, samples;
     double most; /* 0: no limit */
     const char *only;
+    const char *op; /* NULL: all */
     const char *prefix;
 };
 struct tally {
@@ -82,14 +85,14 @@ static int check_table(const struct options *o, bool fp32, struct tally *total)
     struct dev dev;
     struct err e = {0};
     const struct op_desc *const *all = op_registry(&n);
-    if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32, .portable = o->portable, .expert_form = o->form}, 1, &e) != ST_OK) {
+    if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32, .portable = o->portable, .large_tiles = o->large}, 1, &e) != ST_OK) {
         printf("not ok no GPU: %s\n", e.msg);
         total->failed++;
         return 1;
     }
     printf("%s\n", dev.name);
     for (int i = 0; i < n; i++) {
-        if (strncmp(all[i]->name, o->prefix, strlen(o->prefix)) != 0)
+        if (strncmp(all[i]->name, o->prefix, strlen(o->prefix)) != 0 || (o->op != NULL && strcmp(all[i]->name, o->op) != 0))
             continue;
         if (ops_has(ops_for(&dev), all[i]->name)) {
             check_op(all[i], &dev, o, total);
@@ -102,6 +105,15 @@ static int check_table(const struct options *o, bool fp32, struct tally *total)
     return 0;
 }
 
+static int list_ops(void)
+{
+    int n;
+    const struct op_desc *const *all = op_registry(&n);
+    for (int i = 0; i < n; i++)
+        printf("%s\n", all[i]->name);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct options o = {.prefix = ""};
@@ -109,8 +121,8 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--portable") == 0)
             o.portable = true;
-        else if (strncmp(argv[i], "--form=", 7) == 0)
-            o.form = atoi(argv[i] + 7);
+        else if (strcmp(argv[i], "--large") == 0)
+            o.large = true;
         else if (strncmp(argv[i], "--repeat=", 9) == 0)
             o.repeat = atoi(argv[i] + 9);
         else if (strncmp(argv[i], "--samples=", 10) == 0)
@@ -119,6 +131,10 @@ int main(int argc, char **argv)
             o.only = argv[i] + 7;
         else if (strncmp(argv[i], "--most=", 7) == 0)
             o.most = atof(argv[i] + 7);
+        else if (strncmp(argv[i], "--op=", 5) == 0)
+            o.op = argv[i] + 5;
+        else if (strcmp(argv[i], "--list") == 0)
+            return list_ops();
         else
             o.prefix = argv[i];
     }

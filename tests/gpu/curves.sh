@@ -4,7 +4,7 @@
 #   BRAID=build/braid [MODELS_AT_ONCE=3] tests/gpu/curves.sh [MODEL...]
 #
 # For each small model: 50 steps on the CPU in fp32, on the GPU in fp32 (every loss within 1e-4 of the CPU's, relative) and
-# in bf16 (within 1 %), with experts the GPU runs replay the CPU's routes, since a near tie that falls differently sends a token
+# in bf16 (within 1 %; mhc_wide has the width that Hopper's fused boundary wants), with experts the GPU runs replay the CPU's routes, since a near tie that falls differently sends a token
 # elsewhere and the curves part from there; the bf16 run twice, and with plan.graphs=off: the same parameters bit for bit after 20 steps; a run
 # resumed at step 10 gives the same bits; a GPU checkpoint goes on on the CPU. Prints "N passed, N failed" last.
 set -u
@@ -31,12 +31,16 @@ models=(
     "moe_hash --model.pattern=*E*E --model.router_hash_layers=4 --model.experts=4 --model.topk=2 --model.expert_ffn=48 --model.aux_loss=0.01"
     "moe --model.pattern=*E*E --model.experts=4 --model.topk=2 --model.expert_ffn=48 --model.aux_loss=0.01"
     "mhc --model.pattern=*-M- --model.mhc_streams=4 --model.mamba_heads=4 --model.mamba_head_dim=32 --model.mamba_state=16 --model.mamba_groups=2 --model.mamba_chunk=32"
+    "mhc_wide --model.pattern=*-*- --model.hidden=256 --model.ffn=256 --model.mhc_streams=4"
     "all --model.pattern=[M-][*E][G-][*E]/*E --model.experts=4 --model.topk=2 --model.expert_ffn=48 --model.aux_loss=0.01 --model.mhc_streams=2 --model.dropout=0.1 --plan.recompute=joint.* --model.mamba_heads=4 --model.mamba_head_dim=32 --model.mamba_state=16 --model.mamba_groups=2 --model.gdn_key_heads=2 --model.gdn_value_heads=4 --model.gdn_key_dim=16 --model.gdn_value_dim=32"
 )
 train() { # name steps options...
-    local name=$1 steps=$2
+    local name=$1 steps=$2 option rest=()
     shift 2
-    "$braid" train "${common[@]}" --train.steps="$steps" --run.dir="$work/$name" "$@" >"$work/$name.out" 2>&1 ||
+    for option in "${common[@]}"; do # what the model says itself counts
+        [[ " $* " == *" ${option%%=*}="* ]] || rest+=("$option")
+    done
+    "$braid" train "${rest[@]}" --train.steps="$steps" --run.dir="$work/$name" "$@" >"$work/$name.out" 2>&1 ||
         { echo "# $name:"; tail -n 3 "$work/$name.out"; return 1; }
 }
 losses() { sed -n 's/^{"step".*"loss":\([0-9.eE+-]*\).*/\1/p' "$work/$1"/metrics.jsonl; }
@@ -73,6 +77,11 @@ check_model() { # name options
     train "$name.resumed" 20 "${o[@]}" "${short[@]}" --run.resume=must
     verdict "$name: the same run twice" "$(same_bits "$name.once" "$name.twice")"
     verdict "$name: captured graphs or not" "$(same_bits "$name.once" "$name.eager")"
+    if [[ $options == *--model.mhc_streams=* ]]; then
+        [[ $options == *--plan.recompute=* ]] || short+=('--plan.recompute=joint.*')
+        train "$name.again" 20 "${o[@]}" "${short[@]}" --plan.recompute_block=2 --plan.delay_dw=on
+        verdict "$name: recomputed by blocks, weight gradients delayed" "$(same_bits "$name.once" "$name.again")"
+    fi
     rm -rf "$work/$name.resumed"/checkpoints/*10
     verdict "$name: resumed at step 10" "$(same_bits "$name.once" "$name.resumed")"
     train "$name.first" 20 "${o[@]}" --train.schedule=constant --run.device=cpu --run.resume=must
