@@ -120,32 +120,6 @@ void emu_mma_all(struct emu_meeting *m)
     }
 }
 
-/* C[16][8] += A[16][8] B[8][8]; the last 13 bits of an operand do not count. */
-void emu_mma_tf32_all(struct emu_meeting *m)
-{
-    float a[16][8], b[8][8];
-    struct emu_mma v[32];
-    for (int l = 0; l < 32; l++) {
-        int g = l / 4, t = l % 4;
-        memcpy(&v[l], m->given[l], sizeof v[l]);
-        for (int k = 0; k < 2; k++) {
-            a[g][t + 4 * k] = __uint_as_float(v[l].a[2 * k] & 0xffffe000u);
-            a[g + 8][t + 4 * k] = __uint_as_float(v[l].a[2 * k + 1] & 0xffffe000u);
-            b[t + 4 * k][g] = __uint_as_float(v[l].b[k] & 0xffffe000u);
-        }
-    }
-    for (int l = 0; l < 32; l++) {
-        int g = l / 4, t = l % 4;
-        for (int e = 0; e < 4; e++) {
-            float sum = 0;
-            for (int k = 0; k < 8; k++)
-                sum += a[g + e / 2 * 8][k] * b[k][2 * t + e % 2];
-            v[l].c[e] += sum;
-        }
-        memcpy(m->given[l], v[l].c, sizeof v[l].c);
-    }
-}
-
 static void load_matrices_all(struct emu_meeting *m, bool transposed)
 {
     uint16_t row[32][8];

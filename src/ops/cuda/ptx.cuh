@@ -31,17 +31,6 @@ __device__ __forceinline__ void mma_bf16_k8(float *c, uint32_t a0, uint32_t a1, 
         : "r"(a0), "r"(a1), "r"(b));
 }
 
-/* C[16][8] += A[16][8] B[8][8] of fp32 numbers without their last 13 bits (tf32). a0: row g, k t; a1: row g+8; a2, a3: the same rows, k t+4.
- * b0: k t, column g; b1: k t+4. C as above. */
-__device__ __forceinline__ void mma_tf32(float *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-/* For it, the nearest such number and bits that are cut off. (cvt.rna.tf32 would be three instructions.) Some NaN become 0. */
-__device__ __forceinline__ uint32_t tf32_of(float x) { return __float_as_uint(x) + 0x1000u; }
-
 /* Four 8 x 8 matrices of bf16: lane 8 m + r gives the address of row r of matrix m (16 bytes). Register m of a lane gets row g,
  * columns 2t and 2t + 1 of matrix m; with _t of its transpose. */
 __device__ __forceinline__ void load_matrices(uint32_t *r, uint32_t row)

@@ -15,7 +15,6 @@ struct emu_mma {
     int depth;
 };
 void emu_mma_all(struct emu_meeting *m);
-void emu_mma_tf32_all(struct emu_meeting *m);
 /* Addresses of rows become four registers. */
 void emu_load_matrices_all(struct emu_meeting *m);
 void emu_load_matrices_t_all(struct emu_meeting *m);
@@ -32,14 +31,6 @@ static inline void mma_bf16(float *c, const uint32_t *a, uint32_t b0, uint32_t b
     emu_product(c, (struct emu_mma){{}, {a[0], a[1], a[2], a[3]}, {b0, b1}, 16});
 }
 static inline void mma_bf16_k8(float *c, uint32_t a0, uint32_t a1, uint32_t b) { emu_product(c, (struct emu_mma){{}, {a0, a1, 0, 0}, {b, 0}, 8}); }
-
-static inline void mma_tf32(float *c, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    struct emu_mma give = {{}, {a0, a1, a2, a3}, {b0, b1}, 4};
-    memcpy(give.c, c, sizeof give.c);
-    memcpy(c, emu_meet(0xffffffffu, EMU_MMA, &give, sizeof give, emu_mma_tf32_all)->given[emu_self->lane], sizeof give.c);
-}
-static inline uint32_t tf32_of(float x) { return __float_as_uint(x) + 0x1000u; }
 
 static inline void load_matrices(uint32_t *r, uint32_t row)
 {
