@@ -150,8 +150,8 @@ class Peers:
 
 
 def warm(a, kinds):
-    """Fills the compilers' caches."""
-    jobs = []
+    """Fills the compilers' caches, for a third of the time at most."""
+    jobs, deadline = [], time.monotonic() + a.seconds / 3
     for kind in kinds:
         for shape in a.shapes.split(","):
             for op, *_ in OPS:
@@ -160,7 +160,10 @@ def warm(a, kinds):
                         jobs.append(subprocess.Popen([sys.executable, os.path.abspath(__file__), "--bench", "none", "--shapes", shape, "--kinds", kind, "--warm-one", f"{op},{name},{way}"],
                                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     for j in jobs:
-        j.wait()
+        try:
+            j.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            j.kill()
 
 
 def warm_one(job, shape, kind):
