@@ -36,4 +36,16 @@ template <typename T> static __global__ void fill(T *p, int64_t n, float scale, 
         p[i] = from_float<T>(mean + scale * noise((uint64_t)i, seed));
 }
 
+/* The GPU and its first lane; without one that is said, and false. */
+static inline bool open_gpu(struct dev *dev, struct lane *lane, struct err *e, const struct dev_gpu *want)
+{
+    if (dev_open_gpu(dev, want, 1, e) != ST_OK) {
+        printf("not ok no GPU: %s\n", e->msg);
+        return false;
+    }
+    lane->dev = dev;
+    lane->err = e;
+    return true;
+}
+
 #endif

@@ -522,12 +522,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_experts check [N] | serve\n");
         return 2;
     }
-    if (dev_open_gpu(&b.dev, &want, 1, &b.err) != ST_OK) {
-        printf("not ok no GPU: %s\n", b.err.msg);
+    if (!open_gpu(&b.dev, &b.lane, &b.err, &want))
         return 1;
-    }
-    b.lane.dev = &b.dev;
-    b.lane.err = &b.err;
     b.ops = ops_for(&b.dev);
     int bad = strcmp(argv[1], "check") == 0 ? check(&b, argc > 2 ? atoi(argv[2]) : 0) : serve(&b);
     dev_close(&b.dev);

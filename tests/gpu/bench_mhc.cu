@@ -207,12 +207,8 @@ int main(int argc, char **argv)
 {
     static struct bench b;
     struct dev_gpu gpu = {};
-    if (dev_open_gpu(&b.dev, &gpu, 1, &b.err) != ST_OK) {
-        printf("not ok no GPU: %s\n", b.err.msg);
+    if (!open_gpu(&b.dev, &b.lane, &b.err, &gpu))
         return 1;
-    }
-    b.lane.dev = &b.dev;
-    b.lane.err = &b.err;
     b.ops = ops_for(&b.dev);
     struct copy_args copy = {};
     copy.bytes = (size_t)1 << 30;

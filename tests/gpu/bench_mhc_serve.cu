@@ -313,12 +313,8 @@ int main(int argc, char **argv)
 {
     static struct bench b;
     struct dev_gpu want = {};
-    if (dev_open_gpu(&b.dev, &want, 1, &b.err) != ST_OK) {
-        printf("not ok no GPU: %s\n", b.err.msg);
+    if (!open_gpu(&b.dev, &b.lane, &b.err, &want))
         return 1;
-    }
-    b.lane.dev = &b.dev;
-    b.lane.err = &b.err;
     CHECK(cudaMalloc(&b.flush, FLUSH));
     return serve(&b);
 }

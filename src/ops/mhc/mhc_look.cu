@@ -87,14 +87,7 @@ static __device__ __forceinline__ void make_dots(const struct look &a, const str
     for (int i = 0; i < CL_N; i++)
         y[i] = load_raw(t->y + (block * CL_N + i) * LINES + at);
     unpack<bf16>(load_raw(t->dh + block * LINES + at), u);
-#pragma unroll
-    for (int i = 0; i < CL_N; i++) {
-        float v[8];
-        unpack<bf16>(y[i], v);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            agg[e] = fmaf(pre[i], v[e], agg[e]);
-    }
+    add_streams(y, pre, agg);
 #pragma unroll
     for (int e = 0; e < 8; e++)
         dgain[e] = fmaf(u[e] * agg[e], rstd, dgain[e]);

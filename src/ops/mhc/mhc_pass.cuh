@@ -28,6 +28,19 @@ __device__ __forceinline__ uint2 split_pair(float a, float b)
     return make_uint2(high, pack_bf16(a - taken.x, b - taken.y));
 }
 
+/* sum += weight[i] y[i], 8 channels of each stream. */
+__device__ __forceinline__ void add_streams(const uint4 (&y)[CL_N], const float (&weight)[CL_N], float (&sum)[8])
+{
+#pragma unroll
+    for (int i = 0; i < CL_N; i++) {
+        float v[8];
+        unpack<bf16>(y[i], v);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            sum[e] = fmaf(weight[i], v[e], sum[e]);
+    }
+}
+
 #if HOPPER_CODE
 
 /* All parts of a box of tensor_map_parts. */

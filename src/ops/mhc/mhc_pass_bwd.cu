@@ -255,14 +255,7 @@ static __device__ __forceinline__ void aggregate_gradient(const struct pass_bwd 
         for (int e = 0; e < 8; e++)
             da[e] *= gain[e] + a.one;
     }
-#pragma unroll
-    for (int i = 0; i < CL_N; i++) {
-        float v[8];
-        unpack<bf16>(y[i], v);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            agg[e] = fmaf(weight[i], v[e], agg[e]);
-    }
+    add_streams(y, weight, agg);
 #pragma unroll
     for (int e = 0; e < 8; e++)
         da[e] = by.x * (da[e] - agg[e] * by.y);
