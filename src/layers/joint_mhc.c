@@ -1,7 +1,7 @@
 /* The n-stream joint: manifold hyper-connections (ops/mhc). Shapes: T rows, n streams of C channels, K = n C,
  * N = n^2 + 2n.
  *
- *   stream  [T, K]    all streams; the first joint expands the embedding into them, the last contracts them.
+ *   stream  [T, K]    all streams; the embedding enters the first joint and becomes each of them, the last contracts them.
  *                     Multi-token prediction takes them from before the contraction and hands its own stack
  *                     streams again, so there nothing is expanded
  *   coef    [T, N]    pre | post | res of the sublayer this joint opens; closed with them one joint later
@@ -13,49 +13,10 @@
  *
  * Streams and norms can be made again from what is kept: coefficients and core outputs never are dropped by
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
-#include "layers/layer.h"
+#include "layers/joint_mhc_int.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { AUX_COEF, AUX_DCOEF, AUX_PRODUCT = AUX_CARRY, AUX_INDEX }; /* in sublayer.aux; the last is a number: layer within its part */
-
-struct joint {
-    struct mhc_rule rule;
-    double eps;
-    bool zero_centered;
-    double dropout;
-    uint64_t key;
-    int64_t seq;
-};
-
-/* Parameters of one mapping, in the order in which phases list them. */
-struct mapping {
-    struct weight w, a_pre, a_post, a_res, beta;
-};
-
-struct parts {
-    struct joint *j;
-    struct mapping map;
-    struct weight gain;
-    slot_id stream, coef, stat, norm, info;
-};
-
-static struct dropout_rule drop_rule(const struct joint *j, const struct tensor *info)
-{
-    return (struct dropout_rule){.p = info->data ? j->dropout : 0, .key = j->key, .seq = j->seq, .info = *info};
-}
-
-static struct tensor columns(const struct tensor *t, int64_t first, int64_t n)
-{
-    return t->data ? tensor_cols(t, first, n) : (struct tensor){0};
-}
-static struct tensor post_of(const struct joint *j, const struct tensor *coef) { return columns(coef, j->rule.streams, j->rule.streams); }
-static struct tensor res_of(const struct joint *j, const struct tensor *coef)
-{
-    return columns(coef, 2 * j->rule.streams, j->rule.streams * j->rule.streams);
-}
 
 /* ---- the boundary ------------------------------------------------------------------------------------------ */
 
@@ -80,9 +41,7 @@ static int norm_replay(const struct step_ctx *c)
     return c->ops->mhc_boundary_fwd(c->lane, &a);
 }
 
-/* A stream again, from the one before it. */
-enum combine_use { COMBINE_X, COMBINE_F, COMBINE_COEF, COMBINE_INFO, COMBINE_STREAM };
-static int combine_fwd(const struct step_ctx *c)
+int mhc_combine_again(const struct step_ctx *c)
 {
     const struct joint *j = c->self;
     const struct tensor *coef = &c->t[COMBINE_COEF];
@@ -111,15 +70,26 @@ static int rebuild_fwd(const struct step_ctx *c)
 
 static int boundary_bwd(const struct step_ctx *c)
 {
-    enum { DH, DSTREAM, DCOEF, STREAM, STAT, COEF, GAIN, W, A_PRE, A_POST, A_RES, BETA, X, F, COEF_IN, INFO, DX, DF, DCOEF_IN, DZ, DGAIN, PRODUCTS, WORK };
+    enum { DH, DSTREAM, DCOEF, STREAM, STAT, COEF, GAIN, W, A_PRE, A_POST, A_RES, BETA, X, F, COEF_IN, INFO, DX, DF, DCOEF_IN, DZ, DGAIN, PRODUCTS, READY, WORK };
     const struct joint *j = c->self;
     struct mhc_boundary_bwd_args a = {
         .dh = c->t[DH], .dy = c->t[DSTREAM], .dcoef = c->t[DCOEF], .y = c->t[STREAM], .stat = c->t[STAT], .coef = c->t[COEF],
         .gain = c->t[GAIN], .w = c->t[W], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST], .a_res = c->t[A_RES], .beta = c->t[BETA],
         .x = c->t[X], .f = c->t[F], .coef_in = c->t[COEF_IN], .dx = c->t[DX], .df = c->t[DF], .dcoef_in = c->t[DCOEF_IN], .dz = c->t[DZ],
-        .dgain = c->t[DGAIN], .products = c->t[PRODUCTS], .work = c->t[WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO]),
+        .dgain = c->t[DGAIN], .products = c->t[PRODUCTS], .ready = c->t[READY], .work = c->t[WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO]),
         .zero_centered = j->zero_centered, .acc_dgain = c->add[DGAIN]};
     return c->ops->mhc_boundary_bwd(c->lane, &a);
+}
+
+/* What of boundary_bwd needs no gradient of the sublayer that this joint opened. */
+static int boundary_ready(const struct step_ctx *c)
+{
+    enum { DCOEF, STAT, COEF, W, A_PRE, A_POST, A_RES, BETA, READY };
+    const struct joint *j = c->self;
+    struct tensor streams = tensor_2d(NULL, c->ops->real, c->t[COEF].dim[0], c->t[W].dim[1]), one = tensor_2d(NULL, c->ops->real, streams.dim[0], streams.dim[1] / j->rule.streams);
+    struct mhc_boundary_bwd_args a = {.dcoef = c->t[DCOEF], .stat = c->t[STAT], .coef = c->t[COEF], .w = c->t[W], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST],
+                                      .a_res = c->t[A_RES], .beta = c->t[BETA], .dx = streams, .f = one, .ready = c->t[READY], .rule = j->rule};
+    return c->ops->mhc_boundary_ready(c->lane, &a);
 }
 
 static int boundary_dw(const struct step_ctx *c)
@@ -133,17 +103,23 @@ static int boundary_dw(const struct step_ctx *c)
     return c->ops->mhc_boundary_dw(c->lane, &a);
 }
 
+enum health_use { HEALTH_PRODUCT_IN, HEALTH_PRODUCT, HEALTH_WORK, HEALTH_LAYER, /* then for each layer: */
+                  HEALTH_COEF = 0, HEALTH_STREAM, HEALTH_OUT, HEALTH_EACH = HEALTH_OUT + MHC_HEALTH_ITEMS };
+_Static_assert(HEALTH_LAYER + HEALTH_EACH * MHC_HEALTH_LAYERS <= NODE_MAX_USES, "as many layers as a node can have uses for");
 static int health_fwd(const struct step_ctx *c)
 {
-    enum { COEF, STREAM, PRODUCT_IN, PRODUCT, OUT /* and what follows */, WORK = OUT + MHC_HEALTH_ITEMS };
-    const struct joint *j = c->self;
-    struct mhc_health_args a = {.coef = c->t[COEF], .y = c->t[STREAM], .comp_in = c->t[PRODUCT_IN], .comp = c->t[PRODUCT],
-                                .work = c->t[WORK], .rule = j->rule, .acc_out = c->add[OUT]};
-    memcpy(a.out, &c->t[OUT], sizeof a.out);
+    const struct joint *j = c->self; /* the last one */
+    struct mhc_health_args a = {.layers = j->waiting, .comp_in = c->t[HEALTH_PRODUCT_IN], .comp = c->t[HEALTH_PRODUCT], .work = c->t[HEALTH_WORK],
+                                .rule = j->rule, .acc_out = c->add[HEALTH_LAYER + HEALTH_OUT]};
+    for (int l = 0; l < a.layers; l++) {
+        const struct tensor *t = &c->t[HEALTH_LAYER + HEALTH_EACH * l];
+        a.layer[l] = (struct mhc_health_layer){.coef = t[HEALTH_COEF], .y = t[HEALTH_STREAM]};
+        memcpy(a.layer[l].out, &t[HEALTH_OUT], sizeof a.layer[l].out);
+    }
     return c->ops->mhc_health(c->lane, &a);
 }
 
-/* ---- the ends ------------------------------------------------------------------------------------------------ */
+/* ---- one stream to several ------------------------------------------------------------------------------------- */
 
 static int expand_fwd(const struct step_ctx *c)
 {
@@ -155,47 +131,6 @@ static int expand_bwd(const struct step_ctx *c)
 {
     struct mhc_expand_bwd_args a = {.dy = c->t[0], .dx = c->t[1]};
     return c->ops->mhc_expand_bwd(c->lane, &a);
-}
-
-static int combine_bwd(const struct step_ctx *c)
-{
-    enum { G, X, F, COEF_IN, INFO, DX, DF, DCOEF_IN, WORK };
-    const struct joint *j = c->self;
-    struct dev *d = c->lane->dev;
-    struct mhc_combine_bwd_args a = {
-        .dy = c->t[G], .x = c->t[X], .f = c->t[F], .post = post_of(j, &c->t[COEF_IN]), .res = res_of(j, &c->t[COEF_IN]), .dx = c->t[DX],
-        .df = c->t[DF], .dpost = post_of(j, &c->t[DCOEF_IN]), .dres = res_of(j, &c->t[DCOEF_IN]), .work = c->t[WORK], .rule = j->rule,
-        .drop = drop_rule(j, &c->t[INFO])};
-    /* Nothing but the aggregate, which is not this joint's, depends on pre. */
-    TRY(d->vt->fill(d, c->t[DCOEF_IN].data, 0, tensor_bytes(&c->t[DCOEF_IN]), c->lane->err));
-    return c->ops->mhc_combine_bwd(c->lane, &a);
-}
-
-static int contract_fwd(const struct step_ctx *c)
-{
-    enum { STREAM, FN, BASE, SCALE, GAIN, ONE, M, M_RSTD, H, RSTD };
-    const struct joint *j = c->self;
-    struct mhc_contract_fwd_args a = {.x = c->t[STREAM], .w = c->t[FN], .base = c->t[BASE], .scale = c->t[SCALE], .y = c->t[ONE],
-                                      .m = c->t[M], .rstd = c->t[M_RSTD], .eps = j->eps};
-    struct rmsnorm_fwd_args n = {.x = c->t[ONE], .w = c->t[GAIN], .y = c->t[H], .rstd = c->t[RSTD], .eps = j->eps,
-                                 .zero_centered = j->zero_centered};
-    TRY(c->ops->mhc_contract_fwd(c->lane, &a));
-    return c->ops->rmsnorm_fwd(c->lane, &n);
-}
-
-static int contract_bwd(const struct step_ctx *c)
-{
-    enum { DH, STREAM, FN, BASE, SCALE, GAIN, ONE, M, M_RSTD, RSTD, DONE, G, DFN, DBASE, DSCALE, DGAIN, WORK, NORM_WORK };
-    const struct joint *j = c->self;
-    struct rmsnorm_bwd_args n = {.dy = c->t[DH], .x = c->t[ONE], .w = c->t[GAIN], .rstd = c->t[RSTD], .dx = c->t[DONE], .dw = c->t[DGAIN],
-                                 .work = c->t[NORM_WORK], .zero_centered = j->zero_centered, .acc_dw = c->add[DGAIN]};
-    struct mhc_contract_bwd_args a = {.dy = c->t[DONE], .x = c->t[STREAM], .w = c->t[FN], .base = c->t[BASE], .scale = c->t[SCALE],
-                                      .m = c->t[M], .rstd = c->t[M_RSTD], .dx = c->t[G], .dw = c->t[DFN], .dbase = c->t[DBASE],
-                                      .dscale = c->t[DSCALE], .work = c->t[WORK], .eps = j->eps,
-                                      .acc_dx = c->add[G], /* a prediction depth read the streams too, and came first */
-                                      .acc_params = c->add[DFN]};
-    TRY(c->ops->rmsnorm_bwd(c->lane, &n));
-    return c->ops->mhc_contract_bwd(c->lane, &a);
 }
 
 /* ---- recompute by blocks ------------------------------------------------------------------------------------------ */
@@ -243,13 +178,6 @@ static struct joint *sizes(struct build *b)
     return j;
 }
 
-static struct param xavier(const char *key, int64_t out, int64_t in)
-{
-    double bound = sqrt(6.0 / (double)(out + in));
-    return (struct param){.key = key, .rank = 2, .dim = {out, in}, .init = INIT_UNIFORM, .init_a = -bound, .init_b = bound, .decay = true,
-                          .wide = true};
-}
-
 static struct weight small(struct build *b, const char *module, const char *name, int64_t n, enum init_kind init, double value)
 {
     char key[96];
@@ -281,7 +209,7 @@ static struct mapping declare_mapping(struct build *b, const char *norm_key)
     char module[64], key[96];
     mapping_module(b, norm_key, module, sizeof module);
     snprintf(key, sizeof key, "%s.mapping_proj.weight", module);
-    struct param w = xavier(key, n, c->mhc_streams * c->hidden);
+    struct param w = mhc_matrix(key, n, c->mhc_streams * c->hidden);
     struct mapping m = {.w = build_weight(b, &w)};
     m.a_pre = small(b, module, "alpha_pre", 1, INIT_CONST, c->mhc_gating);
     m.a_post = small(b, module, "alpha_post", 1, INIT_CONST, c->mhc_gating);
@@ -290,48 +218,64 @@ static struct mapping declare_mapping(struct build *b, const char *norm_key)
     return m;
 }
 
+/* What a joint begins with: a sublayer to close, one stream (the embedding) that becomes all of them, or streams as they are. */
+enum start { CLOSES, ENTERS, OPENS };
+static enum start start_of(const struct sublayer *prev) { return prev->f != NO_SLOT ? CLOSES : prev->wide ? OPENS : ENTERS; }
+
 /* Shapes of a boundary, for the sizes of its scratch. */
-static struct mhc_boundary_bwd_args boundary_shapes(const struct build *b, const struct joint *j, bool closes)
+static struct mhc_boundary_bwd_args boundary_shapes(const struct build *b, const struct joint *j, enum start start)
 {
     enum dtype real = b->dev->real;
     int64_t d = b->cfg->model.hidden, n = mhc_logits(j->rule.streams), k = d * j->rule.streams;
     struct tensor wide = tensor_2d(NULL, real, b->rows, k), thin = tensor_2d(NULL, real, b->rows, d), coef = tensor_2d(NULL, b->dev->wide, b->rows, n);
     struct mhc_boundary_bwd_args a = {.dh = thin, .y = wide, .dx = wide, .coef = coef, .dz = coef, .w = tensor_2d(NULL, b->dev->wide, n, k),
                                       .dgain = tensor_1d(NULL, b->dev->wide, d), .rule = j->rule};
-    if (closes)
+    if (start == CLOSES)
         a.f = thin;
+    if (start == ENTERS)
+        a.x = a.dx = thin;
     return a;
 }
 
-static slot_id fwd_work(struct build *b, const struct joint *j, const char *name, bool reuse)
+static slot_id fwd_work(struct build *b, const struct joint *j, const char *name, enum start start, bool reuse)
 {
-    struct mhc_boundary_bwd_args s = boundary_shapes(b, j, true);
-    struct mhc_boundary_fwd_args a = {.x = s.y, .f = s.f, .y = s.y, .h = s.dh, .rule = j->rule, .reuse = reuse};
+    struct mhc_boundary_bwd_args s = boundary_shapes(b, j, start == ENTERS ? ENTERS : CLOSES);
+    struct mhc_boundary_fwd_args a = {.x = s.dx, .f = s.f, .y = s.y, .h = s.dh, .rule = j->rule, .reuse = reuse};
     return b->ops->mhc_boundary_fwd_work ? build_work(b, name, b->ops->mhc_boundary_fwd_work(&a)) : NO_SLOT;
 }
 
+static struct tensor products_shape(const struct mhc_boundary_bwd_args *a) { return tensor_2d(NULL, a->w.dtype, a->w.dim[0] + 1, a->w.dim[1]); }
 /* Where the way back leaves products of the stream for the gradient of w, if the device does that. */
-static slot_id products_slot(struct build *b, const struct joint *j, bool closes)
+static slot_id products_slot(struct build *b, const struct joint *j, enum start start)
 {
-    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, closes);
+    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, start);
     bool worth = b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
-    return worth ? build_wide_grad(b, "products", a.w.dim[0], a.w.dim[1]) : NO_SLOT;
+    return worth ? build_wide_grad(b, "products", a.w.dim[0] + 1, a.w.dim[1]) : NO_SLOT;
 }
 
-static slot_id bwd_work(struct build *b, const struct joint *j, bool closes, bool products)
+/* Of what can be made before this joint's turn. */
+static int64_t ready_bytes(const struct build *b, const struct joint *j, enum start start)
 {
-    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, closes);
+    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, start);
+    return b->ops->mhc_boundary_ready_bytes != NULL ? b->ops->mhc_boundary_ready_bytes(&a) : 0;
+}
+
+static slot_id bwd_work(struct build *b, const struct joint *j, enum start start, bool products)
+{
+    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, start);
     if (products)
-        a.products = a.w;
+        a.products = products_shape(&a);
+    if (ready_bytes(b, j, start) > 0)
+        a.ready = tensor_1d(NULL, DT_U8, ready_bytes(b, j, start));
     return b->ops->mhc_boundary_bwd_work ? build_work(b, "bwd_work", b->ops->mhc_boundary_bwd_work(&a)) : NO_SLOT;
 }
 
 static slot_id dw_work(struct build *b, const struct joint *j, bool products)
 {
-    struct mhc_boundary_bwd_args s = boundary_shapes(b, j, true);
+    struct mhc_boundary_bwd_args s = boundary_shapes(b, j, CLOSES);
     struct mhc_boundary_dw_args a = {.dz = s.dz, .y = s.y, .dw = s.w, .rule = j->rule};
     if (products)
-        a.products = s.w;
+        a.products = products_shape(&s);
     return b->ops->mhc_boundary_dw_work ? build_work(b, "dw_work", b->ops->mhc_boundary_dw_work(&a)) : NO_SLOT;
 }
 
@@ -343,47 +287,108 @@ static slot_id product_slot(struct build *b)
     return graph_slot(b->g, "product", tensor_2d(NULL, b->dev->wide, MHC_HEALTH_ROWS, n * n));
 }
 
-/* Row and column sums, the gain of the product of all mixes so far, and how alike the streams are. */
-static void declare_health(struct build *b, const struct parts *p, const struct sublayer *prev, struct sublayer *next)
+/* Joints whose health is asked for at once. A stream that is to be dropped should not live until then, and a cut waits for nothing. */
+static int health_layers(const struct build *b)
 {
-    struct graph *g = b->g;
-    int64_t n = p->j->rule.streams;
-    next->aux[AUX_PRODUCT] = NO_SLOT;
-    if (!has_health(b))
-        return;
-    next->aux[AUX_PRODUCT] = product_slot(b);
-    static const char *const tags[MHC_HEALTH_ITEMS] = {"mhc row error", "mhc column error", "mhc gain forward", "mhc gain backward", "mhc stream similarity"};
-    slot_id out[MHC_HEALTH_ITEMS];
-    for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
-        out[i] = build_metric(b, tags[i], 1);
-    /* Not on the side lane: nothing waits for this node, so a stream it reads there could never be known to be
-     * done with, and streams that are made again later would share no memory. */
-    struct mhc_health_args shape = {.rule = p->j->rule};
-    slot_id work = b->ops->mhc_health_work ? build_work(b, "health_work", b->ops->mhc_health_work(&shape)) : NO_SLOT;
-    int node = graph_node(g, "health", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, node, PH_FWD, health_fwd, READS(p->coef), READS(p->stream), READS(prev->aux[AUX_PRODUCT]),
-                WRITES(next->aux[AUX_PRODUCT]), ADDS(out[0]), ADDS(out[1]), ADDS(out[2]), ADDS(out[3]), ADDS(out[4]), WRITES(work));
-    graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * n * b->cfg->model.hidden) * (double)dtype_bytes(b->dev->real));
+    const char *dropped = b->cfg->plan.recompute;
+    bool kept = strcmp(b->cfg->plan.recompute_block, "off") == 0 && !str_has_word(dropped, "mhc") && !str_has_word(dropped, "full") &&
+                strchr(dropped, '*') == NULL && strstr(dropped, "joint.stream") == NULL;
+    return kept ? MHC_HEALTH_LAYERS : 1;
 }
 
-static void declare_replays(struct build *b, const struct parts *p, const struct sublayer *prev, bool closes)
+/* Row and column sums, the gain of the product of all mixes so far, and how alike the streams are: of this joint and of those that wait with
+ * it. Returns the new product. */
+static slot_id declare_health(struct build *b, const struct joint *last, slot_id before)
+{
+    struct graph *g = b->g;
+    struct use use[NODE_MAX_USES];
+    slot_id product = product_slot(b);
+    use[HEALTH_PRODUCT_IN] = (struct use)READS(before);
+    use[HEALTH_PRODUCT] = (struct use)WRITES(product);
+    struct mhc_health_args shape = {.layers = last->waiting, .rule = last->rule};
+    use[HEALTH_WORK] = (struct use)WRITES(b->ops->mhc_health_work ? build_work(b, "health_work", b->ops->mhc_health_work(&shape)) : NO_SLOT);
+    const struct joint *j = last;
+    for (int l = last->waiting - 1; l >= 0; l--, j = j->before) {
+        struct use *u = &use[HEALTH_LAYER + HEALTH_EACH * l];
+        u[HEALTH_COEF] = (struct use)READS(j->coef);
+        u[HEALTH_STREAM] = (struct use)READS(j->stream);
+        for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
+            u[HEALTH_OUT + i] = (struct use)ADDS(j->health[i]);
+    }
+    /* Not on the side lane: nothing waits for this node, so a stream it reads there could never be known to be
+     * done with, and streams that are made again later would share no memory. */
+    int node = graph_node(g, "health", LANE_COMPUTE, last);
+    graph_phase(g, node, PH_FWD, health_fwd, use, HEALTH_LAYER + HEALTH_EACH * last->waiting);
+    graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * last->rule.streams * b->cfg->model.hidden * last->waiting) * (double)dtype_bytes(b->dev->real));
+    return product;
+}
+
+/* The last of the joints that wait when prev's sublayer is open; NULL: none. */
+static const struct joint *waiting_joint(const struct build *b, const struct sublayer *prev)
+{
+    return has_health(b) && prev->aux[AUX_HEALTH] > 0 ? b->g->nodes[prev->aux[AUX_HEALTH] - 1].self : NULL;
+}
+
+/* Asks for what waits, where nothing more can join it; the product so far. */
+static slot_id settle_health(struct build *b, const struct sublayer *prev)
+{
+    const struct joint *waiting = waiting_joint(b, prev);
+    return waiting != NULL ? declare_health(b, waiting, prev->aux[AUX_PRODUCT]) : prev->aux[AUX_PRODUCT];
+}
+
+static void add_health(struct build *b, const struct parts *p, const struct sublayer *prev, struct sublayer *next, int node)
+{
+    next->aux[AUX_PRODUCT] = prev->aux[AUX_PRODUCT];
+    next->aux[AUX_HEALTH] = 0;
+    if (!has_health(b) || b->g->err.code != ST_OK)
+        return;
+    static const char *const tags[MHC_HEALTH_ITEMS] = {"mhc row error", "mhc column error", "mhc gain forward", "mhc gain backward", "mhc stream similarity"};
+    for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
+        p->j->health[i] = build_metric(b, tags[i], 1);
+    p->j->stream = p->stream;
+    p->j->coef = p->coef;
+    p->j->before = waiting_joint(b, prev);
+    p->j->waiting = p->j->before != NULL ? p->j->before->waiting + 1 : 1;
+    if (p->j->waiting == health_layers(b))
+        next->aux[AUX_PRODUCT] = declare_health(b, p->j, prev->aux[AUX_PRODUCT]);
+    else
+        next->aux[AUX_HEALTH] = node + 1;
+}
+
+void mhc_declare_stream_replay(struct build *b, const struct parts *p, const struct sublayer *prev, int node)
+{
+    double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams);
+    GRAPH_PHASE(b->g, node, PH_REPLAY, mhc_combine_again, READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info), WRITES(p->stream));
+    graph_cost(b->g, node, PH_REPLAY, 2 * wide * (double)(p->j->rule.streams + 1), 2.25 * wide * (double)dtype_bytes(b->dev->real));
+    graph_replay(b->g, p->stream, node);
+}
+
+/* The streams of one: the first joint's again, or in front of a cut. */
+static void declare_expand_replay(struct build *b, const struct parts *p, const struct sublayer *prev, int node)
+{
+    GRAPH_PHASE(b->g, node, PH_REPLAY, expand_fwd, READS(prev->x), WRITES(p->stream));
+    graph_cost(b->g, node, PH_REPLAY, 0, (double)(b->rows * b->cfg->model.hidden * (p->j->rule.streams + 1)) * (double)dtype_bytes(b->dev->real));
+    graph_replay(b->g, p->stream, node);
+}
+
+static void declare_replays(struct build *b, const struct parts *p, const struct sublayer *prev)
 {
     struct graph *g = b->g;
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
     GRAPH_PHASE(g, n, PH_REPLAY, norm_replay, READS(p->stream), READS(p->coef), READS(p->stat), READS(p->gain.w), WRITES(p->norm),
-                WRITES(fwd_work(b, p->j, "replay_work", true)));
+                WRITES(fwd_work(b, p->j, "replay_work", CLOSES, true)));
     graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
     graph_replay(g, p->norm, n);
-    if (!closes)
-        return; /* the expanded stream is replayed by the node that expands */
-    n = graph_node(g, "replay_stream", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_REPLAY, combine_fwd, READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info), WRITES(p->stream));
-    graph_cost(g, n, PH_REPLAY, 2 * wide * (double)(p->j->rule.streams + 1), 2.25 * wide * size);
-    graph_replay(g, p->stream, n);
+    if (start_of(prev) == OPENS)
+        return; /* the stream is not this joint's */
+    if (start_of(prev) == ENTERS)
+        declare_expand_replay(b, p, prev, graph_node(g, "replay_stream", LANE_COMPUTE, p->j));
+    else
+        mhc_declare_stream_replay(b, p, prev, graph_node(g, "replay_stream", LANE_COMPUTE, p->j));
 }
 
-/* The first joint: streams from the embedding. */
+/* In front of a cut that follows the embedding. */
 static void declare_expand(struct build *b, const struct parts *p, const struct sublayer *prev, slot_id dstream)
 {
     struct graph *g = b->g;
@@ -393,48 +398,66 @@ static void declare_expand(struct build *b, const struct parts *p, const struct 
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_REPLAY, expand_fwd, READS(prev->x), WRITES(p->stream));
-    graph_cost(g, n, PH_REPLAY, 0, bytes);
-    graph_replay(g, p->stream, n);
+    declare_expand_replay(b, p, prev, n);
     GRAPH_PHASE(g, n, PH_BWD, expand_bwd, READS(dstream), WRITES(prev->dx));
     graph_cost(g, n, PH_BWD, bytes / (double)dtype_bytes(b->dev->real), bytes);
 }
 
-static void declare_boundary(struct build *b, const struct parts *p, const struct sublayer *prev, const struct sublayer *next, slot_id first_dx)
+static int declare_boundary(struct build *b, const struct parts *p, const struct sublayer *prev, const struct sublayer *next)
 {
     struct graph *g = b->g;
     const struct mapping *m = &p->map;
-    bool closes = prev->f != NO_SLOT;
+    enum start start = start_of(prev);
+    bool closes = start == CLOSES;
     double rows = (double)b->rows, k = (double)(b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
     double map = 2 * rows * k * (double)mhc_logits(p->j->rule.streams), mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
-    slot_id x = closes ? prev->x : p->stream, coef_in = closes ? prev->aux[AUX_COEF] : NO_SLOT, made = closes ? p->stream : NO_SLOT;
+    slot_id coef_in = closes ? prev->aux[AUX_COEF] : NO_SLOT, made = start == OPENS ? NO_SLOT : p->stream;
     int n = graph_node(g, "joint", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_FWD, boundary_fwd, READS(x), READS(prev->f), READS(coef_in), READS(p->info), READS(m->w.w), READS(m->a_pre.w),
+    GRAPH_PHASE(g, n, PH_FWD, boundary_fwd, READS(prev->x), READS(prev->f), READS(coef_in), READS(p->info), READS(m->w.w), READS(m->a_pre.w),
                 READS(m->a_post.w), READS(m->a_res.w), READS(m->beta.w), READS(p->gain.w), WRITES(made), WRITES(p->stat),
-                WRITES(p->coef), WRITES(p->norm), WRITES(fwd_work(b, p->j, "fwd_work", false)));
+                WRITES(p->coef), WRITES(p->norm), WRITES(fwd_work(b, p->j, "fwd_work", start, false)));
     if (closes)
         graph_inplace(g, n, PH_FWD, 0, 10); /* where nobody looks back: eval, decode */
     graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
     if (!training(b))
-        return;
-    slot_id dz = build_wide_grad(b, "dz", b->rows, mhc_logits(p->j->rule.streams)), products = products_slot(b, p->j, closes);
+        return n;
+    slot_id dz = build_wide_grad(b, "dz", b->rows, mhc_logits(p->j->rule.streams)), products = products_slot(b, p->j, start);
     bool multiplied = products != NO_SLOT;
+    p->j->ready = build_work(b, "ready", ready_bytes(b, p->j, start));
+    p->j->map = p->map;
+    p->j->stat = p->stat;
+    p->j->coef = p->coef;
     GRAPH_PHASE(g, n, PH_BWD, boundary_bwd, READS(next->dh), READS(next->dx), READS(next->aux[AUX_DCOEF]), READS(p->stream), READS(p->stat),
                 READS(p->coef), READS(p->gain.w), READS(m->w.w), READS(m->a_pre.w), READS(m->a_post.w), READS(m->a_res.w),
-                READS(m->beta.w), READS(closes ? prev->x : NO_SLOT), READS(prev->f), READS(coef_in), READS(p->info),
-                WRITES(closes ? prev->dx : first_dx), WRITES(closes ? prev->df : NO_SLOT), WRITES(closes ? prev->aux[AUX_DCOEF] : NO_SLOT),
-                WRITES(dz), ADDS(p->gain.dw), WRITES(products), WRITES(bwd_work(b, p->j, closes, multiplied)));
-    graph_inplace(g, n, PH_BWD, 1, 16); /* the gradient that came in becomes the one that goes out */
+                READS(m->beta.w), READS(start == OPENS ? NO_SLOT : prev->x), READS(prev->f), READS(coef_in), READS(p->info),
+                WRITES(prev->dx), WRITES(closes ? prev->df : NO_SLOT), WRITES(closes ? prev->aux[AUX_DCOEF] : NO_SLOT),
+                WRITES(dz), ADDS(p->gain.dw), WRITES(products), READS(p->j->ready), WRITES(bwd_work(b, p->j, start, multiplied)));
+    if (start != ENTERS)
+        graph_inplace(g, n, PH_BWD, 1, 16); /* the gradient that came in becomes the one that goes out */
     graph_cost(g, n, PH_BWD, (multiplied ? 2 : 1) * map + 2 * mix + 10 * rows * k, 5 * rows * k * size);
     GRAPH_PHASE(g, n, PH_DW, boundary_dw, READS(dz), READS(p->stat), READS(p->stream), READS(products), READS(m->a_pre.w), READS(m->a_post.w),
                 READS(m->a_res.w), ADDS(m->w.dw), ADDS(m->a_pre.dw), ADDS(m->a_post.dw), ADDS(m->a_res.dw), ADDS(m->beta.dw), WRITES(dw_work(b, p->j, multiplied)));
     graph_cost(g, n, PH_DW, multiplied ? 0 : map, multiplied ? 12 * k * (double)mhc_logits(p->j->rule.streams) : rows * k * size);
+    return n;
+}
+
+/* The way back through Sinkhorn of the joint in front of prev's core: as soon as the joint behind it has its gradient, beside the core's own way back. */
+static void declare_ready(struct build *b, const struct sublayer *prev)
+{
+    if (prev->f == NO_SLOT || prev->aux[AUX_READY] == 0 || b->g->err.code != ST_OK)
+        return;
+    struct graph *g = b->g;
+    const struct joint *j = g->nodes[prev->aux[AUX_READY] - 1].self;
+    const struct mapping *m = &j->map;
+    int n = graph_node(g, "sinkhorn", LANE_SIDE, j);
+    GRAPH_PHASE(g, n, PH_BWD, boundary_ready, READS(prev->aux[AUX_DCOEF]), READS(j->stat), READS(j->coef), READS(m->w.w), READS(m->a_pre.w), READS(m->a_post.w),
+                READS(m->a_res.w), READS(m->beta.w), WRITES(j->ready));
+    graph_cost(g, n, PH_BWD, 0, (double)(b->rows * mhc_logits(j->rule.streams)) * 20);
 }
 
 static int declare_open(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next, const char *norm_key)
 {
     int64_t d = b->cfg->model.hidden, streams = p->j->rule.streams, logits = mhc_logits(streams);
-    bool closes = prev->f != NO_SLOT;
     p->map = declare_mapping(b, norm_key);
     p->coef = build_wide(b, "coef", b->rows, logits);
     p->stat = build_wide(b, "stat", b->rows, logits + 2);
@@ -444,99 +467,12 @@ static int declare_open(struct build *b, struct parts *p, const struct sublayer 
     next->f = NO_SLOT;
     next->aux[AUX_COEF] = p->coef;
     next->aux[AUX_DCOEF] = build_wide_grad(b, "dcoef", b->rows, logits);
-    slot_id first_dx = closes ? NO_SLOT : prev->wide ? prev->dx : build_grad(b, "dexpanded", b->rows, streams * d);
-    if (!closes && !prev->wide)
-        declare_expand(b, p, prev, first_dx);
-    declare_boundary(b, p, prev, next, first_dx);
-    declare_health(b, p, prev, next);
+    int node = declare_boundary(b, p, prev, next);
+    next->aux[AUX_READY] = training(b) && p->j->ready != NO_SLOT ? node + 1 : 0;
+    add_health(b, p, prev, next, node);
     if (training(b))
-        declare_replays(b, p, prev, closes);
+        declare_replays(b, p, prev);
     return b->g->err.code;
-}
-
-/* ---- the last joint: combine, contract once, final norm ------------------------------------------------------------ */
-
-static void declare_close(struct build *b, const struct parts *p, const struct sublayer *prev, slot_id g_stream)
-{
-    struct graph *g = b->g;
-    double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
-    double flops = 2 * wide * (double)(p->j->rule.streams + 1);
-    int n = graph_node(g, "close", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_FWD, combine_fwd, READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info), WRITES(p->stream));
-    graph_inplace(g, n, PH_FWD, 0, 4);
-    graph_cost(g, n, PH_FWD, flops, 2.25 * wide * size);
-    if (!training(b))
-        return;
-    GRAPH_PHASE(g, n, PH_REPLAY, combine_fwd, READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info), WRITES(p->stream));
-    graph_cost(g, n, PH_REPLAY, flops, 2.25 * wide * size);
-    graph_replay(g, p->stream, n);
-    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, READS(g_stream), READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info),
-                WRITES(prev->dx), WRITES(prev->df), WRITES(prev->aux[AUX_DCOEF]), WRITES(NO_SLOT));
-    graph_inplace(g, n, PH_BWD, 0, 5);
-    graph_cost(g, n, PH_BWD, 2 * flops, 3.5 * wide * size);
-}
-
-static slot_id contract_work(struct build *b, const struct joint *j)
-{
-    int64_t d = b->cfg->model.hidden, n = j->rule.streams;
-    struct mhc_contract_bwd_args a = {.dy = tensor_2d(NULL, b->dev->real, b->rows, d), .dx = tensor_2d(NULL, b->dev->real, b->rows, n * d),
-                                      .w = tensor_2d(NULL, b->dev->wide, n, n * d)};
-    return b->ops->mhc_contract_bwd_work ? build_work(b, "contract_work", b->ops->mhc_contract_bwd_work(&a)) : NO_SLOT;
-}
-
-static slot_id norm_work(struct build *b)
-{
-    struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->wide, t.dim[1]);
-    struct rmsnorm_bwd_args a = {.dy = t, .x = t, .w = w, .dx = t, .dw = w};
-    return b->ops->rmsnorm_bwd_work ? build_work(b, "norm_work", b->ops->rmsnorm_bwd_work(&a)) : NO_SLOT;
-}
-
-/* Keys beside the final norm's: "decoder.final_norm.weight" gives "decoder.hc_head_fn". */
-static struct weight head_weight(struct build *b, const char *norm_key, const char *name, struct param p)
-{
-    const char *end = strstr(norm_key, "final_");
-    char key[160];
-    snprintf(key, sizeof key, "%.*s%s", end ? (int)(end - norm_key) : 0, norm_key, name);
-    p.key = key;
-    return build_weight(b, &p);
-}
-
-static int declare_last(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next, const char *norm_key)
-{
-    struct graph *g = b->g;
-    const struct joint *j = p->j;
-    bool learned = j->rule.profile == MHC_D;
-    int64_t d = b->cfg->model.hidden, n = j->rule.streams;
-    struct weight fn = no_weight(), base = no_weight(), scale = no_weight();
-    if (learned) {
-        fn = head_weight(b, norm_key, "hc_head_fn", xavier("", n, n * d));
-        base = head_weight(b, norm_key, "hc_head_base", param_vector("", n, INIT_ZERO));
-        scale = head_weight(b, norm_key, "hc_head_scale", param_vector("", 1, INIT_ONE));
-    }
-    slot_id one = build_real(b, "contracted", b->rows, d), rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
-    slot_id m = learned ? build_wide(b, "m", b->rows, n) : NO_SLOT, m_rstd = learned ? build_wide(b, "m_rstd", b->rows, 1) : NO_SLOT;
-    slot_id done = build_grad(b, "done", b->rows, d);
-    bool closes = prev->f != NO_SLOT; /* not in a chunk without layers: what came over the cut is contracted */
-    next->dx = closes ? build_grad(b, "dcontracted", b->rows, n * d) : prev->dx;
-    if (closes)
-        declare_close(b, p, prev, next->dx);
-    double wide = (double)(b->rows * n * d), size = (double)dtype_bytes(b->dev->real);
-    int node = graph_node(g, "contract", LANE_COMPUTE, j);
-    GRAPH_PHASE(g, node, PH_FWD, contract_fwd, READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w), WRITES(one),
-                WRITES(m), WRITES(m_rstd), WRITES(p->norm), WRITES(rstd));
-    graph_cost(g, node, PH_FWD, wide * (double)(2 * n + 4), 1.5 * wide * size);
-    if (!training(b))
-        return g->err.code;
-    GRAPH_PHASE(g, node, PH_REPLAY, contract_fwd, READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w), WRITES(one),
-                WRITES(m), WRITES(m_rstd), WRITES(p->norm), WRITES(rstd));
-    graph_cost(g, node, PH_REPLAY, wide * (double)(2 * n + 4), 1.5 * wide * size);
-    graph_replay(g, p->norm, node);
-    graph_replay(g, one, node);
-    GRAPH_PHASE(g, node, PH_BWD, contract_bwd, READS(next->dh), READS(p->stream), READS(fn.w), READS(base.w), READS(scale.w), READS(p->gain.w),
-                READS(one), READS(m), READS(m_rstd), READS(rstd), WRITES(done), ADDS(next->dx), ADDS(fn.dw), ADDS(base.dw),
-                ADDS(scale.dw), ADDS(p->gain.dw), WRITES(learned ? contract_work(b, j) : NO_SLOT), WRITES(norm_work(b)));
-    graph_cost(g, node, PH_BWD, wide * (double)(4 * n + 6), 2.5 * wide * size);
-    return g->err.code;
 }
 
 static int mhc_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last)
@@ -551,6 +487,7 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
         return err_set(b->e, ST_USAGE, "mhc.kernels = primitive or ref needs a GPU: device '%s' has fused hyper-connections only", b->ops->name);
     bool closes = prev->f != NO_SLOT;
     graph_scope(b->g, b->layer, "joint");
+    declare_ready(b, prev);
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
     p.gain = build_weight(b, &gain);
     p.info = closes && p.j->dropout > 0 ? b->in.info : NO_SLOT;
@@ -562,9 +499,10 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
     next->wide = true;
     if (!last)
         return declare_open(b, &p, prev, next, norm_key);
+    settle_health(b, prev);
     next->x = p.stream;
     next->f = next->df = NO_SLOT;
-    return declare_last(b, &p, prev, next, norm_key);
+    return mhc_declare_last(b, &p, prev, next, norm_key);
 }
 
 /* In front of a cut all streams are closed, and all of them cross; an embedding alone is expanded here. */
@@ -580,13 +518,14 @@ static int mhc_close(struct build *b, const struct sublayer *prev, struct sublay
     if (b->ops->mhc_combine_fwd == NULL)
         return err_set(b->e, ST_USAGE, "device '%s' has no hyper-connections (model.mhc_streams)", b->ops->name);
     graph_scope(b->g, b->layer, "joint");
+    declare_ready(b, prev);
     int64_t wide = p.j->rule.streams * b->cfg->model.hidden;
     p.info = closes && p.j->dropout > 0 ? b->in.info : NO_SLOT;
     p.stream = build_real(b, "stream", b->rows, wide);
     *next = sublayer_entry(p.stream, build_grad(b, "dstream", b->rows, wide), true);
-    next->aux[AUX_CARRY] = prev->aux[AUX_CARRY];
+    next->aux[AUX_CARRY] = settle_health(b, prev);
     if (closes)
-        declare_close(b, &p, prev, next->dx);
+        mhc_declare_close(b, &p, prev, next->dx);
     else
         declare_expand(b, &p, prev, next->dx);
     return b->g->err.code;
@@ -606,7 +545,7 @@ static void mhc_arrive(struct build *b, struct sublayer *entry)
 static int combine_node(const struct graph *g, slot_id s)
 {
     int node = g->slots[s].dropped ? g->slots[s].replay : -1;
-    return node >= 0 && g->nodes[node].phase[PH_REPLAY].fn == combine_fwd ? node : -1;
+    return node >= 0 && g->nodes[node].phase[PH_REPLAY].fn == mhc_combine_again ? node : -1;
 }
 
 static slot_id combine_slot(const struct graph *g, int node, enum combine_use use) { return g->nodes[node].phase[PH_REPLAY].use[use].slot; }

@@ -75,6 +75,8 @@ static const struct {
     {"mhc_boundary_fwd", offsetof(struct ops, mhc_boundary_fwd)},
     {"mhc_boundary_bwd", offsetof(struct ops, mhc_boundary_bwd)},
     {"mhc_boundary_dw", offsetof(struct ops, mhc_boundary_dw)},
+    {"mhc_leave_fwd", offsetof(struct ops, mhc_leave_fwd)},
+    {"mhc_leave_bwd", offsetof(struct ops, mhc_leave_bwd)},
     {"mhc_rebuild", offsetof(struct ops, mhc_rebuild)},
     {"mhc_health", offsetof(struct ops, mhc_health)},
     {"init", offsetof(struct ops, init)},

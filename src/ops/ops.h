@@ -162,8 +162,14 @@ struct ops {
     int (*mhc_boundary_bwd)(struct lane *, const struct mhc_boundary_bwd_args *);
     int64_t (*mhc_boundary_bwd_work)(const struct mhc_boundary_bwd_args *);
     bool (*mhc_boundary_products)(const struct mhc_boundary_bwd_args *); /* NULL: never */
+    int (*mhc_boundary_ready)(struct lane *, const struct mhc_boundary_bwd_args *);
+    int64_t (*mhc_boundary_ready_bytes)(const struct mhc_boundary_bwd_args *); /* of `ready`; NULL or 0: nothing is made before */
     int (*mhc_boundary_dw)(struct lane *, const struct mhc_boundary_dw_args *);
     int64_t (*mhc_boundary_dw_work)(const struct mhc_boundary_dw_args *);
+    int (*mhc_leave_fwd)(struct lane *, const struct mhc_leave_fwd_args *);
+    int64_t (*mhc_leave_fwd_work)(const struct mhc_leave_fwd_args *);
+    int (*mhc_leave_bwd)(struct lane *, const struct mhc_leave_bwd_args *);
+    int64_t (*mhc_leave_bwd_work)(const struct mhc_leave_bwd_args *);
     int (*mhc_rebuild)(struct lane *, const struct mhc_rebuild_args *);
     int (*mhc_health)(struct lane *, const struct mhc_health_args *);
     int64_t (*mhc_health_work)(const struct mhc_health_args *);

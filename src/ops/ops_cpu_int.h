@@ -97,6 +97,10 @@ int CPU_NAME(mhc_boundary_bwd_cpu)(struct lane *l, const struct mhc_boundary_bwd
 int64_t CPU_NAME(mhc_boundary_bwd_work_cpu)(const struct mhc_boundary_bwd_args *a);
 int CPU_NAME(mhc_boundary_dw_cpu)(struct lane *l, const struct mhc_boundary_dw_args *a);
 int64_t CPU_NAME(mhc_boundary_dw_work_cpu)(const struct mhc_boundary_dw_args *a);
+int CPU_NAME(mhc_leave_fwd_cpu)(struct lane *l, const struct mhc_leave_fwd_args *a);
+int64_t CPU_NAME(mhc_leave_fwd_work_cpu)(const struct mhc_leave_fwd_args *a);
+int CPU_NAME(mhc_leave_bwd_cpu)(struct lane *l, const struct mhc_leave_bwd_args *a);
+int64_t CPU_NAME(mhc_leave_bwd_work_cpu)(const struct mhc_leave_bwd_args *a);
 int CPU_NAME(mhc_rebuild_cpu)(struct lane *l, const struct mhc_rebuild_args *a);
 int CPU_NAME(mhc_health_cpu)(struct lane *l, const struct mhc_health_args *a);
 int CPU_NAME(adamw_cpu)(struct lane *l, const struct adamw_args *a);

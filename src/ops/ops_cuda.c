@@ -28,8 +28,9 @@
     .mhc_expand_fwd = mhc_expand_fwd_cuda, .mhc_expand_bwd = mhc_expand_bwd_cuda, .mhc_contract_fwd = mhc_contract_fwd_cuda, \
     .mhc_contract_bwd = mhc_contract_bwd_cuda, .mhc_contract_bwd_work = mhc_contract_bwd_work_cuda, .mhc_boundary_fwd = mhc_boundary_fwd_cuda, \
     .mhc_boundary_fwd_work = mhc_boundary_fwd_work_cuda, .mhc_boundary_bwd = mhc_boundary_bwd_cuda, .mhc_boundary_bwd_work = mhc_boundary_bwd_work_cuda, \
-    .mhc_boundary_products = mhc_boundary_products_cuda, \
-    .mhc_boundary_dw = mhc_boundary_dw_cuda, .mhc_boundary_dw_work = mhc_boundary_dw_work_cuda, .mhc_rebuild = mhc_rebuild_cuda, .mhc_health = mhc_health_cuda, .mhc_health_work = mhc_health_work_cuda, \
+    .mhc_boundary_products = mhc_boundary_products_cuda, .mhc_boundary_ready = mhc_boundary_ready_cuda, .mhc_boundary_ready_bytes = mhc_boundary_ready_bytes_cuda, \
+    .mhc_boundary_dw = mhc_boundary_dw_cuda, .mhc_boundary_dw_work = mhc_boundary_dw_work_cuda, .mhc_leave_fwd = mhc_leave_fwd_cuda, .mhc_leave_fwd_work = mhc_leave_fwd_work_cuda, .mhc_leave_bwd = mhc_leave_bwd_cuda, \
+    .mhc_leave_bwd_work = mhc_leave_bwd_work_cuda, .mhc_rebuild = mhc_rebuild_cuda, .mhc_health = mhc_health_cuda, .mhc_health_work = mhc_health_work_cuda, \
     .init = init_cuda, .gemm = gemm_cuda,                                \
     .xent = xent_cuda, .xent_work = xent_work_cuda
 

@@ -12,7 +12,7 @@ extern const struct op_desc init_desc, gemm_desc, rmsnorm_fwd_desc, rmsnorm_bwd_
 extern const struct op_desc router_fwd_desc, router_bwd_desc, router_noise_desc, router_jitter_desc, router_bias_desc, moeplan_desc, epsend_desc, eprecv_desc,
     permute_desc, permute_bwd_desc, unpermute_desc, unpermute_bwd_desc, gmm_fwd_desc, gmm_bwd_desc, expert_up_desc, expert_down_bwd_desc;
 
-extern const struct op_desc mhc_project_fwd_desc, mhc_project_bwd_desc, mhc_gates_fwd_desc, mhc_gates_bwd_desc, mhc_sinkhorn_fwd_desc, mhc_sinkhorn_bwd_desc, mhc_aggregate_fwd_desc, mhc_aggregate_bwd_desc, mhc_combine_fwd_desc, mhc_combine_bwd_desc, mhc_expand_fwd_desc, mhc_expand_bwd_desc, mhc_contract_fwd_desc, mhc_contract_bwd_desc, mhc_boundary_fwd_desc, mhc_boundary_bwd_desc, mhc_boundary_dw_desc, mhc_rebuild_desc, mhc_health_desc;
+extern const struct op_desc mhc_project_fwd_desc, mhc_project_bwd_desc, mhc_gates_fwd_desc, mhc_gates_bwd_desc, mhc_sinkhorn_fwd_desc, mhc_sinkhorn_bwd_desc, mhc_aggregate_fwd_desc, mhc_aggregate_bwd_desc, mhc_combine_fwd_desc, mhc_combine_bwd_desc, mhc_expand_fwd_desc, mhc_expand_bwd_desc, mhc_contract_fwd_desc, mhc_contract_bwd_desc, mhc_boundary_fwd_desc, mhc_boundary_bwd_desc, mhc_boundary_dw_desc, mhc_leave_fwd_desc, mhc_leave_bwd_desc, mhc_rebuild_desc, mhc_health_desc;
 
 const struct op_desc *const *op_registry(int *n)
 {
@@ -29,7 +29,7 @@ const struct op_desc *const *op_registry(int *n)
         &router_fwd_desc, &router_bwd_desc, &router_noise_desc, &router_jitter_desc, &router_bias_desc, &moeplan_desc,
         &epsend_desc, &eprecv_desc,
         &permute_desc, &permute_bwd_desc, &unpermute_desc, &unpermute_bwd_desc, &gmm_fwd_desc, &gmm_bwd_desc, &expert_up_desc, &expert_down_bwd_desc,
-        &mhc_project_fwd_desc, &mhc_project_bwd_desc, &mhc_gates_fwd_desc, &mhc_gates_bwd_desc, &mhc_sinkhorn_fwd_desc, &mhc_sinkhorn_bwd_desc, &mhc_aggregate_fwd_desc, &mhc_aggregate_bwd_desc, &mhc_combine_fwd_desc, &mhc_combine_bwd_desc, &mhc_expand_fwd_desc, &mhc_expand_bwd_desc, &mhc_contract_fwd_desc, &mhc_contract_bwd_desc, &mhc_boundary_fwd_desc, &mhc_boundary_bwd_desc, &mhc_boundary_dw_desc, &mhc_rebuild_desc, &mhc_health_desc,
+        &mhc_project_fwd_desc, &mhc_project_bwd_desc, &mhc_gates_fwd_desc, &mhc_gates_bwd_desc, &mhc_sinkhorn_fwd_desc, &mhc_sinkhorn_bwd_desc, &mhc_aggregate_fwd_desc, &mhc_aggregate_bwd_desc, &mhc_combine_fwd_desc, &mhc_combine_bwd_desc, &mhc_expand_fwd_desc, &mhc_expand_bwd_desc, &mhc_contract_fwd_desc, &mhc_contract_bwd_desc, &mhc_boundary_fwd_desc, &mhc_boundary_bwd_desc, &mhc_boundary_dw_desc, &mhc_leave_fwd_desc, &mhc_leave_bwd_desc, &mhc_rebuild_desc, &mhc_health_desc,
     };
     *n = countof(all);
     return all;

@@ -1,27 +1,60 @@
-/* Times of the mHC ops on a GPU at training shapes, bf16 and 4 streams, on random data, beside a copy measured in the same run.
+/* Times of the mHC ops on a GPU, bf16 and 4 streams, on random data.
  *
- *   bench_mhc [ROWS C]...      default: 16384 2048, 8192 4096
+ *   bench_mhc [ROWS C]...      a table beside a copy measured in the same run; default: 16384 2048, 8192 4096
+ *   bench_mhc serve            asked for line by line, so that a script can alternate with other programs (tools/speed_mhc_gpu.py):
+ *     shape ROWS C             random data of that shape; answers "ok GIB"
+ *     run OP MS                single calls for about so many milliseconds, each behind a write of 256 MB, so that the cache has nothing of the op's data:
+ *                              "US CALLS BYTES", the median
+ *     row OP MS                the same for calls one after the other, on two sets of data in turns where a shape is small: the mean
+ *     quit
  *
- * The boundary is timed as it is chosen; forward also in two passes and, up to 4096 channels, in one pass of clusters. Backward leaves
- * products of the stream for the parameters: what a training step runs is "boundary bwd" and then "from products".
+ * OP: a row of the table `ops` below. Bytes are what an op must move at least: each tensor read or written once.
+ * The boundary is timed as it is chosen, forward also in two passes (_ring) and, up to 4096 channels, in one pass of clusters (_single). Backward leaves products of the stream
+ * for the parameters' gradients: a training step runs boundary_bwd and then boundary_dw, together boundary_back; _bare are those two without products.
  *
- * Bytes are what an op must move at least: each tensor read or written once. Needs a GPU; not part of check-gpu. */
+ * Needs a GPU; not part of check-gpu. */
 #include "bench.cuh"
+
+enum { N = 4, LOGITS = 24, FLUSH = 256 << 20, MOST_CALLS = 200, SETS = 2 };
 
 struct bench {
     struct dev dev;
     struct lane lane;
     struct err err;
-    const struct ops *ops;
     uint64_t seed;
-    double copy; /* bytes a microsecond */
+    int64_t taken;
+    void *flush;
+    void *held[512];
+    int held_count;
+};
+struct data { /* of a shape */
+    struct tensor x, y, dx, dy, f, df, h, dh, bias, dbias, gain, dgain, w, dw, products, p, rho, drho, beta, dbeta, a[3], da[3];
+    struct tensor pre, post, res, dpre, dpost, dres, logits, dlogits, dz, coef_in, coef, dcoef, dcoef_in, stat;
+    struct mhc_rebuild_args rebuild;
+    struct mhc_rule rule;
+    int64_t rows, d;
 };
 
-static struct tensor make(struct bench *b, enum dtype t, int64_t rows, int64_t cols, double scale, double mean)
+static void *room(struct bench *b, int64_t bytes)
 {
     void *p = NULL;
+    CHECK(cudaMalloc(&p, (size_t)bytes + 256));
+    b->taken += bytes;
+    if (b->held_count == countof(b->held)) {
+        printf("not ok too many tensors\n");
+        exit(1);
+    }
+    return b->held[b->held_count++] = p;
+}
+static void give_back(struct bench *b, int but)
+{
+    while (b->held_count > but)
+        CHECK(cudaFree(b->held[--b->held_count]));
+}
+static struct tensor make(struct bench *b, enum dtype t, int64_t rows, int64_t cols, double scale, double mean)
+{
     int64_t n = rows * cols;
-    CHECK(cudaMalloc(&p, (size_t)n * dtype_bytes(t) + 256));
+    void *p = room(b, n * (int64_t)dtype_bytes(t));
     if (t == DT_BF16)
         fill<bf16><<<1024, 256>>>((bf16 *)p, n, (float)scale, (float)mean, ++b->seed);
     else
@@ -29,213 +62,425 @@ static struct tensor make(struct bench *b, enum dtype t, int64_t rows, int64_t c
     CHECK(cudaGetLastError());
     return tensor_2d(p, t, rows, cols);
 }
-static struct tensor vec(struct bench *b, int64_t n, double scale, double mean)
-{
-    struct tensor t = make(b, DT_F32, 1, n, scale, mean);
-    return tensor_1d(t.data, DT_F32, n);
-}
-static struct tensor work_of(int64_t bytes)
-{
-    void *p = NULL;
-    CHECK(cudaMalloc(&p, (size_t)bytes + 256));
-    return tensor_1d(p, DT_U8, bytes);
-}
+static struct tensor vec(struct bench *b, int64_t n, double scale, double mean) { return tensor_1d(make(b, DT_F32, 1, n, scale, mean).data, DT_F32, n); }
+static struct tensor work_of(struct bench *b, int64_t bytes) { return tensor_1d(room(b, bytes), DT_U8, bytes); }
 
-typedef int (*call_fn)(struct bench *b, const void *args);
-static void report(struct bench *b, const char *name, int64_t rows, int64_t d, double bytes, call_fn call, const void *args)
+static void data_open(struct bench *b, struct data *s, int64_t rows, int64_t d)
 {
-    enum { WARM = 3, RUNS = 20 };
-    cudaStream_t stream = stream_of(&b->lane);
-    cudaEvent_t from, to;
-    float times[RUNS], total = 0;
-    CHECK(cudaEventCreate(&from));
-    CHECK(cudaEventCreate(&to));
-    for (int i = 0; i < WARM + RUNS; i++) {
-        CHECK(cudaEventRecord(from, stream));
-        if (call(b, args) != ST_OK) {
-            printf("not ok %s: %s\n", name, b->err.msg);
-            exit(1);
-        }
-        CHECK(cudaEventRecord(to, stream));
-        CHECK(cudaEventSynchronize(to));
-        if (i >= WARM)
-            CHECK(cudaEventElapsedTime(&times[i - WARM], from, to));
-    }
-    /* One after the other, as in a step. */
-    CHECK(cudaEventRecord(from, stream));
-    for (int i = 0; i < RUNS; i++)
-        call(b, args);
-    CHECK(cudaEventRecord(to, stream));
-    CHECK(cudaEventSynchronize(to));
-    CHECK(cudaEventElapsedTime(&total, from, to));
-    double us = 1e3 * total / RUNS;
-    float least = times[0];
-    for (int i = 1; i < RUNS; i++)
-        least = times[i] < least ? times[i] : least;
-    printf("%-16s %6lld x %-5lld %9.1f us (least alone %8.1f) %8.1f MB %6.2f TB/s", name, (long long)rows, (long long)d, us, 1e3 * least, bytes / 1e6,
-           bytes / us / 1e6);
-    if (b->copy > 0)
-        printf(" %5.1f %% of copy", 100 * bytes / us / b->copy);
-    printf("\n");
-    fflush(stdout);
-}
-
-struct copy_args {
-    void *to, *from;
-    size_t bytes;
-};
-static int run_copy(struct bench *b, const void *args)
-{
-    const struct copy_args *a = (const struct copy_args *)args;
-    return cudaMemcpyAsync(a->to, a->from, a->bytes, cudaMemcpyDeviceToDevice, stream_of(&b->lane)) == cudaSuccess ? ST_OK : ST_INTERNAL;
-}
-
-#define RUNNER(op)                                                                                          \
-    static int run_##op(struct bench *b, const void *args) { return b->ops->op(&b->lane, (const struct op##_args *)args); }
-RUNNER(mhc_boundary_fwd)
-RUNNER(mhc_boundary_bwd)
-RUNNER(mhc_boundary_dw)
-RUNNER(mhc_combine_fwd)
-RUNNER(mhc_rebuild)
-RUNNER(mhc_combine_bwd)
-RUNNER(mhc_aggregate_fwd)
-RUNNER(mhc_aggregate_bwd)
-RUNNER(mhc_project_fwd)
-RUNNER(mhc_project_bwd)
-RUNNER(mhc_sinkhorn_fwd)
-RUNNER(mhc_sinkhorn_bwd)
-RUNNER(mhc_gates_fwd)
-
-static void shape(struct bench *b, int64_t rows, int64_t d)
-{
-    enum { N = 4, LOGITS = 24 };
     int64_t k = N * d;
-    double u = 2.0 * (double)rows * (double)d, c = 4.0 * (double)rows;
-    size_t before = 0, all = 0;
-    CHECK(cudaMemGetInfo(&before, &all));
-    struct mhc_rule rule = {};
-    rule.streams = N;
-    rule.iterations = 20;
-    struct tensor x = make(b, DT_BF16, rows, k, 1, 0), f = make(b, DT_BF16, rows, d, 1, 0), y = make(b, DT_BF16, rows, k, 1, 0), h = make(b, DT_BF16, rows, d, 1, 0);
-    struct tensor coef_in = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), coef = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), stat = make(b, DT_F32, rows, LOGITS + 2, 0.1, 1);
-    struct tensor w = make(b, DT_F32, LOGITS, k, 0.01, 0), beta = vec(b, LOGITS, 0.1, 0), a_pre = vec(b, 1, 0, 0.01), a_post = vec(b, 1, 0, 0.01), a_res = vec(b, 1, 0, 0.01);
-    struct tensor gain = vec(b, d, 0.1, 1), dgain = vec(b, d, 0, 0);
-
-    struct mhc_boundary_fwd_args fw = {};
-    fw.x = x, fw.f = f, fw.y = y, fw.h = h, fw.coef_in = coef_in, fw.coef = coef, fw.stat = stat, fw.w = w, fw.beta = beta, fw.a_pre = a_pre, fw.a_post = a_post;
-    fw.a_res = a_res, fw.gain = gain, fw.rule = rule, fw.eps = 1e-5;
-    fw.work = work_of(b->ops->mhc_boundary_fwd_work(&fw));
-    report(b, "boundary fwd", rows, d, 10 * u + 74 * c, run_mhc_boundary_fwd, &fw);
-    bool one_pass = d % 256 == 0 && d / 256 <= 16;
-    struct mhc_boundary_fwd_args ring = fw;
-    ring.rule.ring = true;
-    report(b, "  in two passes", rows, d, 10 * u + 74 * c, run_mhc_boundary_fwd, &ring);
-    if (one_pass) {
-        struct mhc_boundary_fwd_args single = fw;
-        single.rule.single_pass = true;
-        report(b, "  in one pass", rows, d, 10 * u + 74 * c, run_mhc_boundary_fwd, &single);
-    }
-    struct mhc_boundary_fwd_args again = fw;
-    again.reuse = true;
-    again.x = y, again.f = {}, again.coef_in = {}, again.y = {};
-    report(b, "norm replay", rows, d, 5 * u + 5 * c, run_mhc_boundary_fwd, &again);
-
-    struct tensor dy = make(b, DT_BF16, rows, k, 1, 0), dh = make(b, DT_BF16, rows, d, 1, 0), dcoef = make(b, DT_F32, rows, LOGITS, 1, 0);
-    struct tensor dx = make(b, DT_BF16, rows, k, 1, 0), df = make(b, DT_BF16, rows, d, 1, 0), dcoef_in = make(b, DT_F32, rows, LOGITS, 1, 0), dz = make(b, DT_F32, rows, LOGITS, 1, 0);
-    struct mhc_boundary_bwd_args bw = {};
-    bw.dh = dh, bw.dy = dy, bw.dcoef = dcoef, bw.y = y, bw.stat = stat, bw.coef = coef, bw.gain = gain, bw.w = w, bw.a_pre = a_pre, bw.a_post = a_post, bw.a_res = a_res;
-    bw.beta = beta, bw.x = x, bw.f = f, bw.coef_in = coef_in, bw.dx = dx, bw.df = df, bw.dcoef_in = dcoef_in, bw.dz = dz, bw.dgain = dgain, bw.rule = rule;
-    bw.products = make(b, DT_F32, LOGITS, k, 0, 0);
-    bw.work = work_of(b->ops->mhc_boundary_bwd_work(&bw));
-    report(b, "boundary bwd", rows, d, 15 * u + 146 * c, run_mhc_boundary_bwd, &bw);
-    struct mhc_boundary_bwd_args bare = bw;
-    bare.products = {};
-    report(b, "  no products", rows, d, 15 * u + 146 * c, run_mhc_boundary_bwd, &bare);
-    struct tensor dw = make(b, DT_F32, LOGITS, k, 0, 0), dbeta = vec(b, LOGITS, 0, 0), da[3] = {vec(b, 1, 0, 0), vec(b, 1, 0, 0), vec(b, 1, 0, 0)};
-    struct mhc_boundary_dw_args pw = {};
-    pw.dz = dz, pw.stat = stat, pw.y = y, pw.a_pre = a_pre, pw.a_post = a_post, pw.a_res = a_res, pw.dw = dw, pw.da_pre = da[0], pw.da_post = da[1], pw.da_res = da[2];
-    pw.dbeta = dbeta, pw.rule = rule;
-    pw.work = work_of(b->ops->mhc_boundary_dw_work(&pw));
-    report(b, "boundary dw", rows, d, 4 * u + 50 * c, run_mhc_boundary_dw, &pw);
-    struct mhc_boundary_dw_args made = pw;
-    made.products = bw.products;
-    report(b, "  from products", rows, d, 98 * c + 12 * LOGITS * k, run_mhc_boundary_dw, &made);
-
-    struct tensor pre = make(b, DT_F32, rows, N, 0.1, 0.5), post = make(b, DT_F32, rows, N, 0.1, 1), res = make(b, DT_F32, rows, N * N, 0.05, 0.25);
-    struct tensor dpre = make(b, DT_F32, rows, N, 1, 0), dpost = make(b, DT_F32, rows, N, 1, 0), dres = make(b, DT_F32, rows, N * N, 1, 0);
-    struct tensor p = make(b, DT_F32, rows, LOGITS, 1, 0), rho = make(b, DT_F32, rows, 1, 0.1, 1), drho = make(b, DT_F32, rows, 1, 0.1, 1), logits = make(b, DT_F32, rows, N * N, 1, 0);
-    struct mhc_combine_fwd_args cf = {};
-    cf.x = x, cf.f = f, cf.post = post, cf.res = res, cf.y = y, cf.rule = rule;
-    report(b, "combine fwd", rows, d, 9 * u + 20 * c, run_mhc_combine_fwd, &cf);
-    struct mhc_rebuild_args rb = {};
-    rb.x = x, rb.rule = rule;
-    for (rb.layers = 0; rb.layers < MHC_REBUILD_LAYERS;) {
-        struct mhc_rebuild_layer *l = &rb.layer[rb.layers++];
-        l->f = make(b, DT_BF16, rows, d, 1, 0), l->coef = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), l->y = make(b, DT_BF16, rows, k, 1, 0);
-        if (rb.layers == 4 || rb.layers == MHC_REBUILD_LAYERS)
-            report(b, rb.layers == 4 ? "rebuild 4" : "rebuild 7", rows, d, (4 + 5 * rb.layers) * u + 20 * rb.layers * c, run_mhc_rebuild, &rb);
-    }
-    struct mhc_combine_bwd_args cb = {};
-    cb.dy = dy, cb.x = x, cb.f = f, cb.post = post, cb.res = res, cb.dx = dx, cb.df = df, cb.dpost = dpost, cb.dres = dres, cb.rule = rule;
-    report(b, "combine bwd", rows, d, 14 * u + 40 * c, run_mhc_combine_bwd, &cb);
-    struct mhc_aggregate_fwd_args af = {};
-    af.x = x, af.pre = pre, af.a = h;
-    report(b, "aggregate fwd", rows, d, 5 * u + 4 * c, run_mhc_aggregate_fwd, &af);
-    struct mhc_aggregate_bwd_args ab = {};
-    ab.da = dh, ab.x = x, ab.pre = pre, ab.dx = dx, ab.dpre = dpre;
-    report(b, "aggregate bwd", rows, d, 9 * u + 8 * c, run_mhc_aggregate_bwd, &ab);
-    struct mhc_project_fwd_args pf = {};
-    pf.x = x, pf.w = w, pf.p = p, pf.rho = rho;
-    report(b, "project fwd", rows, d, 4 * u + 25 * c, run_mhc_project_fwd, &pf);
-    struct mhc_project_bwd_args pb = {};
-    pb.dp = p, pb.drho = drho, pb.x = x, pb.w = w, pb.rho = rho, pb.dx = dx, pb.dw = dw;
-    pb.work = work_of(b->ops->mhc_project_bwd_work(&pb));
-    report(b, "project bwd", rows, d, 8 * u + 26 * c, run_mhc_project_bwd, &pb);
-    struct mhc_gates_fwd_args gf = {};
-    gf.p = p, gf.rho = rho, gf.a_pre = a_pre, gf.a_post = a_post, gf.a_res = a_res, gf.beta = beta, gf.pre = pre, gf.post = post, gf.logits = logits, gf.rule = rule;
-    report(b, "gates fwd", rows, d, 49 * c, run_mhc_gates_fwd, &gf);
-    struct mhc_sinkhorn_fwd_args sf = {};
-    sf.logits = logits, sf.res = res, sf.rule = rule;
-    report(b, "sinkhorn fwd", rows, d, 32 * c, run_mhc_sinkhorn_fwd, &sf);
-    struct mhc_sinkhorn_bwd_args sb = {};
-    sb.dres = dres, sb.logits = logits, sb.dlogits = res, sb.rule = rule;
-    report(b, "sinkhorn bwd", rows, d, 48 * c, run_mhc_sinkhorn_bwd, &sb);
+    *s = {};
+    s->rows = rows, s->d = d, s->rule.streams = N, s->rule.iterations = 20;
+    s->x = make(b, DT_BF16, rows, k, 1, 0), s->y = make(b, DT_BF16, rows, k, 1, 0), s->dx = make(b, DT_BF16, rows, k, 1, 0), s->dy = make(b, DT_BF16, rows, k, 1, 0);
+    s->f = make(b, DT_BF16, rows, d, 1, 0), s->df = make(b, DT_BF16, rows, d, 1, 0), s->h = make(b, DT_BF16, rows, d, 1, 0), s->dh = make(b, DT_BF16, rows, d, 1, 0);
+    s->bias = vec(b, d, 0.1, 0), s->dbias = vec(b, d, 0, 0), s->gain = vec(b, d, 0.1, 1), s->dgain = vec(b, d, 0, 0);
+    s->w = make(b, DT_F32, LOGITS, k, 0.01, 0), s->dw = make(b, DT_F32, LOGITS, k, 0, 0), s->products = make(b, DT_F32, LOGITS + 1, k, 1, 0);
+    s->beta = vec(b, LOGITS, 0.1, 0), s->dbeta = vec(b, LOGITS, 0, 0);
+    for (int i = 0; i < 3; i++)
+        s->a[i] = vec(b, 1, 0, 0.01), s->da[i] = vec(b, 1, 0, 0);
+    s->p = make(b, DT_F32, rows, LOGITS, 1, 0), s->rho = make(b, DT_F32, rows, 1, 0.1, 1), s->drho = make(b, DT_F32, rows, 1, 0.1, 1), s->dz = make(b, DT_F32, rows, LOGITS, 1, 0);
+    s->pre = make(b, DT_F32, rows, N, 0.1, 0.5), s->post = make(b, DT_F32, rows, N, 0.1, 1), s->res = make(b, DT_F32, rows, N * N, 0.05, 0.25);
+    s->dpre = make(b, DT_F32, rows, N, 1, 0), s->dpost = make(b, DT_F32, rows, N, 1, 0), s->dres = make(b, DT_F32, rows, N * N, 1, 0);
+    s->logits = make(b, DT_F32, rows, N * N, 1, 0), s->dlogits = make(b, DT_F32, rows, N * N, 1, 0);
+    s->coef_in = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), s->coef = make(b, DT_F32, rows, LOGITS, 0.05, 0.25), s->stat = make(b, DT_F32, rows, LOGITS + 2, 0.1, 1);
+    s->dcoef = make(b, DT_F32, rows, LOGITS, 1, 0), s->dcoef_in = make(b, DT_F32, rows, LOGITS, 1, 0);
     CHECK(cudaDeviceSynchronize());
+}
+
+/* ---- ops: everything is set up before the first call is timed ------------------------------------------------------------------- */
+
+struct job {
+    int (*call)(struct bench *b, struct job *j);
+    union {
+        struct mhc_project_fwd_args project_fwd;
+        struct mhc_project_bwd_args project_bwd;
+        struct mhc_gates_fwd_args gates_fwd;
+        struct mhc_gates_bwd_args gates_bwd;
+        struct mhc_sinkhorn_fwd_args sinkhorn_fwd;
+        struct mhc_sinkhorn_bwd_args sinkhorn_bwd;
+        struct mhc_aggregate_fwd_args aggregate_fwd;
+        struct mhc_aggregate_bwd_args aggregate_bwd;
+        struct mhc_combine_fwd_args combine_fwd;
+        struct mhc_combine_bwd_args combine_bwd;
+        struct mhc_boundary_fwd_args boundary_fwd;
+        struct mhc_boundary_bwd_args boundary_bwd;
+        struct mhc_rebuild_args rebuild;
+        struct tensor copy[2];
+    } u;
+    struct mhc_boundary_dw_args dw;
+    cudaGraphExec_t graph;
+};
+#define CALL(op) \
+    static int call_##op(struct bench *b, struct job *j) { return mhc_##op##_cuda(&b->lane, &j->u.op); }
+CALL(project_fwd)
+CALL(project_bwd)
+CALL(gates_fwd)
+CALL(gates_bwd)
+CALL(sinkhorn_fwd)
+CALL(sinkhorn_bwd)
+CALL(aggregate_fwd)
+CALL(aggregate_bwd)
+CALL(combine_fwd)
+CALL(combine_bwd)
+CALL(boundary_fwd)
+CALL(boundary_bwd)
+CALL(rebuild)
+static int call_boundary_dw(struct bench *b, struct job *j) { return mhc_boundary_dw_cuda(&b->lane, &j->dw); }
+static int call_back(struct bench *b, struct job *j)
+{
+    TRY(mhc_boundary_bwd_cuda(&b->lane, &j->u.boundary_bwd));
+    return mhc_boundary_dw_cuda(&b->lane, &j->dw);
+}
+static int call_graph(struct bench *b, struct job *j) { return cudaGraphLaunch(j->graph, stream_of(&b->lane)) == cudaSuccess ? ST_OK : ST_INTERNAL; }
+static int call_copy(struct bench *b, struct job *j)
+{
+    struct tensor *to = &j->u.copy[0], *from = &j->u.copy[1];
+    return cudaMemcpyAsync(to->data, from->data, (size_t)tensor_bytes(to), cudaMemcpyDeviceToDevice, stream_of(&b->lane)) == cudaSuccess ? ST_OK : ST_INTERNAL;
+}
+static int call_combines(struct bench *b, struct job *j)
+{
+    const struct mhc_rebuild_args *r = &j->u.rebuild;
+    struct mhc_combine_fwd_args c = {};
+    c.rule = r->rule;
+    c.x = r->x;
+    for (int i = 0; i < r->layers; i++) {
+        const struct mhc_rebuild_layer *l = &r->layer[i];
+        c.f = l->f, c.y = l->y, c.post = tensor_cols(&l->coef, N, N), c.res = tensor_cols(&l->coef, 2 * N, N * N);
+        TRY(mhc_combine_fwd_cuda(&b->lane, &c));
+        c.x = c.y;
+    }
+    return ST_OK;
+}
+
+static void open_project_fwd(struct bench *b, struct data *s, struct job *j) { j->u.project_fwd = {s->x, s->w, s->p, s->rho}; }
+static void open_project_bwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.project_bwd = {s->p, s->drho, s->x, s->w, s->rho, s->dx, s->dw, {}, false, false};
+    j->u.project_bwd.work = work_of(b, mhc_project_bwd_work_cuda(&j->u.project_bwd));
+}
+static void open_gates_fwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.gates_fwd = {s->p, s->rho, s->a[0], s->a[1], s->a[2], s->beta, s->pre, s->post, s->logits, s->rule};
+}
+static void open_gates_bwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.gates_bwd = {s->dpre, s->dpost, s->dlogits, s->p, s->rho, s->a[0], s->a[1], s->a[2], s->beta, s->dcoef, s->drho, {}, s->da[0], s->da[1], s->da[2], s->dbeta, s->rule, false};
+}
+static void open_sinkhorn_fwd(struct bench *b, struct data *s, struct job *j) { j->u.sinkhorn_fwd = {s->logits, s->res, s->rule}; }
+static void open_sinkhorn_bwd(struct bench *b, struct data *s, struct job *j) { j->u.sinkhorn_bwd = {s->dres, s->logits, s->dlogits, s->rule}; }
+static void open_aggregate_fwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_fwd = {s->x, s->pre, s->h}; }
+static void open_aggregate_bwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_bwd = {s->dh, s->x, s->pre, s->dx, s->dpre, false}; }
+static void open_combine_fwd(struct bench *b, struct data *s, struct job *j) { j->u.combine_fwd = {s->x, s->f, {}, s->post, s->res, s->y, s->rule, {}}; }
+static void open_combine_bias_fwd(struct bench *b, struct data *s, struct job *j) { j->u.combine_fwd = {s->x, s->f, s->bias, s->post, s->res, s->y, s->rule, {}}; }
+static void open_combine_bwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.combine_bwd = {s->dy, s->x, s->f, {}, s->post, s->res, s->dx, s->df, s->dpost, s->dres, {}, {}, s->rule, {}, false};
+    j->u.combine_bwd.work = work_of(b, mhc_combine_bwd_work_cuda(&j->u.combine_bwd));
+}
+static void open_combine_bias_bwd(struct bench *b, struct data *s, struct job *j)
+{
+    j->u.combine_bwd = {s->dy, s->x, s->f, s->bias, s->post, s->res, s->dx, s->df, s->dpost, s->dres, s->dbias, {}, s->rule, {}, false};
+    j->u.combine_bwd.work = work_of(b, mhc_combine_bwd_work_cuda(&j->u.combine_bwd));
+}
+
+static void open_fwd(struct bench *b, struct data *s, struct job *j, struct mhc_rule rule)
+{
+    struct mhc_boundary_fwd_args f = {};
+    f.x = s->x, f.f = s->f, f.y = s->y, f.h = s->h, f.coef_in = s->coef_in, f.coef = s->coef, f.stat = s->stat, f.w = s->w, f.beta = s->beta, f.gain = s->gain;
+    f.a_pre = s->a[0], f.a_post = s->a[1], f.a_res = s->a[2], f.rule = rule, f.eps = 1e-5;
+    f.work = work_of(b, mhc_boundary_fwd_work_cuda(&f));
+    j->u.boundary_fwd = f;
+}
+static void open_boundary_fwd(struct bench *b, struct data *s, struct job *j) { open_fwd(b, s, j, s->rule); }
+static void open_boundary_fwd_ring(struct bench *b, struct data *s, struct job *j)
+{
+    struct mhc_rule rule = s->rule;
+    rule.ring = true;
+    open_fwd(b, s, j, rule);
+}
+static void open_boundary_fwd_single(struct bench *b, struct data *s, struct job *j)
+{
+    struct mhc_rule rule = s->rule;
+    rule.single_pass = true;
+    open_fwd(b, s, j, rule);
+}
+static void open_norm_again(struct bench *b, struct data *s, struct job *j)
+{
+    open_fwd(b, s, j, s->rule);
+    struct mhc_boundary_fwd_args *f = &j->u.boundary_fwd;
+    f->reuse = true, f->x = s->y, f->f = {}, f->coef_in = {}, f->y = {};
+}
+static void open_dw(struct bench *b, struct data *s, struct job *j, struct tensor products)
+{
+    struct mhc_boundary_dw_args w = {};
+    w.dz = s->dz, w.stat = s->stat, w.y = s->y, w.dw = s->dw, w.dbeta = s->dbeta, w.rule = s->rule, w.products = products;
+    w.a_pre = s->a[0], w.a_post = s->a[1], w.a_res = s->a[2], w.da_pre = s->da[0], w.da_post = s->da[1], w.da_res = s->da[2];
+    w.work = work_of(b, mhc_boundary_dw_work_cuda(&w));
+    j->dw = w;
+}
+static void open_back(struct bench *b, struct data *s, struct job *j, struct tensor products)
+{
+    struct mhc_boundary_bwd_args w = {};
+    w.dh = s->dh, w.dy = s->dy, w.dcoef = s->dcoef, w.y = s->y, w.stat = s->stat, w.coef = s->coef, w.gain = s->gain, w.w = s->w, w.beta = s->beta, w.x = s->x, w.f = s->f;
+    w.a_pre = s->a[0], w.a_post = s->a[1], w.a_res = s->a[2], w.coef_in = s->coef_in, w.dx = s->dx, w.df = s->df, w.dcoef_in = s->dcoef_in, w.dz = s->dz, w.dgain = s->dgain;
+    w.rule = s->rule, w.products = products;
+    w.work = work_of(b, mhc_boundary_bwd_work_cuda(&w));
+    j->u.boundary_bwd = w;
+    open_dw(b, s, j, products);
+}
+static void open_boundary_back(struct bench *b, struct data *s, struct job *j) { open_back(b, s, j, s->products); }
+static void open_boundary_back_bare(struct bench *b, struct data *s, struct job *j) { open_back(b, s, j, {}); }
+static void open_boundary_graph(struct bench *b, struct data *s, struct job *j)
+{
+    cudaStream_t stream = stream_of(&b->lane);
+    cudaGraph_t graph = NULL;
+    open_back(b, s, j, s->products);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeRelaxed));
+    int st = call_back(b, j);
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    if (st != ST_OK) {
+        printf("not ok capture: %s\n", b->err.msg);
+        exit(1);
+    }
+    CHECK(cudaGraphInstantiate(&j->graph, graph, 0));
+    CHECK(cudaGraphDestroy(graph));
+}
+static void open_rebuild(struct bench *b, struct data *s, struct job *j)
+{
+    struct mhc_rebuild_args *r = &s->rebuild;
+    if (r->layers == 0) { /* kept for as long as the shape */
+        r->x = s->x, r->rule = s->rule;
+        while (r->layers < MHC_REBUILD_LAYERS) {
+            struct mhc_rebuild_layer *l = &r->layer[r->layers++];
+            l->f = make(b, DT_BF16, s->rows, s->d, 1, 0), l->coef = make(b, DT_F32, s->rows, LOGITS, 0.05, 0.25), l->y = make(b, DT_BF16, s->rows, N * s->d, 1, 0);
+        }
+    }
+    j->u.rebuild = *r;
+}
+static void open_copy(struct bench *b, struct data *s, struct job *j) { j->u.copy[0] = s->y, j->u.copy[1] = s->x; }
+
+static const struct op {
+    const char *name;
+    void (*open)(struct bench *b, struct data *s, struct job *j);
+    int (*call)(struct bench *b, struct job *j);
+    double streams, floats, weights; /* bytes it must move, in units of ROWS x C bf16, ROWS floats, the size of w */
+} ops[] = {
+    {"boundary_fwd", open_boundary_fwd, call_boundary_fwd, 10, 74, 1},
+    {"boundary_fwd_ring", open_boundary_fwd_ring, call_boundary_fwd, 10, 74, 1},
+    {"boundary_fwd_single", open_boundary_fwd_single, call_boundary_fwd, 10, 74, 1},
+    {"norm_again", open_norm_again, call_boundary_fwd, 5, 5, 0},
+    {"boundary_back", open_boundary_back, call_back, 15, 146, 2},
+    {"boundary_back_graph", open_boundary_graph, call_graph, 15, 146, 2},
+    {"boundary_bwd", open_boundary_back, call_boundary_bwd, 15, 146, 2},
+    {"boundary_bwd_bare", open_boundary_back_bare, call_boundary_bwd, 15, 146, 1},
+    {"boundary_dw", open_boundary_back, call_boundary_dw, 0, 48, 2},
+    {"boundary_dw_bare", open_boundary_back_bare, call_boundary_dw, 4, 50, 1},
+    {"project_fwd", open_project_fwd, call_project_fwd, 4, 25, 1},
+    {"project_bwd", open_project_bwd, call_project_bwd, 8, 26, 2},
+    {"gates_fwd", open_gates_fwd, call_gates_fwd, 0, 49, 0},
+    {"gates_bwd", open_gates_bwd, call_gates_bwd, 0, 74, 0},
+    {"sinkhorn_fwd", open_sinkhorn_fwd, call_sinkhorn_fwd, 0, 32, 0},
+    {"sinkhorn_bwd", open_sinkhorn_bwd, call_sinkhorn_bwd, 0, 48, 0},
+    {"aggregate_fwd", open_aggregate_fwd, call_aggregate_fwd, 5, 4, 0},
+    {"aggregate_bwd", open_aggregate_bwd, call_aggregate_bwd, 9, 8, 0},
+    {"combine_fwd", open_combine_fwd, call_combine_fwd, 9, 20, 0},
+    {"combine_bwd", open_combine_bwd, call_combine_bwd, 14, 40, 0},
+    {"combine_bias_fwd", open_combine_bias_fwd, call_combine_fwd, 9, 20, 0},
+    {"combine_bias_bwd", open_combine_bias_bwd, call_combine_bwd, 14, 40, 0},
+    {"rebuild", open_rebuild, call_rebuild, 4 + 5 * MHC_REBUILD_LAYERS, 20 * MHC_REBUILD_LAYERS, 0}, /* seven layers in one launch */
+    {"combines", open_rebuild, call_combines, 9 * MHC_REBUILD_LAYERS, 20 * MHC_REBUILD_LAYERS, 0},   /* and in seven */
+    {"copy", open_copy, call_copy, 8, 0, 0},                                                               /* ROWS x 4 C */
+};
+static const struct op *op_named(const char *name)
+{
+    for (int i = 0; i < countof(ops); i++)
+        if (strcmp(ops[i].name, name) == 0)
+            return &ops[i];
+    return NULL;
+}
+static bool op_keeps(const struct op *o) { return o->open == open_rebuild; } /* what it made stays for others */
+static double op_bytes(const struct op *o, const struct data *s)
+{
+    double rows = (double)s->rows, d = (double)s->d;
+    return 2 * o->streams * rows * d + 4 * o->floats * rows + 4 * o->weights * LOGITS * N * d;
+}
+static bool op_possible(const struct op *o, const struct data *s)
+{
+    if (o->open == open_boundary_fwd_single)
+        return s->d % 256 == 0 && s->d <= 4096;
+    return !op_keeps(o) || s->d <= 4096;
+}
+
+/* ---- clocks --------------------------------------------------------------------------------------------------------------------- */
+
+struct clock {
+    cudaEvent_t from[MOST_CALLS], to[MOST_CALLS];
+};
+static void call_one(struct bench *b, struct job *j)
+{
+    if (j->call(b, j) != ST_OK) {
+        printf("not ok %s\n", b->err.msg);
+        exit(1);
+    }
+}
+static void cold_call(struct bench *b, struct job *j, struct clock *c, int i)
+{
+    cudaStream_t stream = stream_of(&b->lane);
+    CHECK(cudaMemsetAsync(b->flush, 0, FLUSH, stream));
+    CHECK(cudaEventRecord(c->from[i], stream));
+    call_one(b, j);
+    CHECK(cudaEventRecord(c->to[i], stream));
+}
+static int by_size(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? -1 : x > y;
+}
+static int calls_in(double ms, float one) { return (int)min(max(ms / (one + 0.1f), 5.0), (double)MOST_CALLS); }
+
+/* The median of single calls, microseconds. */
+static double time_cold(struct bench *b, struct job *j, struct clock *c, double ms, int *calls)
+{
+    float took[MOST_CALLS];
+    for (int i = 0; i < 3; i++)
+        cold_call(b, j, c, i);
+    CHECK(cudaEventSynchronize(c->to[2]));
+    CHECK(cudaEventElapsedTime(took, c->from[2], c->to[2]));
+    *calls = calls_in(ms, took[0]);
+    for (int i = 0; i < *calls; i++)
+        cold_call(b, j, c, i);
+    CHECK(cudaEventSynchronize(c->to[*calls - 1]));
+    for (int i = 0; i < *calls; i++)
+        CHECK(cudaEventElapsedTime(&took[i], c->from[i], c->to[i]));
+    qsort(took, (size_t)*calls, sizeof took[0], by_size);
+    return 1e3 * took[*calls / 2];
+}
+/* The mean of calls one after the other. */
+static double time_row(struct bench *b, struct job *j, int sets, struct clock *c, double ms, int *calls)
+{
+    cudaStream_t stream = stream_of(&b->lane);
+    float took = 0;
+    for (int pass = 0, n = 4; pass < 2; pass++, n = *calls) {
+        CHECK(cudaEventRecord(c->from[0], stream));
+        for (int i = 0; i < n; i++)
+            call_one(b, &j[i % sets]);
+        CHECK(cudaEventRecord(c->to[0], stream));
+        CHECK(cudaEventSynchronize(c->to[0]));
+        CHECK(cudaEventElapsedTime(&took, c->from[0], c->to[0]));
+        took /= (float)n;
+        if (pass == 0)
+            *calls = calls_in(ms, took) / 2 * 2;
+    }
+    return 1e3 * took;
+}
+
+struct shape {
+    struct data data[SETS];
+    int sets; /* two where a set does not fill the cache several times over */
+};
+static void shape_open(struct bench *b, struct shape *s, int64_t rows, int64_t d)
+{
+    give_back(b, 0);
+    b->taken = 0;
+    s->sets = rows * d <= (int64_t)1 << 26 ? SETS : 1;
+    for (int i = 0; i < s->sets; i++)
+        data_open(b, &s->data[i], rows, d);
+}
+/* Microseconds of an op, its calls in a row or cold. */
+static double measure(struct bench *b, struct shape *s, const struct op *o, struct clock *c, bool row, double ms, int *calls)
+{
+    struct job jobs[SETS] = {};
+    int sets = row && !op_keeps(o) ? s->sets : 1, held = b->held_count;
+    for (int i = 0; i < sets; i++) {
+        jobs[i].call = o->call;
+        o->open(b, &s->data[i], &jobs[i]);
+    }
+    double us = row ? time_row(b, jobs, sets, c, ms, calls) : time_cold(b, jobs, c, ms, calls);
+    for (int i = 0; i < sets; i++)
+        if (jobs[i].graph != NULL)
+            CHECK(cudaGraphExecDestroy(jobs[i].graph));
+    if (!op_keeps(o))
+        give_back(b, held);
+    return us;
+}
+
+/* ---- the two ways to ask -------------------------------------------------------------------------------------------------------- */
+
+static int serve(struct bench *b, struct clock *c)
+{
+    static struct shape s;
+    char line[256], op[32], what[8];
+    long long rows, d;
+    double ms;
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        if (sscanf(line, "shape %lld %lld", &rows, &d) == 2 && rows > 0 && d > 0) {
+            shape_open(b, &s, rows, d);
+            printf("ok %.1f\n", (double)b->taken / (1 << 30));
+        } else if (sscanf(line, "%7s %31s %lf", what, op, &ms) == 3 && s.sets > 0) {
+            const struct op *o = op_named(op);
+            int calls = 0;
+            if (o == NULL || !op_possible(o, &s.data[0])) {
+                printf("not ok no op '%s' at this shape\n", op);
+                return 1;
+            }
+            double us = measure(b, &s, o, c, strcmp(what, "row") == 0, ms, &calls);
+            printf("%.2f %d %.0f\n", us, calls, op_bytes(o, &s.data[0]));
+        } else {
+            return strncmp(line, "quit", 4) != 0;
+        }
+        fflush(stdout);
+    }
+    return 0;
+}
+
+static void table(struct bench *b, struct clock *c, int64_t rows, int64_t d, double copy)
+{
+    static struct shape s;
+    int calls = 0;
+    shape_open(b, &s, rows, d);
+    for (int i = 0; i < countof(ops); i++) {
+        const struct op *o = &ops[i];
+        if (!op_possible(o, &s.data[0]))
+            continue;
+        double us = measure(b, &s, o, c, true, 20, &calls), cold = measure(b, &s, o, c, false, 20, &calls), bytes = op_bytes(o, &s.data[0]);
+        printf("%-20s %6lld x %-5lld %9.1f us (cold %8.1f) %8.1f MB %6.2f TB/s %5.1f %% of copy\n", o->name, (long long)rows, (long long)d, us, cold, bytes / 1e6, bytes / us / 1e6,
+               100 * bytes / us / copy);
+        fflush(stdout);
+    }
+}
+/* Bytes a microsecond, read and written. */
+static double copy_rate(struct bench *b, struct clock *c)
+{
+    struct shape s = {};
+    int calls = 0;
+    s.sets = 1, s.data[0].rows = 1 << 18, s.data[0].d = 1 << 10; /* 2 GiB */
+    s.data[0].x = make(b, DT_BF16, s.data[0].rows, N * s.data[0].d, 1, 0), s.data[0].y = make(b, DT_BF16, s.data[0].rows, N * s.data[0].d, 1, 0);
+    const struct op *o = op_named("copy");
+    double rate = op_bytes(o, &s.data[0]) / measure(b, &s, o, c, true, 20, &calls);
+    give_back(b, 0);
+    return rate;
 }
 
 int main(int argc, char **argv)
 {
     static struct bench b;
-    struct dev_gpu gpu = {};
-    if (!open_gpu(&b.dev, &b.lane, &b.err, &gpu))
+    static struct clock c;
+    struct dev_gpu want = {};
+    if (!open_gpu(&b.dev, &b.lane, &b.err, &want))
         return 1;
-    b.ops = ops_for(&b.dev);
-    struct copy_args copy = {};
-    copy.bytes = (size_t)1 << 30;
-    CHECK(cudaMalloc(&copy.to, copy.bytes));
-    CHECK(cudaMalloc(&copy.from, copy.bytes));
-    fill<bf16><<<1024, 256>>>((bf16 *)copy.from, (int64_t)copy.bytes / 2, 1, 0, 1);
-    cudaEvent_t from, to;
-    CHECK(cudaEventCreate(&from));
-    CHECK(cudaEventCreate(&to));
-    for (int i = 0; i < 13; i++) {
-        if (i == 3)
-            CHECK(cudaEventRecord(from, stream_of(&b.lane)));
-        run_copy(&b, &copy);
+    CHECK(cudaMalloc(&b.flush, FLUSH));
+    for (int i = 0; i < MOST_CALLS; i++) {
+        CHECK(cudaEventCreate(&c.from[i]));
+        CHECK(cudaEventCreate(&c.to[i]));
     }
-    CHECK(cudaEventRecord(to, stream_of(&b.lane)));
-    CHECK(cudaEventSynchronize(to));
-    float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, from, to));
-    b.copy = 2.0 * (double)copy.bytes * 10 / (1e3 * ms);
-    printf("copy %.2f TB/s\n", b.copy / 1e6);
-    cudaFree(copy.to);
-    cudaFree(copy.from);
+    if (argc == 2 && strcmp(argv[1], "serve") == 0)
+        return serve(&b, &c);
+    double copy = copy_rate(&b, &c);
+    printf("copy %.2f TB/s\n", copy / 1e6);
     if (argc < 3) {
-        shape(&b, 16384, 2048);
-        shape(&b, 8192, 4096);
+        table(&b, &c, 16384, 2048, copy);
+        table(&b, &c, 8192, 4096, copy);
     }
     for (int i = 1; i + 1 < argc; i += 2)
-        shape(&b, atoll(argv[i]), atoll(argv[i + 1]));
+        table(&b, &c, atoll(argv[i]), atoll(argv[i + 1]), copy);
     return 0;
 }

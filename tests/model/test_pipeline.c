@@ -238,6 +238,16 @@ static int64_t width_at(const struct graph *g, enum node_role role, int chunk)
     return 0;
 }
 
+/* Where one stream becomes several: a joint that the embedding enters, or a node of its own in front of a cut. */
+static int count_expanded(const struct graph *g, int chunk, int64_t hidden)
+{
+    int n = 0;
+    for (int i = 0; i < g->n_nodes; i++)
+        if (g->nodes[i].chunk == chunk && (str_glob("*.joint.expand", g->nodes[i].name) || str_glob("*.joint.joint", g->nodes[i].name)))
+            n += g->slots[g->nodes[i].phase[PH_FWD].use[0].slot].shape.dim[1] == hidden;
+    return n;
+}
+
 /* The pipeline cases of the hyper-connection tests this follows: all streams cross every cut, they are made from the
  * embedding on the first stage alone and contracted where the final norm is; one stage knows nothing of it. */
 static void all_streams_cross_every_cut(void **state)
@@ -267,10 +277,11 @@ static void all_streams_cross_every_cut(void **state)
                 bool first = s == 0, last = s == segments - 1;
                 assert_int_equal(count_nodes(g, "embed.embed", v), first);
                 assert_int_equal(count_nodes(g, "head.head", v), last);
-                assert_int_equal(count_nodes(g, "*.joint.expand", v), first && streams[k] > 0);
-                assert_int_equal(count_nodes(g, "*.joint.contract", v), (last && streams[k] > 0) * (1 + p.m.pattern.n_mtp_depths));
-                expands += count_nodes(g, "*.expand", v);
-                contracts += count_nodes(g, "*.contract", v);
+                int contracted = count_nodes(g, "*.joint.contract", v) + count_nodes(g, "*.joint.leave", v), expanded = streams[k] > 0 ? count_expanded(g, v, 16) : 0;
+                assert_int_equal(expanded, first && streams[k] > 0);
+                assert_int_equal(contracted, (last && streams[k] > 0) * (1 + p.m.pattern.n_mtp_depths));
+                expands += expanded;
+                contracts += contracted;
                 heads += count_nodes(g, "head.head", v);
                 embeddings += count_nodes(g, "embed.embed", v);
                 assert_int_equal(p.train.loss == NO_SLOT, rank != cases[i].pp - 1);

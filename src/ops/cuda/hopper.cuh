@@ -26,6 +26,8 @@ int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t ro
 int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows);
 /* The same, but boxes of box_cols columns, a row's one after the other: [parts][box_rows][box_cols / 64] lines. cols and box_cols: multiples of 64. */
 int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
+/* The same, but boxes of box_cols columns, a block of 64 after the other: [box_cols / 64][parts][box_rows] lines. cols and box_cols: multiples of 64. */
+int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 
 #if HOPPER_CODE
 
@@ -111,10 +113,23 @@ __device__ __forceinline__ void tma_load_slice(void *dst, const CUtensorMap *map
                  "l"((uint64_t)map), "r"(smem_address(bar)), "r"(0), "r"(line), "r"(row)
                  : "memory");
 }
+/* The same of tensor_map_blocks. */
+__device__ __forceinline__ void tma_load_blocks(void *dst, const CUtensorMap *map, int line, int row, uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %5, %3, %4}], [%2];" ::"r"(
+                     smem_address(dst)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(0), "r"(line), "r"(row)
+                 : "memory");
+}
 /* What will be read soon comes to the cache. */
 __device__ __forceinline__ void tma_prefetch_3d(const CUtensorMap *map, int col, int row, int part)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"((uint64_t)map), "r"(col), "r"(row), "r"(part) : "memory");
+}
+/* The box of tma_load_slice. */
+__device__ __forceinline__ void tma_prefetch_slice(const CUtensorMap *map, int line, int row)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %1}];" ::"l"((uint64_t)map), "r"(0), "r"(line), "r"(row) : "memory");
 }
 /* Bytes as they lie in memory: addresses and sizes are multiples of 16. */
 __device__ __forceinline__ void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar)
@@ -141,6 +156,12 @@ __device__ __forceinline__ void tma_store_3d(const CUtensorMap *map, int col, in
 __device__ __forceinline__ void tma_store_slice(const CUtensorMap *map, int line, int row, const void *src)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %2}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(0),
+                 "r"(line), "r"(row)
+                 : "memory");
+}
+__device__ __forceinline__ void tma_store_blocks(const CUtensorMap *map, int line, int row, const void *src)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %4, %2, %3}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(0),
                  "r"(line), "r"(row)
                  : "memory");
 }

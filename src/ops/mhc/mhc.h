@@ -139,7 +139,8 @@ struct mhc_contract_bwd_args {
     bool acc_dx, acc_params;
 };
 
-/* f absent (then y, coef_in, bias too): x is the stream itself, nothing is closed. reuse: coef and stat are
+/* f absent (then coef_in, bias too): nothing is closed. Without y x is the stream itself; with y x [rows, C] enters: it becomes
+ * every stream of y first, as expand makes them. reuse: coef and stat are
  * inputs from an earlier run, and only y and h are made again, the same bits; a device may take rstd from
  * stat instead of summing again. h absent with reuse: close only. gain [C] and eps as in rmsnorm. coef_in: the coefficients the sublayer was opened with. */
 struct mhc_boundary_fwd_args {
@@ -150,23 +151,49 @@ struct mhc_boundary_fwd_args {
     bool zero_centered, reuse;
 };
 /* dh; dy: gradient of y from further on (its mix part; absent: 0); dcoef [rows, N]: gradient of coef from
- * further on (absent: 0). y: the stream (x itself where f was absent). dx [rows, K] may be dy.
+ * further on (absent: 0). y: the stream (x itself where f was absent). dx [rows, K] may be dy. x without f: it entered, and
+ * dx [rows, C] is its gradient.
  * dgain iff gain. dcoef_in has zeros for pre. dz [rows, N]: gradient of the logits z, for boundary_dw.
- * products [N, K], optional: where a device that looks at y anyway leaves dp^T y (dp: the gradient of p) for boundary_dw. Given to both or to neither;
- * worth giving where ops has mhc_boundary_products and it says so. Others leave it alone, and boundary_dw reads y. */
+ * products [N + 1, K], optional: where a device that looks at y anyway leaves what boundary_dw sums over rows: dp^T y (dp: the gradient of p), and in the last
+ * row sums of dz (N numbers) and of dz p / (rho + eps) (N more). Given to both or to neither; worth giving where ops has mhc_boundary_products and it says
+ * so. Others leave it alone, and boundary_dw reads y.
+ * ready U8, optional: what mhc_boundary_ready has made of stat, coef, dcoef and parameters, which are known long before dh: the way back through
+ * Sinkhorn. The same bits come out with it and without. */
 struct mhc_boundary_bwd_args {
     struct tensor dh, dy, dcoef, y, stat, coef, gain, w, a_pre, a_post, a_res, beta;
     struct tensor x, f, bias, coef_in;
-    struct tensor dx, df, dcoef_in, dz, dgain, dbias, products, work;
+    struct tensor dx, df, dcoef_in, dz, dgain, dbias, products, ready, work;
     struct mhc_rule rule;
     struct dropout_rule drop;
     bool zero_centered, acc_dgain, acc_dbias;
 };
+static inline bool mhc_enters_fwd(const struct mhc_boundary_fwd_args *a) { return a->f.rank == 0 && a->y.rank > 0; }
+static inline bool mhc_enters_bwd(const struct mhc_boundary_bwd_args *a) { return a->f.rank == 0 && a->x.rank > 0; }
 /* Gradients of w, a_*, beta from dz. acc_params for all. */
 struct mhc_boundary_dw_args {
     struct tensor dz, stat, y, products, a_pre, a_post, a_res, dw, da_pre, da_post, da_res, dbeta, work;
     struct mhc_rule rule;
     bool acc_dw, acc_params;
+};
+
+/* The last boundary: combine of the last sublayer, contract by learned gates, norm of what is left (gain [C] and eps as in rmsnorm).
+ *   stat [rows, n+2]  m | rstd of contract | rstd of the norm        coef [rows, n]  gates
+ * reuse: y, stat and coef are inputs, and only h is made again, the same bits. dcoef_in has zeros for pre; dgain iff gain. y in backward: as
+ * forward made it. acc_params: for dw, dbase, dscale. */
+struct mhc_leave_fwd_args {
+    struct tensor x, f, coef_in, w, base, scale, gain, y, stat, coef, h, work;
+    struct mhc_rule rule;
+    struct dropout_rule drop;
+    double eps;
+    bool zero_centered, reuse;
+};
+struct mhc_leave_bwd_args {
+    struct tensor dh, y, stat, coef, gain, w, base, scale, x, f, coef_in;
+    struct tensor dx, df, dcoef_in, dgain, dw, dbase, dscale, work;
+    struct mhc_rule rule;
+    struct dropout_rule drop;
+    double eps;
+    bool zero_centered, acc_params, acc_dgain;
 };
 
 /* The streams of several sublayers in a row made again, from what was kept of each: y_l = combine(y_(l-1), f_l), y_0 = x, for
@@ -186,13 +213,19 @@ struct mhc_rebuild_args {
     struct dropout_rule drop;
 };
 
-/* What to watch while training, on MHC_HEALTH_ROWS rows spread evenly: comp [MHC_HEALTH_ROWS, n^2] is the
- * product of all mixing matrices so far (comp_in absent: the first). out[i] F64 [1] (+)=
+/* What to watch while training, on MHC_HEALTH_ROWS rows spread evenly, of one or several mixes in a row: comp [MHC_HEALTH_ROWS, n^2] is the
+ * product of all mixing matrices so far (comp_in absent: the first). out[i] F64 [1] of each mix (+)=
  *   worst |row sum - 1|, worst |column sum - 1| of this mix, worst gain of the product forward (row sums)
  *   and backward (column sums), mean cosine between different streams of y. */
 enum mhc_health_item { MHC_ROW_ERROR, MHC_COLUMN_ERROR, MHC_GAIN_FORWARD, MHC_GAIN_BACKWARD, MHC_SIMILARITY, MHC_HEALTH_ITEMS };
+enum { MHC_HEALTH_LAYERS = 3 };
+struct mhc_health_layer {
+    struct tensor coef, y, out[MHC_HEALTH_ITEMS];
+};
 struct mhc_health_args {
-    struct tensor coef, y, comp_in, comp, out[MHC_HEALTH_ITEMS], work;
+    struct mhc_health_layer layer[MHC_HEALTH_LAYERS];
+    int layers; /* 1 to MHC_HEALTH_LAYERS */
+    struct tensor comp_in, comp, work;
     struct mhc_rule rule;
     bool acc_out;
 };
@@ -213,7 +246,11 @@ int mhc_contract_fwd_check(const struct mhc_contract_fwd_args *a, struct err *e)
 int mhc_contract_bwd_check(const struct mhc_contract_bwd_args *a, struct err *e);
 int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e);
 int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e);
+/* Of dx and f only the shapes count, and nothing else of what the ready part does not read. */
+int mhc_boundary_ready_check(const struct mhc_boundary_bwd_args *a, struct err *e);
 int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e);
+int mhc_leave_fwd_check(const struct mhc_leave_fwd_args *a, struct err *e);
+int mhc_leave_bwd_check(const struct mhc_leave_bwd_args *a, struct err *e);
 int mhc_rebuild_check(const struct mhc_rebuild_args *a, struct err *e);
 int mhc_health_check(const struct mhc_health_args *a, struct err *e);
 

@@ -98,7 +98,7 @@ static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work
 extern "C" int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args *a)
 {
     struct fwd_work w;
-    return divide_fwd(a, &w);
+    return mhc_enters_fwd(a) ? mhc_enter_fwd_bytes(a) : divide_fwd(a, &w);
 }
 
 /* Sets *projected where p went to stat on the way. */
@@ -200,9 +200,12 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
 {
     struct fwd_work w;
     TRY(mhc_boundary_fwd_check(a, l->err));
-    TRY(check_work("mhc_boundary_fwd", &a->work, divide_fwd(a, &w), l->err));
+    TRY(check_work("mhc_boundary_fwd", &a->work, mhc_enters_fwd(a) ? mhc_enter_fwd_bytes(a) : divide_fwd(a, &w), l->err));
     if (a->x.dim[0] == 0 || a->x.dim[1] == 0)
         return ST_OK;
+    if (mhc_enters_fwd(a))
+        return mhc_enter_fwd(l, a);
+    divide_fwd(a, &w);
     const struct tensor *stream = present(&a->f) ? &a->y : &a->x;
     bool projected = false;
     enum mhc_way way;
@@ -229,6 +232,7 @@ struct bwd_work {
     void *gw;             /* [gw_rows, K] real: dp w */
     int64_t gw_rows;
     void *sliced, *pass, *outer;
+    float *partial; /* of sums over rows */
     float *m, *row_scale, *dpre, *dgain, *dbias;
 };
 static bool may_fuse(const struct mhc_rule *r) { return r->kernels == MHC_KERNELS_AUTO || r->kernels == MHC_KERNELS_BOUNDARY; }
@@ -264,8 +268,10 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
         w->dbias = carve_floats(&c, blocks * d);
     if (bwd_pass_shape(a))
         w->pass = carve_bytes(&c, mhc_boundary_bwd_pass_bytes(a));
-    if (a->products.rank > 0)
+    if (a->products.rank > 0) {
         w->outer = carve_bytes(&c, mhc_outer_bytes(rows, logits, k, a->dx.dtype));
+        w->partial = carve_floats(&c, MHC_PARAM_BLOCKS * 2 * logits);
+    }
     return c.used;
 }
 
@@ -274,12 +280,30 @@ extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args
     /* Enough with a gradient of the bias and without: who asks may not know yet. */
     struct bwd_work w;
     struct mhc_boundary_bwd_args bare = *a;
+    if (mhc_enters_bwd(a))
+        return mhc_enter_bwd_bytes(a);
     bare.dbias = {};
     return max_i64(divide_bwd(a, &w), divide_bwd(&bare, &w));
 }
 
 /* The passes multiply y by dp while they have it. */
-extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return bwd_pass_shape(a) && a->dx.dim[0] > 0; }
+extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return (mhc_enters_bwd(a) || bwd_pass_shape(a)) && a->dx.dim[0] > 0; }
+
+/* Whether the pass will run is not known before its tensors are: if not, what is ready is not used. */
+extern "C" int64_t mhc_boundary_ready_bytes_cuda(const struct mhc_boundary_bwd_args *a)
+{
+    struct mhc_boundary_bwd_args bare = *a;
+    bare.dbias = {};
+    return bwd_pass_shape(&bare) && a->dx.dim[0] > 0 ? mhc_boundary_bwd_pass_ready_bytes(a) : 0;
+}
+extern "C" int mhc_boundary_ready_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a)
+{
+    TRY(mhc_boundary_ready_check(a, l->err));
+    TRY(check_work("mhc_boundary_ready", &a->ready, mhc_boundary_ready_bytes_cuda(a), l->err));
+    if (mhc_boundary_ready_bytes_cuda(a) == 0 || !cuda_of(l)->hopper || !aligned16(&a->coef))
+        return ST_OK;
+    return mhc_boundary_bwd_pass_ready(l, a);
+}
 
 /* Where they do not run: products from dz. */
 static struct outer_args outer_args_of(const struct tensor *dz, const struct tensor *stat, const struct tensor *a_pre, const struct tensor *a_post, const struct tensor *a_res,
@@ -301,7 +325,11 @@ static int make_products(struct lane *l, const struct mhc_boundary_bwd_args *b, 
     struct outer_args o = outer_args_of(&b->dz, &b->stat, &b->a_pre, &b->a_post, &b->a_res, &b->rule);
     o.y = b->y;
     o.dw = b->products;
-    return mhc_outer(l, &o, w->outer);
+    o.dw.dim[0] = mhc_logits(b->rule.streams);
+    TRY(mhc_outer(l, &o, w->outer));
+    struct param_sum_args s = param_sums_of(&b->dz, &b->stat, b->rule.streams, w->partial);
+    s.sums = (float *)b->products.data + o.dw.dim[0] * b->products.stride[0];
+    return mhc_param_sums(l, &s);
 }
 
 /* dpre and m of every row, dgain. */
@@ -444,7 +472,10 @@ extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_b
 {
     struct bwd_work w;
     TRY(mhc_boundary_bwd_check(a, l->err));
-    TRY(check_work("mhc_boundary_bwd", &a->work, divide_bwd(a, &w), l->err));
+    TRY(check_work("mhc_boundary_bwd", &a->work, mhc_enters_bwd(a) ? mhc_enter_bwd_bytes(a) : divide_bwd(a, &w), l->err));
+    if (mhc_enters_bwd(a))
+        return mhc_enter_bwd(l, a);
+    divide_bwd(a, &w);
     enum mhc_way way;
     TRY(choose_bwd(l, a, &way));
     if (way == MHC_WAY_PASS && a->dx.dim[0] > 0)
@@ -462,9 +493,11 @@ static int64_t divide_dw(const struct mhc_boundary_dw_args *a, void **outer, flo
     struct carve c = {(char *)a->work.data, 0};
     int64_t logits = mhc_logits(a->rule.streams);
     *outer = NULL;
-    if (a->products.rank == 0)
+    *partial = NULL;
+    if (a->products.rank == 0) {
         *outer = carve_bytes(&c, mhc_outer_bytes(a->y.dim[0], logits, a->y.dim[1], a->y.dtype));
-    *partial = carve_floats(&c, MHC_PARAM_BLOCKS * 2 * logits);
+        *partial = carve_floats(&c, MHC_PARAM_BLOCKS * 2 * logits);
+    }
     return c.used;
 }
 
@@ -475,39 +508,42 @@ extern "C" int64_t mhc_boundary_dw_work_cuda(const struct mhc_boundary_dw_args *
     return divide_dw(a, &outer, &partial);
 }
 
+static int add_given(struct lane *l, const struct mhc_boundary_dw_args *a)
+{
+    struct add_products_args s = {};
+    s.products = (const float *)a->products.data;
+    s.products_stride = a->products.stride[0];
+    s.dw = (float *)a->dw.data;
+    s.dw_stride = a->dw.stride[0];
+    s.k = a->dw.dim[1];
+    s.da_pre = (float *)a->da_pre.data;
+    s.da_post = (float *)a->da_post.data;
+    s.da_res = (float *)a->da_res.data;
+    s.dbeta = (float *)a->dbeta.data;
+    s.n = (int)a->rule.streams;
+    s.add = a->acc_params;
+    s.add_dw = a->acc_dw;
+    return mhc_add_products(l, &s);
+}
+
 extern "C" int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw_args *a)
 {
     void *outer;
     float *partial;
     TRY(mhc_boundary_dw_check(a, l->err));
     TRY(check_work("mhc_boundary_dw", &a->work, divide_dw(a, &outer, &partial), l->err));
-    struct param_sum_args s = {};
-    if (present(&a->products)) {
-        s.products = (const float *)a->products.data;
-        s.products_stride = a->products.stride[0];
-        s.dw = (float *)a->dw.data;
-        s.dw_stride = a->dw.stride[0];
-        s.k = a->dw.dim[1];
-        s.add_dw = a->acc_dw;
-    } else {
-        struct outer_args o = outer_args_of(&a->dz, &a->stat, &a->a_pre, &a->a_post, &a->a_res, &a->rule);
-        o.y = a->y;
-        o.dw = a->dw;
-        o.acc = a->acc_dw;
-        TRY(mhc_outer(l, &o, outer));
-    }
-    s.dz = (const float *)a->dz.data;
-    s.dz_stride = a->dz.stride[0];
-    s.p = (const float *)a->stat.data;
-    s.rho = s.p + mhc_logits(a->rule.streams);
-    s.p_stride = s.rho_stride = a->stat.stride[0];
-    s.partial = partial;
+    if (present(&a->products))
+        return add_given(l, a);
+    struct outer_args o = outer_args_of(&a->dz, &a->stat, &a->a_pre, &a->a_post, &a->a_res, &a->rule);
+    o.y = a->y;
+    o.dw = a->dw;
+    o.acc = a->acc_dw;
+    TRY(mhc_outer(l, &o, outer));
+    struct param_sum_args s = param_sums_of(&a->dz, &a->stat, a->rule.streams, partial);
     s.da_pre = (float *)a->da_pre.data;
     s.da_post = (float *)a->da_post.data;
     s.da_res = (float *)a->da_res.data;
     s.dbeta = (float *)a->dbeta.data;
-    s.rows = a->y.dim[0];
-    s.n = (int)a->rule.streams;
     s.add = a->acc_params;
     return mhc_param_sums(l, &s);
 }

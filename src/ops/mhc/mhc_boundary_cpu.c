@@ -85,6 +85,14 @@ int CPU_NAME(mhc_boundary_fwd_cpu)(struct lane *l, const struct mhc_boundary_fwd
 {
     TRY(mhc_boundary_fwd_check(a, l->err));
     int64_t rows = a->x.dim[0];
+    if (mhc_enters_fwd(a)) {
+        struct mhc_expand_fwd_args expand = {.x = a->x, .y = a->y};
+        struct mhc_boundary_fwd_args opens = *a;
+        opens.x = a->y;
+        opens.y = (struct tensor){0};
+        TRY(CPU_NAME(mhc_expand_fwd_cpu)(l, &expand));
+        return CPU_NAME(mhc_boundary_fwd_cpu)(l, &opens);
+    }
     struct mhc_combine_fwd_args combine = {.x = a->x, .f = a->f, .bias = a->bias, .y = a->y, .rule = a->rule, .drop = a->drop};
 #pragma omp parallel for schedule(static) if (rows * a->x.dim[1] > 4096)
     for (int64_t first = 0; first < rows; first += VL)
@@ -124,7 +132,7 @@ static int64_t prepared_floats(int64_t n, int64_t d) { return padded(d) * (1 + n
 
 int64_t CPU_NAME(mhc_boundary_bwd_work_cpu)(const struct mhc_boundary_bwd_args *a)
 {
-    int64_t sums = (a->dgain.rank > 0) + (a->dbias.rank > 0), n = a->rule.streams, d = a->dx.dim[1] / n;
+    int64_t sums = (a->dgain.rank > 0) + (a->dbias.rank > 0), n = a->rule.streams, d = a->dx.dim[1] / (mhc_enters_bwd(a) ? 1 : n);
     return (prepared_floats(n, d) + sums * ceil_div(a->dx.dim[0], MHC_BLOCK) * d) * (int64_t)sizeof(float);
 }
 
@@ -327,6 +335,13 @@ static void finish_run(const struct mhc_boundary_bwd_args *a, int64_t r, int64_t
 {
     int64_t n = a->rule.streams, d = a->dh.dim[1];
     const float *run = (const float *)g->g + lane * n * RUN, *bias = a->bias.data;
+    if (mhc_enters_bwd(a)) {
+        float *dx = row_of(&a->dx, r) + c;
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t k = 0; k < count; k++)
+                dx[k] = (i > 0 ? dx[k] : 0) + run[i * RUN + k];
+        return;
+    }
     if (!present(&a->f)) {
         for (int64_t i = 0; i < n; i++)
             memcpy(row_of(&a->dx, r) + i * d + c, run + i * RUN, (size_t)count * sizeof *run);

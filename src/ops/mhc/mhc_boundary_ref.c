@@ -33,7 +33,7 @@ static struct tensor rstd_of(const struct mhc_rule *r, const struct tensor *stat
 /* The aggregate, and the norm's rstd as a vector of its own. */
 int64_t mhc_boundary_fwd_work_ref(const struct mhc_boundary_fwd_args *a)
 {
-    return a->x.dim[0] * (a->x.dim[1] / a->rule.streams + 1) * (int64_t)sizeof(double);
+    return a->x.dim[0] * (a->x.dim[1] / (mhc_enters_fwd(a) ? 1 : a->rule.streams) + 1) * (int64_t)sizeof(double);
 }
 
 static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *a, const struct tensor *stream)
@@ -52,10 +52,14 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
 {
     TRY(mhc_boundary_fwd_check(a, l->err));
     TRY(check_work("mhc_boundary_fwd", &a->work, mhc_boundary_fwd_work_ref(a), l->err));
-    int64_t rows = a->x.dim[0], d = a->x.dim[1] / a->rule.streams;
+    int64_t rows = a->x.dim[0], d = a->x.dim[1] / (mhc_enters_fwd(a) ? 1 : a->rule.streams);
     if (rows == 0)
         return ST_OK;
-    struct tensor stream = present(&a->f) ? a->y : a->x;
+    struct tensor stream = present(&a->y) ? a->y : a->x;
+    if (mhc_enters_fwd(a)) {
+        struct mhc_expand_fwd_args expand = {.x = a->x, .y = a->y};
+        TRY(mhc_expand_fwd_ref(l, &expand));
+    }
     if (present(&a->f)) {
         struct mhc_combine_fwd_args combine = {.x = a->x, .f = a->f, .bias = a->bias, .post = post_of(&a->rule, &a->coef_in),
                                                .res = res_of(&a->rule, &a->coef_in), .y = a->y, .rule = a->rule, .drop = a->drop};
@@ -79,11 +83,14 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
 
 /* ---- backward ------------------------------------------------------------------------------------ */
 
+/* Of all streams. */
+static int64_t width_of(const struct mhc_boundary_bwd_args *a) { return mhc_enters_bwd(a) ? a->rule.streams * a->dx.dim[1] : a->dx.dim[1]; }
+
 /* Scratch: the aggregate, its gradient, rstd, the whole gradient of the stream, and per row: logits of res,
  * dpre, dp, drho, and the gates made again. */
 int64_t mhc_boundary_bwd_work_ref(const struct mhc_boundary_bwd_args *a)
 {
-    int64_t n = a->rule.streams, k = a->dx.dim[1];
+    int64_t n = a->rule.streams, k = width_of(a);
     return a->dx.dim[0] * (2 * (k / n) + 1 + k + n * n + n + mhc_logits(n) + 1 + 2 * n) * (int64_t)sizeof(double);
 }
 
@@ -93,7 +100,7 @@ struct scratch {
 
 static struct scratch divide_work(const struct mhc_boundary_bwd_args *a)
 {
-    int64_t rows = a->dx.dim[0], n = a->rule.streams, k = a->dx.dim[1], d = k / n;
+    int64_t rows = a->dx.dim[0], n = a->rule.streams, k = width_of(a), d = k / n;
     double *at = a->work.data;
     struct scratch s;
     struct {
@@ -111,7 +118,7 @@ static struct scratch divide_work(const struct mhc_boundary_bwd_args *a)
 /* da, dgain and the aggregate's share of the stream's gradient. */
 static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *a, const struct scratch *s)
 {
-    int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
+    int64_t rows = a->dx.dim[0], k = width_of(a);
     struct tensor rstd = rstd_of(&a->rule, &a->stat), pre = pre_of(&a->rule, &a->coef);
     for (int64_t r = 0; r < rows; r++) {
         ((double *)s->rstd.data)[r] = f64_row(&rstd, r)[0];
@@ -157,7 +164,7 @@ int mhc_boundary_bwd_ref(struct lane *l, const struct mhc_boundary_bwd_args *a)
 {
     TRY(mhc_boundary_bwd_check(a, l->err));
     TRY(check_work("mhc_boundary_bwd", &a->work, mhc_boundary_bwd_work_ref(a), l->err));
-    int64_t rows = a->dx.dim[0], k = a->dx.dim[1], n = a->rule.streams, d = k / n;
+    int64_t rows = a->dx.dim[0], k = width_of(a), n = a->rule.streams, d = k / n;
     for (int64_t c = 0; rows == 0 && c < d; c++) { /* nothing to sum */
         if (present(&a->dgain) && !a->acc_dgain)
             ((double *)a->dgain.data)[c] = 0;
@@ -169,6 +176,10 @@ int mhc_boundary_bwd_ref(struct lane *l, const struct mhc_boundary_bwd_args *a)
     struct scratch s = divide_work(a);
     TRY(through_norm(l, a, &s));
     TRY(through_coefficients(l, a, &s));
+    if (mhc_enters_bwd(a)) {
+        struct mhc_expand_bwd_args expand = {.dy = s.g, .dx = a->dx};
+        return mhc_expand_bwd_ref(l, &expand);
+    }
     if (!present(&a->f)) {
         for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < k; c++)

@@ -278,11 +278,12 @@ int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e)
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams;
     CHECK_T(op, "x", &a->x, real, 2, -1, -1);
-    TRY(width_check(op, a->x.dim[1], n, e));
-    int64_t rows = a->x.dim[0], k = a->x.dim[1], c = k / n;
-    bool closes = present(&a->f);
-    TRY(refuse_if(op, closes != present(&a->y) || closes != present(&a->coef_in),
-                  "f, coef_in and y must be given together or not at all", e));
+    bool closes = present(&a->f), enters = mhc_enters_fwd(a);
+    int64_t rows = a->x.dim[0], k = enters ? n * a->x.dim[1] : a->x.dim[1], c = k / n;
+    TRY(width_check(op, k, n, e));
+    TRY(refuse_if(op, closes != present(&a->coef_in) || (closes && !present(&a->y)),
+                  "f, coef_in and y must be given together, or y alone, or none of them", e));
+    TRY(refuse_if(op, enters && a->reuse, "nothing can be reused where a stream enters", e));
     TRY(refuse_if(op, !closes && present(&a->bias), "bias is given without f", e));
     CHECK_OPT(op, "f", &a->f, real, 2, rows, c);
     CHECK_OPT(op, "bias", &a->bias, wide, 1, c);
@@ -303,8 +304,9 @@ int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams, logits = mhc_logits(n);
     CHECK_T(op, "dx", &a->dx, real, 2, -1, -1);
-    TRY(width_check(op, a->dx.dim[1], n, e));
-    int64_t rows = a->dx.dim[0], k = a->dx.dim[1], c = k / n;
+    bool closes = present(&a->f), enters = mhc_enters_bwd(a);
+    int64_t rows = a->dx.dim[0], k = enters ? n * a->dx.dim[1] : a->dx.dim[1], c = k / n;
+    TRY(width_check(op, k, n, e));
     CHECK_T(op, "dh", &a->dh, real, 2, rows, c);
     CHECK_OPT(op, "dy", &a->dy, real, 2, rows, k);
     CHECK_OPT(op, "dcoef", &a->dcoef, wide, 2, rows, logits);
@@ -314,16 +316,16 @@ int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
                                             .stat = a->stat, .coef = a->coef, .rule = a->rule};
     TRY(mapping_check(op, &m, rows, k, wide, e));
     CHECK_T(op, "dz", &a->dz, wide, 2, rows, logits);
-    CHECK_OPT(op, "products", &a->products, wide, 2, logits, k);
+    CHECK_OPT(op, "products", &a->products, wide, 2, logits + 1, k);
+    CHECK_OPT(op, "ready", &a->ready, DT_U8, 1, -1);
     CHECK_OPT(op, "dgain", &a->dgain, wide, 1, c);
     TRY(refuse_if(op, present(&a->dgain) != present(&a->gain), "dgain and gain must be given together or not at all", e));
-    bool closes = present(&a->f);
-    TRY(refuse_if(op, closes != present(&a->x) || closes != present(&a->coef_in) || closes != present(&a->df) || closes != present(&a->dcoef_in),
-                  "x, f, coef_in, df and dcoef_in must be given together or not at all", e));
+    TRY(refuse_if(op, (closes && !present(&a->x)) || closes != present(&a->coef_in) || closes != present(&a->df) || closes != present(&a->dcoef_in),
+                  "x, f, coef_in, df and dcoef_in must be given together, or x alone, or none of them", e));
     TRY(refuse_if(op, !closes && (present(&a->bias) || present(&a->dbias)), "bias is given without f", e));
+    CHECK_OPT(op, "x", &a->x, real, 2, rows, closes ? k : c);
     if (!closes)
         return ST_OK;
-    CHECK_T(op, "x", &a->x, real, 2, rows, k);
     CHECK_T(op, "f", &a->f, real, 2, rows, c);
     CHECK_OPT(op, "bias", &a->bias, wide, 1, c);
     CHECK_T(op, "coef_in", &a->coef_in, wide, 2, rows, logits);
@@ -331,6 +333,21 @@ int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
     CHECK_T(op, "dcoef_in", &a->dcoef_in, wide, 2, rows, logits);
     CHECK_OPT(op, "dbias", &a->dbias, wide, 1, c);
     return drop_check(op, &a->drop, &a->dx, e);
+}
+
+int mhc_boundary_ready_check(const struct mhc_boundary_bwd_args *a, struct err *e)
+{
+    const char *op = "mhc_boundary_ready";
+    enum dtype wide = wide_of(a->dx.dtype);
+    TRY(rule_check(op, &a->rule, e));
+    int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
+    TRY(width_check(op, k, a->rule.streams, e));
+    const struct mhc_boundary_fwd_args m = {.w = a->w, .a_pre = a->a_pre, .a_post = a->a_post, .a_res = a->a_res, .beta = a->beta,
+                                            .stat = a->stat, .coef = a->coef, .rule = a->rule};
+    TRY(mapping_check(op, &m, rows, k, wide, e));
+    CHECK_OPT(op, "dcoef", &a->dcoef, wide, 2, rows, mhc_logits(a->rule.streams));
+    CHECK_T(op, "ready", &a->ready, DT_U8, 1, -1);
+    return ST_OK;
 }
 
 int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e)
@@ -342,7 +359,7 @@ int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e)
     CHECK_T(op, "y", &a->y, real, 2, -1, -1);
     int64_t rows = a->y.dim[0], k = a->y.dim[1];
     CHECK_T(op, "dz", &a->dz, wide, 2, rows, logits);
-    CHECK_OPT(op, "products", &a->products, wide, 2, logits, k);
+    CHECK_OPT(op, "products", &a->products, wide, 2, logits + 1, k);
     CHECK_T(op, "stat", &a->stat, wide, 2, rows, logits + 2);
     CHECK_T(op, "a_pre", &a->a_pre, wide, 1, 1);
     CHECK_T(op, "a_post", &a->a_post, wide, 1, 1);
@@ -360,12 +377,16 @@ int mhc_health_check(const struct mhc_health_args *a, struct err *e)
     const char *op = "mhc_health";
     TRY(rule_check(op, &a->rule, e));
     int64_t n = a->rule.streams;
-    CHECK_T(op, "coef", &a->coef, a->coef.dtype, 2, -1, mhc_logits(n));
-    CHECK_T(op, "y", &a->y, a->y.dtype, 2, a->coef.dim[0], -1);
-    TRY(width_check(op, a->y.dim[1], n, e));
-    CHECK_OPT(op, "comp_in", &a->comp_in, a->coef.dtype, 2, MHC_HEALTH_ROWS, n * n);
-    CHECK_T(op, "comp", &a->comp, a->coef.dtype, 2, MHC_HEALTH_ROWS, n * n);
-    for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
-        CHECK_T(op, "out", &a->out[i], DT_F64, 1, 1);
+    TRY(refuse_if(op, a->layers < 1 || a->layers > MHC_HEALTH_LAYERS, "too many mixes at once, or none", e));
+    const struct tensor *coef = &a->layer[0].coef, *y = &a->layer[0].y;
+    for (int l = 0; l < a->layers; l++) {
+        CHECK_T(op, "coef", &a->layer[l].coef, coef->dtype, 2, l > 0 ? coef->dim[0] : -1, mhc_logits(n));
+        CHECK_T(op, "y", &a->layer[l].y, y->dtype, 2, coef->dim[0], l > 0 ? y->dim[1] : -1);
+        for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
+            CHECK_T(op, "out", &a->layer[l].out[i], DT_F64, 1, 1);
+    }
+    TRY(width_check(op, y->dim[1], n, e));
+    CHECK_OPT(op, "comp_in", &a->comp_in, coef->dtype, 2, MHC_HEALTH_ROWS, n * n);
+    CHECK_T(op, "comp", &a->comp, coef->dtype, 2, MHC_HEALTH_ROWS, n * n);
     return ST_OK;
 }

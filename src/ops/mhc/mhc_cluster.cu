@@ -4,13 +4,16 @@
  * a ring of stages and later tiles are worked on. Every token of a tile belongs to one block, which gets its sums from all and gives its gates to all.
  *
  * In a block, all roles are warps that wait for each other at barriers in shared memory only:
- *   loader     brings x, f and coefficients of tile k + STAGES, and sends h of tile k to memory
+ *   loader     brings x, f and coefficients of tile k + STAGES, those of the tile after it into the cache, and sends h of tile k to memory
  *   workers    8 warps, 32 channels each: y = combine, rounded, in the place of x; products with w, Gram matrix of the streams; a record of sums for
  *              each warp and token
- *   sender     adds the records of the warps, in order, and sends each token's to its block; a tile later, takes the products that h does not need
+ *   sender     adds the records of the warps, in order, and sends each token's to its block, first what h needs; a tile later, takes the other products
  *   opener     of the block's tokens: adds what came from all blocks, in order of rank; gates `pre` and 1 / rms of h to all blocks
  *   closer     of the block's tokens, a batch at a time: the other coefficients (Sinkhorn), and all small numbers to memory
  *   finishers  4 warps, 4 tokens each: h from y of the stage, in the place of f; one of them sends y to memory before
+ *
+ * A tile is in a stage for about 16,000 cycles, of which workers have 3,700; the rest is waiting for others. So what is short in instructions counts too, if
+ * all wait for it: no divisions in the loops, what h needs is sent first, loads of several numbers are asked for together.
  *
  * In two passes (OPEN false; for channels that need more blocks than a cluster has) the same pass has clusters of a part of the channels. Instead of
  * opener, closer and finishers a gatherer writes the cluster's sums to memory; a small kernel makes all coefficients and 1 / rms of them, and
@@ -26,96 +29,70 @@
  *   gated    openers of all blocks -> finishers           finished 4 finishers, h is in the stage and y read out -> loader
  *   summed   8 workers, records are written -> sender     taken    sender -> workers, may write records of the next tile but one
  *   batched  opener and sender -> closer                  closed   closer, batch is in registers -> opener and sender
- *   received, credit: mhc_cluster.cuh; opener and sender are the receivers
+ *   received, kept, credit: mhc_cluster.cuh; opener and sender are the receivers, of what h needs and of the rest, in the same slots
  * Nobody can miss a round: the next but one of any barrier needs an arrival that its waiters make, or make possible, after they have seen this one.
  * The gates of a stage need no credit: those of tile k + STAGES are made from sums of workers, of every block, that waited for the stage, so for
  * finishers that are done with tile k. A tile depends on earlier tiles only (on a free stage, on room at the receivers), and all blocks of a cluster have
  * the same tiles: so the oldest tile that is not done can always go on. Only a batch waits for a later tile: its last products are taken after the sums of
  * the next tile are sent, for which nobody needs that batch. */
-#include "ops/mhc/mhc_cluster_rows.cuh"
-extern "C" {
-#include "ops/mhc/mhc_choose.h"
-}
-
-enum {
-    WORKERS = 8, /* warps */
-    FINISHERS = 4,
-    FINISHER_TOKENS = 4,
-    THREADS = 32 * (WORKERS + FINISHERS + 4),
-    /* A block starts with 128 registers for each of 512 threads, and that is all there is to share. */
-    WORKER_REGISTERS = 208,
-    FINISHER_REGISTERS = 40,
-    HELPER_REGISTERS = 56,
-    STAGES = 4,
-    TOKENS = 16,
-    TOKEN_BYTES = CL_COLS * 2,           /* of a stream and token: lines of 64 channels */
-    STREAM_BYTES = TOKENS * TOKEN_BYTES, /* of a tile */
-    LINES = CL_COLS / 64,
-    PAIRS = CL_N * (CL_N + 1) / 2, /* of streams: entries of the Gram matrix, the diagonal first */
-    SLOTS = 4,
-    ROOM_BYTES = SLOTS * 2 * 15 * RECORD * 4, /* receive room: 15 blocks need most, two tokens of each */
-    BATCH = CL_LOGITS + CL_N + 4,             /* floats that a lane of the closer has */
-    GATE_BYTES = 32,                          /* of a token: pre, 1 / rms, unused */
-};
-static_assert(FINISHERS * FINISHER_TOKENS == TOKENS, "every token is finished");
-static_assert((int)MHC_CLUSTER_BLOCKS == (int)CLUSTER_MOST && (int)MHC_BLOCK_CHANNELS == (int)CL_COLS, "one rule for shapes");
-static_assert(WORKERS * 32 == CL_COLS, "a worker has 32 channels");
-
-struct stage { /* a multiple of 1024 bytes, as swizzled tiles want */
-    char x[CL_N * STREAM_BYTES], f[STREAM_BYTES];
-};
-struct cluster_shared {
-    struct stage stage[STAGES];
-    float record[2][WORKERS][TOKENS][RECORD];
-    float coef[STAGES][TOKENS][CL_LOGITS];
-    float gate[STAGES][TOKENS][GATE_BYTES / 4]; /* as they come from the blocks that open the tokens */
-    float open[TOKENS][GATE_BYTES / 4];         /* of the tokens that this block opens */
-    float batch[32][BATCH];                     /* and closes, one to a lane: products, the KEPT first; pre, rho, 1 / rms, unused */
-    char room[ROOM_BYTES];                      /* slots: [ranks][tokens_of][FOURS] of float4 */
-    uint64_t full[STAGES], formed[STAGES], gated[STAGES], finished[STAGES], summed[2], taken[2], received[SLOTS], credit[SLOTS], batched, closed;
-};
-
-static_assert(sizeof(struct cluster_shared) <= 232448, "what a block of compute capability 9.0 has");
-
-/* Tokens t of a tile belong to block t % ranks, which opens and closes them: so many at most. */
-__host__ __device__ __forceinline__ int tokens_of(const struct cluster_fwd &a) { return (TOKENS + a.ranks - 1) / a.ranks; }
+#include "ops/mhc/mhc_cluster_exchange.cuh"
 
 #if HOPPER_CODE
 
-/* In a slot of the receive room: what a block sends of token j of those of the receiver. */
-__device__ __forceinline__ int sums_at(const struct cluster_fwd &a, int rank, int j, int v) { return ((rank * tokens_of(a) + j) * FOURS + v) * 16; }
-/* What comes to a block for a tile. */
-__device__ __forceinline__ uint32_t bytes_of(const struct cluster_fwd &a, int rank) { return (uint32_t)(a.ranks * ((TOKENS - 1 - rank + a.ranks) / a.ranks) * RECORD * 4); }
-
-/* The k-th tile of this line of blocks, if below a.tiles. */
-__device__ __forceinline__ int tile_of(const struct cluster_fwd &a, int k) { return (int)blockIdx.x / (a.ranks * a.parts) + k * a.lines; }
-
-/* Where 16-byte piece `piece` of a line of a token stands in a stream. */
-__device__ __forceinline__ int in_stream(int token, int line, int piece) { return in_tile(token * LINES + line, piece); }
-
 /* ---- loader: one thread ----------------------------------------------------------------------------------- */
+
+/* x and coefficients of a tile; f comes where h may have to be read out before. */
+static __device__ __forceinline__ void load_x(const struct cluster_fwd &a, struct cluster_shared *s, int at, int tile, int slice, const CUtensorMap *x)
+{
+    int row = tile * TOKENS;
+    uint32_t coef = (uint32_t)min(a.rows - row, (int64_t)TOKENS) * (CL_LOGITS * 4);
+    barrier_expect(&s->full[at], sizeof s->stage[at] + coef);
+    tma_load_slice(s->stage[at].x, x, slice * LINES, row, &s->full[at]);
+    bulk_load(s->coef[at], a.coef_in + (int64_t)row * CL_LOGITS, coef, &s->full[at]);
+}
+static __device__ __forceinline__ void load_f(struct cluster_shared *s, int at, int tile, int slice, const CUtensorMap *f)
+{
+    tma_load_slice(s->stage[at].f, f, slice * LINES, tile * TOKENS, &s->full[at]);
+}
+
+/* Tiles from `from` to before `to`, for which no stage must become free. */
+static __device__ __forceinline__ void load_first(const struct cluster_fwd &a, struct cluster_shared *s, int from, int to, int slice, const CUtensorMap *x, const CUtensorMap *f)
+{
+    for (int k = from, tile = first_tile(a) + from * a.lines; k < to && tile < a.tiles; k++, tile += a.lines) {
+        load_x(a, s, k, tile, slice, x);
+        load_f(s, k, tile, slice, f);
+    }
+}
+
+/* What is read when the next stage is free comes to the cache already: so the load takes less of a stage's life. (Two tiles ahead was slower, three much so.) In
+ * two passes a stage is free soon enough. */
+template <bool OPEN> static __device__ __forceinline__ void prefetch_tile(const struct cluster_fwd &a, int tile, int slice, const CUtensorMap *x, const CUtensorMap *f)
+{
+    if (OPEN && tile < a.tiles) {
+        tma_prefetch_slice(x, slice * LINES, tile * TOKENS);
+        tma_prefetch_slice(f, slice * LINES, tile * TOKENS);
+    }
+}
 
 template <bool OPEN>
 static __device__ __forceinline__ void load(const struct cluster_fwd &a, struct cluster_shared *s, int slice, const CUtensorMap *x, const CUtensorMap *f, const CUtensorMap *to_h)
 {
-    for (int k = 0, tile; tile_of(a, k - STAGES) < a.tiles; k++) {
-        int at = k % STAGES, row = (tile = tile_of(a, k)) * TOKENS;
-        struct stage *st = &s->stage[at];
-        if (k >= STAGES)
-            barrier_wait_bounded(&s->finished[at], round_before(k, STAGES));
-        if (k >= STAGES && OPEN) { /* h has the place of f */
-            tma_store_slice(to_h, slice * LINES, tile_of(a, k - STAGES) * TOKENS, st->f);
+    int done = first_tile(a); /* the tile whose stage is loaded anew */
+    prefetch_tile<OPEN>(a, done + STAGES * a.lines, slice, x, f);
+    for (int k = STAGES; done < a.tiles; k++, done += a.lines) {
+        int at = k % STAGES, tile = done + STAGES * a.lines;
+        barrier_wait_bounded(&s->finished[at], round_before(k, STAGES));
+        if (OPEN) { /* h has the place of f */
+            tma_store_slice(to_h, slice * LINES, done * TOKENS, s->stage[at].f);
             bulk_commit();
         }
         if (tile < a.tiles) {
-            uint32_t coef = (uint32_t)min(a.rows - row, (int64_t)TOKENS) * (CL_LOGITS * 4);
-            barrier_expect(&s->full[at], sizeof *st + coef);
-            tma_load_slice(st->x, x, slice * LINES, row, &s->full[at]);
-            bulk_load(s->coef[at], a.coef_in + (int64_t)row * CL_LOGITS, coef, &s->full[at]);
+            load_x(a, s, at, tile, slice, x);
             if (OPEN)
                 bulk_wait_read<0>();
-            tma_load_slice(st->f, f, slice * LINES, row, &s->full[at]);
+            load_f(s, at, tile, slice, f);
         }
+        prefetch_tile<OPEN>(a, tile + a.lines, slice, x, f);
     }
     bulk_wait<0>();
 }
@@ -266,7 +243,8 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct cl
     int c = rank * CL_COLS + warp * 32 + q * 8;
     uint32_t w[CL_N][2][3][4];
     load_operands(a, g, c, w);
-    for (int k = 0, tile; (tile = tile_of(a, k)) < a.tiles; k++) {
+    cluster_sync(); /* barriers are ready */
+    for (int k = 0, tile; (tile = s->first_tile + k * a.lines) < a.tiles; k++) {
         int at = k % STAGES;
         struct stage *st = &s->stage[at];
         char *x = st->x + piece, *f = st->f + piece;
@@ -292,264 +270,51 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct cl
     }
 }
 
-/* ---- sender: one warp ------------------------------------------------------------------------------------------------------- */
-
-/* Four sums over the blocks, in order of rank. */
-static __device__ __forceinline__ float4 sum_ranks(const struct cluster_fwd &a, const struct cluster_shared *s, int k, int j, int v)
-{
-    const char *from = s->room + k % SLOTS * a.slot_bytes + sums_at(a, 0, j, v);
-    int step = sums_at(a, 1, 0, 0);
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-    for (int r = 0; r < a.ranks; r++)
-        sum = add4(sum, *(const float4 *)(from + r * step));
-    return sum;
-}
-
-/* The block's own tokens of tile k, all but what h needs, for the closer. */
-static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, struct cluster_shared *s, int k, int rank, int j, int v)
-{
-    int per = tokens_of(a), late = k % a.batch;
-    exchange_wait(s->received, k, SLOTS);
-    if (late == 0 && k > 0)
-        barrier_wait_bounded(&s->closed, (uint32_t)(k / a.batch - 1) & 1);
-#pragma unroll 1
-    for (int i = (int)threadIdx.x % 32; i < per * (KEPT / 4);) {
-        if (rank + j * a.ranks < TOKENS)
-            *(float4 *)&s->batch[late * per + j][4 * v] = sum_ranks(a, s, k, j, SENT / 4 + v);
-        i += 32;
-        if (i < per * (KEPT / 4)) { /* divisions are slow, and most clusters need them once */
-            j = i % per;
-            v = i / per;
-        }
-    }
-    exchange_credit(s->credit, k, SLOTS, a.ranks);
-    if (threadIdx.x % 32 == 0 && (late + 1 == a.batch || tile_of(a, k + 1) >= a.tiles))
-        barrier_arrive(&s->batched);
-}
-
-/* Adds what the warps have written, in order. A lane has 4 to 5 times four sums of token lane % 16, and sends them to the block whose token it is. */
-template <bool OPEN> static __device__ __forceinline__ void send(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
-{
-    constexpr int EACH = (FOURS + 1) / 2, LATER = 1; /* tiles: for what is sure to be there */
-    int lane = (int)threadIdx.x % 32, token = lane % TOKENS, first = lane / TOKENS; /* first, first + 2, .. of the FOURS */
-    int j = lane % tokens_of(a), v = lane / tokens_of(a);
-    uint32_t to = (uint32_t)(token % a.ranks), bar = smem_address_in(s->received, to), room = smem_address_in(s->room + sums_at(a, rank, token / a.ranks, first), to);
-    for (int k = 0; tile_of(a, k - (OPEN ? LATER : 0)) < a.tiles; k++) {
-        if (tile_of(a, k) < a.tiles) {
-            const float *record = s->record[k % 2][0][token];
-            float4 sum[EACH];
-            barrier_wait_bounded(&s->summed[k % 2], round_of(k, 2));
-#pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                int at = 4 * min(first + 2 * i, FOURS - 1);
-                sum[i] = *(const float4 *)(record + at);
-#pragma unroll
-                for (int w = 1; w < WORKERS; w++)
-                    sum[i] = add4(sum[i], *(const float4 *)(record + w * (TOKENS * RECORD) + at));
-            }
-            __syncwarp();
-            if (lane == 0)
-                barrier_arrive(&s->taken[k % 2]);
-            exchange_wait_room(s->credit, k, SLOTS);
-#pragma unroll
-            for (int i = 0; i < EACH; i++)
-                if (first + 2 * i < FOURS)
-                    cluster_send(room + (uint32_t)(k % SLOTS * a.slot_bytes + 2 * i * 16), sum[i], bar + (uint32_t)(k % SLOTS * 8));
-        }
-        if (OPEN && k >= LATER)
-            take_kept(a, s, k - LATER, rank, j, v);
-    }
-}
-
-/* Without OPEN, one warp: the cluster's sums of the block's tokens go to memory. */
-static __device__ __forceinline__ void gather(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
-{
-    int per = tokens_of(a), part = (int)blockIdx.x / a.ranks % a.parts;
-    for (int k = 0, tile; (tile = tile_of(a, k)) < a.tiles; k++) {
-        float4 *kept = a.kept + ((int64_t)tile * a.parts + part) * (FOURS * TOKENS);
-        exchange_wait(s->received, k, SLOTS);
-#pragma unroll 1
-        for (int i = (int)threadIdx.x % 32; i < per * FOURS; i += 32)
-            if (rank + i % per * a.ranks < TOKENS)
-                kept[i / per * TOKENS + rank + i % per * a.ranks] = sum_ranks(a, s, k, i % per, i / per);
-        exchange_taken(s->received, s->credit, k, SLOTS, a.ranks, bytes_of(a, rank));
-    }
-}
-
-/* ---- opener: one warp ------------------------------------------------------------------------------------------------------- */
-
-/* What a lane of the opener does for a token, `part` of 8. It has two of the sums: products for pre (parts 0 and 1), the Gram matrix' diagonal (2 and 3), its other
- * entries 01, 02; 03, 12; 13, 23. */
-struct opener {
-    float a_pre, beta; /* of stream part % 4 */
-    uint32_t entries;  /* of the Gram matrix: row and column of the first sum, of the second, 2 bits each */
-    float weight;      /* of both in pre^T G pre */
-};
-static __device__ __forceinline__ struct opener opener_of(const struct cluster_fwd &a)
-{
-    int part = (int)threadIdx.x % 8;
-    struct opener o = {*a.a_pre, a.beta[part % CL_N], (uint32_t)(0x00ed9c84fa500000ull >> (8 * part)), part < 2 || part == 7 ? 0.0f : part < 4 ? 1.0f : 2.0f};
-    return o;
-}
-/* Of four tokens, 8 lanes each: pre of stream part % 4, and 1 / rms. */
-static __device__ __forceinline__ float2 open_tokens(const struct cluster_fwd &a, const struct opener &o, float2 sum, float *p, float *rho)
-{
-    int i = (int)threadIdx.x % 4;
-    float4 diagonal = make_float4(__shfl_sync(~0u, sum.x, 2, 8), __shfl_sync(~0u, sum.y, 2, 8), __shfl_sync(~0u, sum.x, 3, 8), __shfl_sync(~0u, sum.y, 3, 8));
-    float even = __shfl_sync(~0u, sum.x, i / 2, 8), odd = __shfl_sync(~0u, sum.y, i / 2, 8);
-    *p = i % 2 == 0 ? even : odd;
-    *rho = rho_of(a, diagonal);
-    float pre = gate_of(a, o.a_pre, o.beta, *p, *rho);
-    float x = __shfl_sync(~0u, pre, o.entries & 3, 8) * __shfl_sync(~0u, pre, o.entries >> 2 & 3, 8);
-    float y = __shfl_sync(~0u, pre, o.entries >> 4 & 3, 8) * __shfl_sync(~0u, pre, o.entries >> 6 & 3, 8);
-    float square = o.weight == 0 ? 0 : o.weight * (x * sum.x + y * sum.y);
-#pragma unroll
-    for (int bit = 1; bit < 8; bit *= 2)
-        square += __shfl_xor_sync(~0u, square, bit);
-    return make_float2(pre, rstd_of(a, square));
-}
-/* Gates go to all blocks in pieces of 16 bytes: first the tokens' pre, then their 1 / rms, ranks of each. A lane has two of them at most. */
-struct piece {
-    const float *from;
-    uint32_t to, bar; /* of stage 0, in the block it goes to; 0: none */
-};
-static __device__ __forceinline__ struct piece piece_of(const struct cluster_fwd &a, struct cluster_shared *s, int rank, int i)
-{
-    int to = i % a.ranks, four = i / a.ranks % 2, j = i / a.ranks / 2, token = rank + j * a.ranks;
-    struct piece p = {s->open[min(j, TOKENS - 1)] + 4 * four, 0, 0};
-    if (token < TOKENS) {
-        p.to = smem_address_in(&s->gate[0][token][4 * four], (uint32_t)to);
-        p.bar = smem_address_in(s->gated, (uint32_t)to);
-    }
-    return p;
-}
-static __device__ __forceinline__ void send_piece(const struct piece &p, int at)
-{
-    if (p.bar != 0)
-        cluster_send(p.to + (uint32_t)at * (TOKENS * GATE_BYTES), *(const float4 *)p.from, p.bar + (uint32_t)at * 8);
-}
-
-/* Two of the sums that h needs, over the blocks in order of rank. */
-static __device__ __forceinline__ float2 sum_pair(const struct cluster_fwd &a, const struct cluster_shared *s, int k, int j, int part)
-{
-    const char *from = s->room + k % SLOTS * a.slot_bytes + sums_at(a, 0, j, 0) + part * 8;
-    int step = sums_at(a, 1, 0, 0);
-    float2 sum = make_float2(0, 0);
-#pragma unroll 8
-    for (int r = 0; r < a.ranks; r++) {
-        float2 more = *(const float2 *)(from + r * step);
-        sum.x += more.x;
-        sum.y += more.y;
-    }
-    return sum;
-}
-
-static __device__ __forceinline__ void open_tiles(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
-{
-    int lane = (int)threadIdx.x % 32, part = lane % 8, per = tokens_of(a), late = 0, batches = 0;
-    struct opener o = opener_of(a);
-    struct piece piece[2] = {piece_of(a, s, rank, lane), piece_of(a, s, rank, lane + 32)};
-    for (int k = 0; tile_of(a, k) < a.tiles; k++) {
-        exchange_wait(s->received, k, SLOTS);
-        if (late == 0 && batches > 0)
-            barrier_wait_bounded(&s->closed, (uint32_t)(batches - 1) & 1);
-#pragma unroll 1
-        for (int first = 0; first < per; first += 4) {
-            int j = min(first + lane / 8, per - 1);
-            float p, rho;
-            float2 opened = open_tokens(a, o, sum_pair(a, s, k, j, part), &p, &rho);
-            float *open = s->open[j], *batch = s->batch[late * per + j] + KEPT;
-            if (part < CL_N) { /* lanes without a token have another's numbers */
-                open[part] = opened.x;
-                batch[part] = p;
-                batch[CL_N + part] = opened.x;
-            } else if (part == CL_N) {
-                open[CL_N] = opened.y;
-                batch[2 * CL_N] = rho;
-                batch[2 * CL_N + 1] = opened.y;
-            }
-        }
-        exchange_taken(s->received, s->credit, k, SLOTS, a.ranks, bytes_of(a, rank)); /* which is a __syncwarp, too */
-        send_piece(piece[0], k % STAGES);
-        send_piece(piece[1], k % STAGES);
-        __syncwarp();
-        if (++late == a.batch || tile_of(a, k + 1) >= a.tiles) {
-            if (lane == 0)
-                barrier_arrive(&s->batched);
-            late = 0;
-            batches++;
-        }
-    }
-}
-
-/* ---- closer: one warp ------------------------------------------------------------------------------------------------------- */
-
-/* The coefficients that h does not need, a lane to each of the block's tokens of as many tiles as there are lanes for. */
-static __device__ __forceinline__ void close_tiles(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
-{
-    int lane = (int)threadIdx.x % 32, per = tokens_of(a), token = rank + lane % per * a.ranks;
-    for (int first = 0, n = 0; tile_of(a, first) < a.tiles; first += a.batch, n++) {
-        float4 product[KEPT / 4];
-        int64_t row = (int64_t)tile_of(a, first + lane / per) * TOKENS + token;
-        barrier_wait_bounded(&s->batched, (uint32_t)n & 1);
-#pragma unroll
-        for (int v = 0; v < KEPT / 4; v++)
-            product[v] = *(const float4 *)&s->batch[lane][4 * v];
-        float4 p = *(const float4 *)&s->batch[lane][KEPT], pre = *(const float4 *)&s->batch[lane][KEPT + CL_N];
-        float2 norms = *(const float2 *)&s->batch[lane][KEPT + 2 * CL_N];
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(&s->closed);
-        if (lane < a.batch * per && token < TOKENS && row < a.rows) {
-            write_opened(a, row, p, pre, norms.x, norms.y);
-            make_coefficients(a, row, product, norms.x);
-        }
-        __syncwarp();
-    }
-}
-
 /* ---- finishers ---------------------------------------------------------------------------------------------------------------------- */
 
-/* h of four tokens. The same numbers as aggregate_rows (mhc_mix.cu) makes of given coefficients and 1 / rms, to the bit. */
-static __device__ __forceinline__ void finish_tokens(const struct cluster_fwd &a, struct stage *st, const float (*gate)[GATE_BYTES / 4], int first, const float (&gain)[8])
+static __device__ __forceinline__ void load_streams(const char *at, uint4 (&raw)[CL_N])
 {
-    int lane = (int)threadIdx.x % 32;
-#pragma unroll 2
-    for (int t = first; t < first + FINISHER_TOKENS; t++) {
-        int where = in_stream(t, lane / 8, lane % 8);
-        float pre[CL_N], v[8] = {}, rstd = gate[t][CL_N];
-        load_floats(gate[t], pre);
 #pragma unroll
-        for (int j = 0; j < CL_N; j++) {
-            float in[8];
-            unpack<bf16>(load_raw(st->x + j * STREAM_BYTES + where), in);
+    for (int j = 0; j < CL_N; j++)
+        raw[j] = load_raw(at + j * STREAM_BYTES);
+}
+/* h of a token and 8 channels, from its streams. The same numbers as aggregate_rows (mhc_mix.cu) makes of given coefficients and 1 / rms, to the bit. */
+static __device__ __forceinline__ void finish_token(char *to, const float *gate, const uint4 (&raw)[CL_N], const float (&gain)[8])
+{
+    float pre[CL_N], v[8] = {}, rstd = gate[CL_N];
+    load_floats(gate, pre);
 #pragma unroll
-            for (int e = 0; e < 8; e++)
-                v[e] = fmaf(pre[j], in[e], v[e]);
-        }
+    for (int j = 0; j < CL_N; j++) {
+        float in[8];
+        unpack<bf16>(raw[j], in);
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            v[e] = __fmul_rn(v[e], __fmul_rn(rstd, gain[e]));
-        store_raw(st->f + where, repack<bf16>(v));
+            v[e] = fmaf(pre[j], in[e], v[e]);
     }
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        v[e] = __fmul_rn(v[e], __fmul_rn(rstd, gain[e]));
+    store_raw(to, repack<bf16>(v));
 }
+__device__ __forceinline__ char *token_at(struct stage *st, const int (&where)[2], int t) { return st->x + where[t % 2] + t / 2 * (2 * TOKEN_BYTES); }
 
 /* One of them also sends y to memory; without OPEN that is all. */
 template <bool OPEN> static __device__ __forceinline__ void finish(const struct cluster_fwd &a, struct cluster_shared *s, int finisher, int slice, const CUtensorMap *to_y)
 {
     bool sends = threadIdx.x == 32 * WORKERS;
     float gain[8];
+    int lane = (int)threadIdx.x % 32, first = finisher * FINISHER_TOKENS;
+    const int where[2] = {in_stream(first, lane / 8, lane % 8), in_stream(first + 1, lane / 8, lane % 8)}; /* the lane's piece of the first even token and the first odd one */
 #pragma unroll
     for (int e = 0; e < 8; e++)
         gain[e] = 1;
     if (OPEN && a.gain != NULL) {
-        load_floats(a.gain + slice * CL_COLS + (int)threadIdx.x % 32 * 8, gain);
+        load_floats(a.gain + slice * CL_COLS + lane * 8, gain);
 #pragma unroll
         for (int e = 0; e < 8; e++)
             gain[e] += a.one;
     }
-    for (int k = 0, tile; (tile = tile_of(a, k)) < a.tiles; k++) {
+    for (int k = 0, tile; (tile = s->first_tile + k * a.lines) < a.tiles; k++) {
         int at = k % STAGES;
         barrier_wait_bounded(&s->formed[at], round_of(k, STAGES));
         if (sends) {
@@ -558,11 +323,20 @@ template <bool OPEN> static __device__ __forceinline__ void finish(const struct 
         }
         __syncwarp();
         if (OPEN) {
+            struct stage *st = &s->stage[at];
+            const float (*gate)[GATE_BYTES / 4] = s->gate[at] + first;
+            uint4 raw[2][CL_N]; /* a token ahead */
+            load_streams(token_at(st, where, 0), raw[0]);
             barrier_wait_bounded(&s->gated[at], round_of(k, STAGES));
             if (sends)
                 barrier_expect(&s->gated[at], TOKENS * GATE_BYTES); /* of tile k + STAGES */
             __syncwarp();
-            finish_tokens(a, &s->stage[at], s->gate[at], finisher * FINISHER_TOKENS, gain);
+#pragma unroll
+            for (int t = 0; t < FINISHER_TOKENS; t++) {
+                if (t + 1 < FINISHER_TOKENS)
+                    load_streams(token_at(st, where, t + 1), raw[(t + 1) % 2]);
+                finish_token(token_at(st, where, t) + CL_N * STREAM_BYTES, gate[t], raw[t % 2], gain); /* f follows x */
+            }
             fence_async_proxy();
             __syncwarp();
         }
@@ -589,9 +363,14 @@ template <bool OPEN> static __device__ __forceinline__ void init_barriers(const 
     }
     barrier_init(&s->batched, 2);
     barrier_init(&s->closed, 1);
-    exchange_init(s->received, s->credit, SLOTS, OPEN ? 2 * a.ranks : a.ranks, bytes_of(a, (int)blockIdx.x % a.ranks));
+    uint32_t records = records_of(a, (int)blockIdx.x % a.ranks);
+    for (int i = 0; i < SLOTS; i++)
+        barrier_init(&s->kept[i], 1);
+    exchange_init(s->received, s->credit, SLOTS, OPEN ? 2 * a.ranks : a.ranks, records * (SENT * 4));
     for (int i = 0; i < STAGES; i++)
         barrier_expect(&s->gated[i], TOKENS * GATE_BYTES);
+    for (int i = 0; i < SLOTS; i++)
+        barrier_expect(&s->kept[i], records * (KEPT * 4));
 }
 
 #endif /* HOPPER_CODE */
@@ -605,27 +384,34 @@ static __global__ void __launch_bounds__(THREADS, 1)
     DYNAMIC_SHARED(char, shared, 1024);
     struct cluster_shared *s = (struct cluster_shared *)shared;
     int rank = (int)blockIdx.x % a.ranks, slice = (int)blockIdx.x % (a.ranks * a.parts), warp = (int)threadIdx.x / 32; /* rank: cluster_rank */
-    if (threadIdx.x == 0)
+    bool loader = threadIdx.x == 32 * (WORKERS + FINISHERS + 2);
+    if (loader) {
+        s->first_tile = first_tile(a);
         init_barriers<OPEN>(a, s);
-    cluster_sync();
+        load_first(a, s, 0, 1, slice, &x, &f);
+    }
+    __syncwarp(); /* every role waits for the barriers of the whole cluster, at its cluster_sync */
     if (warp < WORKERS) {
         registers_up<WORKER_REGISTERS>();
         work<DROP>(a, s, slice);
     } else if (warp < WORKERS + FINISHERS) {
         registers_down<FINISHER_REGISTERS>();
+        cluster_sync();
         if (OPEN || warp == WORKERS)
             finish<OPEN>(a, s, warp - WORKERS, slice, &y);
     } else {
         registers_down<HELPER_REGISTERS>();
+        cluster_sync();
         if (warp == WORKERS + FINISHERS)
             send<OPEN>(a, s, rank);
         else if (warp == WORKERS + FINISHERS + 1 && OPEN)
             open_tiles(a, s, rank);
         else if (warp == WORKERS + FINISHERS + 1)
             gather(a, s, rank);
-        else if (warp == WORKERS + FINISHERS + 2 && threadIdx.x % 32 == 0)
+        else if (loader) {
+            load_first(a, s, 1, STAGES, slice, &x, &f); /* after w has been asked for, which would stand in line behind them */
             load<OPEN>(a, s, slice, &x, &f, &h);
-        else if (warp == WORKERS + FINISHERS + 3 && OPEN)
+        } else if (warp == WORKERS + FINISHERS + 3 && OPEN)
             close_tiles(a, s, rank);
     }
     __syncwarp();
@@ -633,25 +419,61 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #endif
 }
 
-/* After the pass without clusters, a thread per row: sums over the blocks, and all that closers and finishers make of them. */
-static __global__ void __launch_bounds__(64) ring_coefficients(const __grid_constant__ struct cluster_fwd a)
+/* After the pass, four lanes to a row: sums over the clusters, in order, and all that openers and closers make of them. A lane has four of the sums that h needs, a row of the
+ * logits, and with the others the products for post. */
+enum { QUAD_THREADS = 128 };
+static __device__ __forceinline__ float pick(float4 v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+static __device__ __forceinline__ float4 quad_four(float4 v, int from)
 {
-    int64_t row = (int64_t)blockIdx.x * 64 + threadIdx.x;
-    if (row >= a.rows)
-        return;
-    float4 sum[FOURS] = {};
-    float a_pre = *a.a_pre;
-    const float4 *from = a.kept + row / TOKENS * a.parts * (FOURS * TOKENS) + row % TOKENS;
-#pragma unroll 2
-    for (int r = 0; r < a.parts; r++)
+    return make_float4(__shfl_sync(~0u, v.x, from, 4), __shfl_sync(~0u, v.y, from, 4), __shfl_sync(~0u, v.z, from, 4), __shfl_sync(~0u, v.w, from, 4));
+}
+/* A lane's row of the Sinkhorn's result in place of its logits. */
+static __device__ __forceinline__ void quad_sinkhorn(const struct cluster_fwd &a, float (&m)[CL_N], int lane)
+{
+    float most = fmaxf(fmaxf(m[0], m[1]), fmaxf(m[2], m[3]));
 #pragma unroll
-        for (int v = 0; v < FOURS; v++)
-            sum[v] = add4(sum[v], from[(r * FOURS + v) * TOKENS]);
-    float rho = rho_of(a, sum[1]);
-    float4 pre = make_float4(gate_of(a, a_pre, a.beta[0], sum[0].x, rho), gate_of(a, a_pre, a.beta[1], sum[0].y, rho), gate_of(a, a_pre, a.beta[2], sum[0].z, rho),
-                             gate_of(a, a_pre, a.beta[3], sum[0].w, rho));
-    write_opened(a, row, sum[0], pre, rho, rstd_of(a, diagonal_part(pre, sum[1]) + other_part(pre, sum[2], sum[3])));
-    make_coefficients(a, row, sum + SENT / 4, rho);
+    for (int e = 0; e < CL_N; e++)
+        m[e] = expf(m[e] - most);
+    for (int t = 0; t < a.iterations; t++)
+        quad_divide(m, lane, a.profile_d, a.profile_d && t == 0);
+#pragma unroll
+    for (int e = 0; e < CL_N; e++)
+        m[e] = maybe_bf16(a.round_bf16, m[e]);
+}
+static __global__ void __launch_bounds__(QUAD_THREADS) ring_coefficients(const __grid_constant__ struct cluster_fwd a)
+{
+    int64_t asked = (int64_t)blockIdx.x * (QUAD_THREADS / 4) + threadIdx.x / 4, row = min(asked, a.rows - 1); /* all lanes stay for the shuffles */
+    int lane = (int)threadIdx.x % 4;
+    float4 opens = make_float4(0, 0, 0, 0), post = opens, res = opens;
+    const float4 *from = a.kept + row / TOKENS * a.parts * (FOURS * TOKENS) + row % TOKENS;
+#pragma unroll 4
+    for (int r = 0; r < a.parts; r++, from += FOURS * TOKENS) {
+        opens = add4(opens, from[lane * TOKENS]);
+        post = add4(post, from[SENT / 4 * TOKENS]);
+        res = add4(res, from[(SENT / 4 + 1 + lane) * TOKENS]);
+    }
+    float4 p = quad_four(opens, 0), diagonal = quad_four(opens, 1), rest = quad_four(opens, 2), last = quad_four(opens, 3);
+    float rho = rho_of(a, diagonal), gate = gate_of(a, *a.a_pre, a.beta[lane], pick(p, lane), rho);
+    float4 pre = make_float4(__shfl_sync(~0u, gate, 0, 4), __shfl_sync(~0u, gate, 1, 4), __shfl_sync(~0u, gate, 2, 4), __shfl_sync(~0u, gate, 3, 4));
+    float q = 1.0f / (rho + (float)MHC_EPS), by = q * *a.a_res;
+    float m[CL_N] = {res.x, res.y, res.z, res.w};
+#pragma unroll
+    for (int e = 0; e < CL_N; e++)
+        m[e] = by * m[e] + a.beta[(2 + lane) * CL_N + e];
+    quad_sinkhorn(a, m, lane);
+    if (asked >= a.rows)
+        return;
+    if (lane == 0)
+        write_opened(a, row, p, pre, rho, rstd_of(a, diagonal_part(pre, diagonal) + other_part(pre, rest, last)));
+    float *stat = a.stat + row * a.stat_stride, *coef = a.coef + row * a.coef_stride, product = pick(post, lane);
+    stat[CL_N + lane] = product;
+    coef[CL_N + lane] = maybe_bf16(a.round_bf16, 2 * precise_sigmoid(q * *a.a_post * product + a.beta[CL_N + lane]));
+    float *logits = stat + 2 * CL_N + CL_N * lane;
+    logits[0] = res.x;
+    logits[1] = res.y;
+    logits[2] = res.z;
+    logits[3] = res.w;
+    store_floats(coef + 2 * CL_N + CL_N * lane, m);
 }
 
 /* ---- launch --------------------------------------------------------------------------------------------------------------------------- */
@@ -706,14 +528,16 @@ static struct cluster_fwd args_of(struct lane *l, const struct mhc_boundary_fwd_
     a.ranks = ranks_of(a.d, open);
     a.parts = (int)(a.d / CL_COLS) / a.ranks;
     a.lines = (int)min_i64(max_i64(min_i64(at_once, cuda_of(l)->sm_budget / a.ranks) / a.parts, 1), a.tiles);
-    a.slot_bytes = a.ranks * tokens_of(a) * RECORD * 4;
-    a.batch = 32 / tokens_of(a);
+    a.per = (TOKENS + a.ranks - 1) / a.ranks;
+    a.slot_bytes = a.ranks * a.per * RECORD * 4;
+    a.batch = 32 / a.per;
     a.by_width = 1.0f / (float)(CL_N * a.d);
     a.by_channels = 1.0f / (float)a.d;
     a.iterations = (int)b->rule.iterations;
     a.one = b->zero_centered ? 1 : 0;
     a.eps = (float)b->eps;
     a.profile_d = b->rule.profile == MHC_D;
+    a.gate_eps = a.profile_d ? (float)MHC_EPS : 0.0f;
     a.round_bf16 = b->rule.round_bf16;
     a.drop = drop_rule_of(&b->drop);
     return a;
@@ -730,13 +554,17 @@ static int make_maps(struct lane *l, const struct mhc_boundary_fwd_args *b, stru
     return tensor_map_slices(l, &m->h, b->h.data, rows, 1, d, b->h.stride[0], TOKENS, CL_COLS);
 }
 
-template <bool OPEN> static int launch(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work, struct cluster_fwd *a)
+template <bool OPEN> static int launch(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work, bool leaves, struct cluster_fwd *a)
 {
     struct maps m;
     int at_once;
     TRY(clusters_of<OPEN>(l, b->x.dim[1] / CL_N, b->drop.p > 0, &at_once));
     TRY(make_maps(l, b, &m));
     *a = args_of(l, b, work, OPEN, at_once);
+    if (leaves) {
+        a->below = a->gate_eps = a->eps;
+        a->less = (float)MHC_EPS;
+    }
     unsigned grid = (unsigned)(a->ranks * a->parts * a->lines);
     if (a->drop.info != NULL)
         LAUNCH_CLUSTER(l, (boundary_cluster<true, OPEN>), grid, a->ranks, THREADS, sizeof(struct cluster_shared), m.x, m.f, m.y, m.h, *a);
@@ -748,13 +576,19 @@ template <bool OPEN> static int launch(struct lane *l, const struct mhc_boundary
 int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work)
 {
     struct cluster_fwd a;
-    return launch<true>(l, b, work, &a);
+    return launch<true>(l, b, work, false, &a);
+}
+
+int mhc_leave_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work)
+{
+    struct cluster_fwd a;
+    return launch<true>(l, b, work, true, &a);
 }
 
 int mhc_boundary_ring(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work)
 {
     struct cluster_fwd a;
-    TRY(launch<false>(l, b, work, &a));
-    LAUNCH(l, ring_coefficients, (unsigned)ceil_div(a.rows, 64), 64, 0, a);
+    TRY(launch<false>(l, b, work, false, &a));
+    LAUNCH(l, ring_coefficients, (unsigned)ceil_div(a.rows, QUAD_THREADS / 4), QUAD_THREADS, 0, a);
     return ST_OK;
 }

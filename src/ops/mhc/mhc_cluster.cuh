@@ -66,20 +66,16 @@ __device__ __forceinline__ void exchange_wait_room(uint64_t *credit, int k, int 
         barrier_wait_bounded(&credit[k % slots], round_before(k, slots));
 }
 __device__ __forceinline__ void exchange_wait(uint64_t *received, int k, int slots) { barrier_wait_bounded(&received[k % slots], round_of(k, slots)); }
-/* The receiver, one whole warp, when its lanes have read item k: the slot is for item k + slots now. Of several receivers (their number times `blocks`
- * for exchange_init) one calls exchange_taken, the others exchange_credit. */
-__device__ __forceinline__ void exchange_credit(uint64_t *credit, int k, int slots, int blocks)
+/* The receiver, one whole warp, when its lanes have read item k: the slot is for item k + slots now. Several receivers have a part of the slot and a barrier
+ * `received` each, and the same credit (their number times `blocks` for exchange_init). */
+__device__ __forceinline__ void exchange_taken(uint64_t *received, uint64_t *credit, int k, int slots, int blocks, uint32_t bytes)
 {
     int lane = (int)threadIdx.x % 32;
+    if (lane == 0)
+        barrier_expect(&received[k % slots], bytes);
     __syncwarp();
     if (lane < blocks)
         cluster_arrive(smem_address_in(&credit[k % slots], (uint32_t)lane));
-}
-__device__ __forceinline__ void exchange_taken(uint64_t *received, uint64_t *credit, int k, int slots, int blocks, uint32_t bytes)
-{
-    if (threadIdx.x % 32 == 0)
-        barrier_expect(&received[k % slots], bytes);
-    exchange_credit(credit, k, slots, blocks);
 }
 
 #endif /* HOPPER_CODE */

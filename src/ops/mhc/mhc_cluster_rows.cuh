@@ -17,8 +17,9 @@ struct cluster_fwd {
     float *stat, *coef;
     float4 *kept; /* without OPEN: [tiles, parts, FOURS, TOKENS] */
     int64_t w_stride, stat_stride, coef_stride, rows, d;
-    int tiles, ranks, parts, lines, slot_bytes, batch, iterations; /* a line: `parts` clusters of `ranks` blocks, for all channels */
+    int tiles, ranks, parts, lines, per, slot_bytes, batch, iterations; /* a line: `parts` clusters of `ranks` blocks, for all channels; per: tokens of a tile that a block opens, at most */
     float one, eps, by_width, by_channels; /* 1 / (streams * channels), 1 / channels */
+    float below, less, gate_eps; /* rho: root of mean square + below, minus less; what is added to gates */
     bool profile_d, round_bf16;
     struct drop_rule drop;
 };
@@ -26,13 +27,13 @@ struct cluster_fwd {
 /* From the Gram matrix' diagonal. */
 static __device__ __forceinline__ float rho_of(const struct cluster_fwd &a, float4 diagonal)
 {
-    float mean = (((diagonal.x + diagonal.y) + diagonal.z) + diagonal.w) * a.by_width;
-    return mean > 0 ? mean * rsqrtf(mean) : mean; /* what is not a number stays so */
+    float mean = (((diagonal.x + diagonal.y) + diagonal.z) + diagonal.w) * a.by_width + a.below;
+    return (mean > 0 ? mean * rsqrtf(mean) : mean) - a.less; /* what is not a number stays so */
 }
 /* pre of one stream, from its product. */
 static __device__ __forceinline__ float gate_of(const struct cluster_fwd &a, float a_pre, float beta, float p, float rho)
 {
-    return maybe_bf16(a.round_bf16, __fdividef(1.0f, 1.0f + expf(-(__fdividef(a_pre, rho + (float)MHC_EPS) * p + beta))) + (a.profile_d ? (float)MHC_EPS : 0.0f));
+    return maybe_bf16(a.round_bf16, __fdividef(1.0f, 1.0f + expf(-(__fdividef(a_pre, rho + (float)MHC_EPS) * p + beta))) + a.gate_eps);
 }
 /* The two parts of pre^T G pre. rest: entries 01, 02, 03, 12; last: 13, 23. */
 static __device__ __forceinline__ float diagonal_part(float4 pre, float4 diagonal)

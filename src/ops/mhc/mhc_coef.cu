@@ -1,4 +1,5 @@
-/* Gates, Sinkhorn and their gradients: one thread per row, everything in registers for 4 streams. */
+/* Gates, Sinkhorn and their gradients: one thread per row, everything in registers for 4 streams, but for the divisors of Sinkhorn's iterations, which its gradient keeps in
+ * local memory (1 KB a thread: a register cannot be chosen by a loop's counter). Copies for any number of streams have their arrays there. */
 #include "ops/mhc/mhc_sinkhorn.cuh"
 
 /* The primitives of the gates for 4 streams of aligned rows: mhc_gates.cu. */
@@ -244,15 +245,22 @@ static __global__ void __launch_bounds__(256) param_sums(const __grid_constant__
     a.partial[((int64_t)blockIdx.y * 2 + warp) * logits + k] = sum;
 }
 
-/* 32 ranges of the partial sums, each in order, then the ranges in order. All that by the first block; others add products to dw. */
+/* The alphas from their sums by logits. */
+template <typename T> static __device__ void sum_logits(const T *by_logit, int n, float *da_pre, float *da_post, float *da_res, bool add)
+{
+    int group = (int)threadIdx.x, from = group * n, to = group < 2 ? from + n : n * n + 2 * n;
+    if (group > 2)
+        return;
+    double sum = 0;
+    for (int i = from; i < to; i++)
+        sum += (double)by_logit[i];
+    float *out = group == 0 ? da_pre : group == 1 ? da_post : da_res;
+    *out = (add ? *out : 0.0f) + (float)sum;
+}
+
+/* 32 ranges of the partial sums, each in order, then the ranges in order. */
 static __global__ void __launch_bounds__(1024) param_totals(const __grid_constant__ struct param_sum_args a, int blocks)
 {
-    if (blockIdx.x > 0) {
-        int64_t per_row = (a.k + 1023) / 1024, i = (blockIdx.x - 1) / per_row, c = (blockIdx.x - 1) % per_row * 1024 + threadIdx.x;
-        if (c < a.k)
-            a.dw[i * a.dw_stride + c] = (a.add_dw ? a.dw[i * a.dw_stride + c] : 0.0f) + a.products[i * a.products_stride + c];
-        return;
-    }
     __shared__ double ranges[2][32][32], totals[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)];
     int logits = a.n * a.n + 2 * a.n, lane = (int)threadIdx.x % 32, range = (int)threadIdx.x / 32;
     for (int first = 0; first < logits; first += 32) {
@@ -269,22 +277,45 @@ static __global__ void __launch_bounds__(1024) param_totals(const __grid_constan
             double sum = 0;
             for (int r = 0; r < 32; r++)
                 sum += ranges[range][r][lane];
-            if (range == 0)
+            if (a.sums != NULL)
+                a.sums[range * logits + k] = (float)sum;
+            else if (range == 0)
                 a.dbeta[k] = (a.add ? a.dbeta[k] : 0.0f) + (float)sum;
             else
                 totals[k] = sum;
         }
         __syncthreads();
     }
-    int group = (int)threadIdx.x;
-    if (group < 3) {
-        int from = group == 0 ? 0 : group == 1 ? a.n : 2 * a.n, to = group == 0 ? a.n : group == 1 ? 2 * a.n : logits;
-        double sum = 0;
-        for (int i = from; i < to; i++)
-            sum += totals[i];
-        float *out = group == 0 ? a.da_pre : group == 1 ? a.da_post : a.da_res;
-        *out = (a.add ? *out : 0.0f) + (float)sum;
+    if (a.sums == NULL)
+        sum_logits(totals, a.n, a.da_pre, a.da_post, a.da_res, a.add);
+}
+
+/* The first block: what is a sum over rows. Others: dw, 4 numbers a thread. */
+enum { ADD_THREADS = 256 };
+static __global__ void __launch_bounds__(ADD_THREADS) add_products(const __grid_constant__ struct add_products_args a)
+{
+    int logits = a.n * a.n + 2 * a.n;
+    if (blockIdx.x == 0) {
+        const float *sums = a.products + logits * a.products_stride;
+        for (int k = (int)threadIdx.x; k < logits; k += ADD_THREADS)
+            a.dbeta[k] = (a.add ? a.dbeta[k] : 0.0f) + sums[k];
+        sum_logits(sums + logits, a.n, a.da_pre, a.da_post, a.da_res, a.add);
+        return;
     }
+    int64_t per_row = (a.k + 4 * ADD_THREADS - 1) / (4 * ADD_THREADS), i = (blockIdx.x - 1) / per_row, first = (blockIdx.x - 1) % per_row * 4 * ADD_THREADS + threadIdx.x;
+    const float *from = a.products + i * a.products_stride;
+    float *to = a.dw + i * a.dw_stride;
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        int64_t c = first + e * ADD_THREADS;
+        if (c < a.k)
+            to[c] = (a.add_dw ? to[c] : 0.0f) + from[c];
+    }
+}
+int mhc_add_products(struct lane *l, const struct add_products_args *a)
+{
+    LAUNCH(l, add_products, (unsigned)(1 + mhc_logits(a->n) * ceil_div(a->k, 4 * ADD_THREADS)), ADD_THREADS, 0, *a);
+    return ST_OK;
 }
 
 static int param_blocks(int64_t rows) { return (int)max_i64(1, min_i64(MHC_PARAM_BLOCKS, ceil_div(rows, 64))); }
@@ -294,7 +325,7 @@ int mhc_param_sums(struct lane *l, struct param_sum_args *a)
     int blocks = param_blocks(a->rows), logits = a->n * a->n + 2 * a->n;
     a->rows_per_block = ceil_div(max_i64(a->rows, 1), blocks);
     LAUNCH(l, param_sums, dim3((unsigned)ceil_div(logits, 32), (unsigned)blocks), 256, 0, *a);
-    LAUNCH(l, param_totals, (unsigned)(1 + (a->products == NULL ? 0 : logits * ceil_div(a->k, 1024))), 1024, 0, *a, blocks);
+    LAUNCH(l, param_totals, 1, 1024, 0, *a, blocks);
     return ST_OK;
 }
 

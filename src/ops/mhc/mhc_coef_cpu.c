@@ -361,7 +361,7 @@ INLINE void coef_bwd_lanes(int64_t n, const struct mhc_boundary_bwd_args *a, int
         dz[k] *= q;
     }
     store_lanes(logits, &rows, 0, 0, VL, dz);
-    sum = -sum * q * q / ((float)a->dx.dim[1] * rho);
+    sum = -sum * q * q / ((float)a->y.dim[1] * rho);
     vec_put(through_rho, vec_choose(rho > 0, sum, (vec){0}));
 }
 

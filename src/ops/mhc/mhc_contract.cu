@@ -80,24 +80,29 @@ static struct weight_args gate_weights(const struct tensor *m, const struct tens
     return w;
 }
 
+int mhc_contract_gates(struct lane *l, const struct mhc_contract_fwd_args *c)
+{
+    struct gate_args g = {view_of(&c->x), view_of(&c->w), view_of(&c->m), view_of(&c->rstd), c->x.dim[0], c->y.dim[1], (int)c->w.dim[0], (float)c->eps};
+    enum dtype real = c->x.dtype;
+    MHC_DISPATCH(real, g.n, aligned16(&c->x) && aligned16(&c->w) && whole_vectors(g.d, real), T, N, VEC,
+                 LAUNCH(l, (gate_rows<T, N, VEC>), (unsigned)ceil_div(g.rows, tile<N>::ROWS), mhc_threads(g.n * g.d, VEC), 0, g));
+    return ST_OK;
+}
+
 extern "C" int mhc_contract_fwd_cuda(struct lane *l, const struct mhc_contract_fwd_args *c)
 {
     TRY(mhc_contract_fwd_check(c, l->err));
     if (!present(&c->w))
         return mhc_mean(l, &c->x, &c->y);
-    struct gate_args g = {view_of(&c->x), view_of(&c->w), view_of(&c->m), view_of(&c->rstd), c->x.dim[0], c->y.dim[1], (int)c->w.dim[0], (float)c->eps};
-    enum dtype real = c->x.dtype;
-    bool aligned = aligned16(&c->x) && aligned16(&c->y) && whole_vectors(g.d, real);
-    MHC_DISPATCH(real, g.n, aligned && aligned16(&c->w), T, N, VEC,
-                 LAUNCH(l, (gate_rows<T, N, VEC>), (unsigned)ceil_div(g.rows, tile<N>::ROWS), mhc_threads(g.n * g.d, VEC), 0, g));
+    TRY(mhc_contract_gates(l, c));
     struct aggregate_args a = {};
     a.x = view_of(&c->x);
     a.out = view_of(&c->y);
     a.weight = gate_weights(&c->m, &c->rstd, &c->scale, &c->base, c->eps);
-    a.rows = g.rows;
-    a.d = g.d;
-    a.n = g.n;
-    return mhc_aggregate_rows(l, &a, real, aligned);
+    a.rows = c->x.dim[0];
+    a.d = c->y.dim[1];
+    a.n = (int)c->w.dim[0];
+    return mhc_aggregate_rows(l, &a, c->x.dtype, aligned16(&c->x) && aligned16(&c->y));
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------------- */

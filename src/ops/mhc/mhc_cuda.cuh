@@ -68,8 +68,8 @@ __device__ __forceinline__ int mix_at(bool profile_d, int n, int i, int j) { ret
 __device__ __forceinline__ float precise_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ __forceinline__ float maybe_bf16(bool round, float v) { return round ? rounded<bf16>(v) : v; }
 
-/* A step of warp_sums, and those after it; as a template, because a loop is not unrolled as far, and v goes to memory then. */
-template <int HALF, int COUNT> __device__ __forceinline__ void fold_sums(float (&v)[COUNT])
+/* A step of warp_sums, and those after it until LAST values are left; as a template, because a loop is not unrolled as far, and v goes to memory then. */
+template <int HALF, int LAST, int COUNT> __device__ __forceinline__ void fold_sums(float (&v)[COUNT])
 {
     constexpr int BIT = 32 * HALF / COUNT;
     bool upper = (threadIdx.x & BIT) != 0;
@@ -78,14 +78,14 @@ template <int HALF, int COUNT> __device__ __forceinline__ void fold_sums(float (
         float keep = upper ? v[i + HALF] : v[i], send = upper ? v[i] : v[i + HALF];
         v[i] = keep + __shfl_xor_sync(0xffffffffu, send, BIT);
     }
-    if constexpr (HALF > 1)
-        fold_sums<HALF / 2>(v);
+    if constexpr (HALF > LAST)
+        fold_sums<HALF / 2, LAST>(v);
 }
 /* Sums over a warp of COUNT values per thread at once, COUNT a power of two up to 32: lane k * (32 / COUNT) has sum k. Each
  * step halves the values a lane is responsible for, so all sums cost COUNT shuffles and not 5 COUNT. */
 template <int COUNT> __device__ __forceinline__ float warp_sums(float (&v)[COUNT])
 {
-    fold_sums<COUNT / 2>(v);
+    fold_sums<COUNT / 2, 1>(v);
     float sum = v[0];
 #pragma unroll
     for (int bit = 16 / COUNT; bit > 0; bit /= 2)
@@ -245,7 +245,22 @@ int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, 
 int mhc_boundary_ring(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
 /* All of the way back, without dbias. */
 int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b);
+/* What of it can be made before dh is known, to b->ready. */
+int mhc_boundary_bwd_pass_ready(struct lane *l, const struct mhc_boundary_bwd_args *b);
+int64_t mhc_boundary_bwd_pass_ready_bytes(const struct mhc_boundary_bwd_args *b);
 int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, void *work);
+
+/* The same for a boundary that only contracts by learned gates (mhc_leave.cu): its 1 / (rho + MHC_EPS) is contract's rstd, and eps is added to gates. */
+int mhc_leave_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
+/* m and rstd of contract's learned gates; of y only the width counts. */
+int mhc_contract_gates(struct lane *l, const struct mhc_contract_fwd_args *c);
+
+/* ---- the boundary that enters: mhc_enter.cu ------------------------------------------------------------------------- */
+
+int64_t mhc_enter_fwd_bytes(const struct mhc_boundary_fwd_args *b);
+int mhc_enter_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b);
+int64_t mhc_enter_bwd_bytes(const struct mhc_boundary_bwd_args *b);
+int mhc_enter_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b);
 
 /* ---- products: mhc_project.cu ----------------------------------------------------------------------------------- */
 
@@ -299,7 +314,7 @@ struct coef_bwd_args {
 };
 int mhc_coefficients_bwd(struct lane *l, const struct coef_bwd_args *a);
 
-/* Sums over rows of dz (to dbeta) and dz p / (rho + eps) (to the alphas). */
+/* Sums over rows of dz (to dbeta) and dz p / (rho + eps) (to the alphas); or both to sums, for later. */
 enum { MHC_PARAM_BLOCKS = 256 };
 struct param_sum_args {
     const float *dz, *p, *rho;
@@ -309,16 +324,35 @@ struct param_sum_args {
     int64_t dpre_stride, dpost_stride, dlogits_stride;
     float *partial; /* MHC_PARAM_BLOCKS x 2 x N */
     float *da_pre, *da_post, *da_res, *dbeta;
+    float *sums; /* 2 x N or NULL */
     int64_t rows, rows_per_block;
     int n;
     bool add;
-    /* on the way, if products is not NULL: dw [N, k] (+)= products */
-    const float *products;
-    float *dw;
-    int64_t k, products_stride, dw_stride;
-    bool add_dw;
 };
 int mhc_param_sums(struct lane *l, struct param_sum_args *a);
+static inline struct param_sum_args param_sums_of(const struct tensor *dz, const struct tensor *stat, int64_t streams, float *partial)
+{
+    struct param_sum_args s = {};
+    s.dz = (const float *)dz->data;
+    s.dz_stride = dz->stride[0];
+    s.p = (const float *)stat->data;
+    s.rho = s.p + mhc_logits(streams);
+    s.p_stride = s.rho_stride = stat->stride[0];
+    s.partial = partial;
+    s.rows = dz->dim[0];
+    s.n = (int)streams;
+    return s;
+}
+
+/* The same from the boundary's products [N + 1, k], whose last row has the sums; and dw [N, k] (+)= the rest. */
+struct add_products_args {
+    const float *products;
+    float *dw, *da_pre, *da_post, *da_res, *dbeta;
+    int64_t k, products_stride, dw_stride;
+    int n;
+    bool add, add_dw;
+};
+int mhc_add_products(struct lane *l, const struct add_products_args *a);
 __device__ __forceinline__ float gate_dz(const struct param_sum_args &a, int64_t r, int k, float z)
 {
     if (k >= 2 * a.n)

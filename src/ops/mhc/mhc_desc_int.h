@@ -1,7 +1,7 @@
 /* Descriptors of the mhc ops: shapes by one letter per tensor, so that each op is a few lines. Private to
  * ops/mhc/mhc_*op.c.
  *
- *   K [rows, n C]   C [rows, C]   N [rows, N]   S [rows, N+2]   n [rows, n]   m [rows, n n]   1 [rows, 1]
+ *   K [rows, n C]   C [rows, C]   N [rows, N]   S [rows, N+2]   n [rows, n]   m [rows, n n]   1 [rows, 1]   q [rows, n+2]
  *   W [N, n C]      T [n, n C]    b [N]         v [C]           g [n]         s [1]           i [4] (info)
  *   h [MHC_HEALTH_ROWS, n n]      . scratch */
 #ifndef BRAID_OPS_MHC_DESC_INT_H

@@ -52,15 +52,13 @@ static __global__ void __launch_bounds__(THREADS) gate_rows(const __grid_constan
     int g = (int)threadIdx.x % LANES;
     if (row >= a.rows || 4 * g >= LOGITS)
         return;
-    float p[4], out[4], q = 1.0f / (a.rho[row * a.rho_stride] + (float)MHC_EPS), by = alpha_of(a, g);
+    float p[4], out[4], rho = a.rho[row * a.rho_stride], by = alpha_of(a, g), scale = g == 1 ? 2.0f : 1.0f, more = g == 0 && a.profile_d ? (float)MHC_EPS : 0.0f;
     load_floats(a.p + row * a.p_stride + 4 * g, p);
+    float q = 1.0f / (rho + (float)MHC_EPS);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-        float z = q * p[e] * by + a.beta[4 * g + e];
-        if (g == 0)
-            out[e] = maybe_bf16(a.round_bf16, precise_sigmoid(z) + (a.profile_d ? (float)MHC_EPS : 0.0f));
-        else
-            out[e] = g == 1 ? maybe_bf16(a.round_bf16, 2 * precise_sigmoid(z)) : z;
+        float z = q * p[e] * by + a.beta[4 * g + e], sig = maybe_bf16(a.round_bf16, scale * precise_sigmoid(z) + more); /* by all lanes: they would wait for each other */
+        out[e] = g < 2 ? sig : z;
     }
     store_floats(four_of(a, g, row), out);
 }

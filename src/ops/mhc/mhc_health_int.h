@@ -34,10 +34,10 @@ static inline void mhc_health_lines(int64_t n, const double *mix, const double *
 /* Product of the d channels of two streams, of the type of y. */
 typedef double mhc_health_dot(const void *p, const void *q, int64_t d);
 
-static inline void mhc_health_cosines(const struct mhc_health_args *a, int64_t row, mhc_health_dot *dot, struct mhc_health_sums *s)
+static inline void mhc_health_cosines(const struct tensor *t, int64_t n, int64_t row, mhc_health_dot *dot, struct mhc_health_sums *s)
 {
-    int64_t n = a->rule.streams, d = a->y.dim[1] / n, step = d * (int64_t)dtype_bytes(a->y.dtype);
-    const char *y = a->y.dtype == DT_F64 ? (const char *)f64_row(&a->y, row) : (const char *)f32_row(&a->y, row);
+    int64_t d = t->dim[1] / n, step = d * (int64_t)dtype_bytes(t->dtype);
+    const char *y = t->dtype == DT_F64 ? (const char *)f64_row(t, row) : (const char *)f32_row(t, row);
     double square[MHC_MAX_STREAMS];
     for (int64_t i = 0; i < n; i++) {
         square[i] = dot(y + i * step, y + i * step, d);
@@ -78,35 +78,42 @@ static inline void mhc_health_product(int64_t n, const double *mix, const double
 }
 
 /* Row s of the sample is row s * stride of the batch; with fewer rows the last are left as identity. */
-static inline void mhc_health(const struct mhc_health_args *a, mhc_health_dot *dot)
+static inline void mhc_health_of(const struct mhc_health_args *a, int layer, mhc_health_dot *dot)
 {
-    int64_t n = a->rule.streams, rows = a->coef.dim[0];
+    const struct tensor *coef = &a->layer[layer].coef, *before = layer > 0 ? &a->comp : &a->comp_in;
+    int64_t n = a->rule.streams, rows = coef->dim[0];
     int64_t stride = rows > MHC_HEALTH_ROWS ? rows / MHC_HEALTH_ROWS : 1;
     struct mhc_health_sums sums = {0};
     for (int64_t s = 0; s < MHC_HEALTH_ROWS; s++) {
         double res[MHC_MAX_STREAMS * MHC_MAX_STREAMS], mix[MHC_MAX_STREAMS * MHC_MAX_STREAMS], product[MHC_MAX_STREAMS * MHC_MAX_STREAMS];
         int64_t row = s * stride;
         if (row < rows)
-            mhc_health_load(&a->coef, row, 2 * n, n * n, res);
+            mhc_health_load(coef, row, 2 * n, n * n, res);
         for (int64_t i = 0; i < n; i++)
             for (int64_t j = 0; j < n; j++)
                 mix[i * n + j] = row >= rows ? i == j : a->rule.profile == MHC_D ? res[j * n + i] : res[i * n + j];
-        if (present(&a->comp_in)) {
-            mhc_health_load(&a->comp_in, s, 0, n * n, res);
+        if (present(before)) {
+            mhc_health_load(before, s, 0, n * n, res);
             mhc_health_product(n, mix, res, product);
         } else
             memcpy(product, mix, (size_t)(n * n) * sizeof *product);
         mhc_health_store(&a->comp, s, n * n, product);
         if (row < rows) {
             mhc_health_lines(n, mix, product, &sums);
-            mhc_health_cosines(a, row, dot, &sums);
+            mhc_health_cosines(&a->layer[layer].y, n, row, dot, &sums);
         }
     }
     for (int i = 0; i < MHC_HEALTH_ITEMS; i++) {
         double value = i < MHC_SIMILARITY ? sums.worst[i] : sums.pairs > 0 ? sums.cosines / (double)sums.pairs : 0;
-        double *out = a->out[i].data;
+        double *out = a->layer[layer].out[i].data;
         out[0] = value + (a->acc_out ? out[0] : 0);
     }
+}
+
+static inline void mhc_health(const struct mhc_health_args *a, mhc_health_dot *dot)
+{
+    for (int l = 0; l < a->layers; l++)
+        mhc_health_of(a, l, dot);
 }
 
 #endif

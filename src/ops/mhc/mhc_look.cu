@@ -50,11 +50,8 @@ static __device__ __forceinline__ void load_tile(const struct look &a, struct lo
     uint64_t *bar = &s->full[stage];
     barrier_expect(bar, (uint32_t)sizeof(struct look_tile) + record);
     bulk_load(s->record[stage], a.records + (int64_t)row * MHC_RECORD, record, bar);
-#pragma unroll 1
-    for (int b = 0; b < BLOCKS; b++) {
-        parts_load(s->tile[stage].y + b * CL_N * LINES, y, rank * CL_COLS + b * 64, row, bar);
-        tma_load_2d(s->tile[stage].dh + b * LINES, dh, rank * CL_COLS + b * 64, row, bar);
-    }
+    tma_load_blocks(s->tile[stage].y, y, rank * BLOCKS, row, bar);
+    tma_load_blocks(s->tile[stage].dh, dh, rank * BLOCKS, row, bar);
 }
 
 /* 8 sums over the warp: lane 4 i is left with number i. */
@@ -80,7 +77,7 @@ static __device__ __forceinline__ void make_dots(const struct look &a, const str
     const float *record = s->record[stage][token];
     int at = in_tile(token, lane % 8), block = lane / 8;
     float4 by = *(const float4 *)(record + REC_PRE);
-    float pre[CL_N] = {by.x, by.y, by.z, by.w}, rstd = record[REC_RSTD];
+    float pre[CL_N] = {by.x, by.y, by.z, by.w};
     uint4 y[CL_N];
     float u[8], agg[8] = {}, dots[DOTS] = {};
 #pragma unroll
@@ -90,7 +87,7 @@ static __device__ __forceinline__ void make_dots(const struct look &a, const str
     add_streams(y, pre, agg);
 #pragma unroll
     for (int e = 0; e < 8; e++)
-        dgain[e] = fmaf(u[e] * agg[e], rstd, dgain[e]);
+        dgain[e] = fmaf(u[e], agg[e], dgain[e]);
     float gain[8];
     load_floats(s->gain + lane * 8, gain);
 #pragma unroll
@@ -232,8 +229,8 @@ int mhc_look(struct lane *l, const struct mhc_look_args *b)
     a.ranks = (int)(a.d / CL_COLS);
     a.lines = (int)mhc_look_lines(a.rows, a.d);
     a.one = b->one;
-    TRY(tensor_map_parts(l, &y, b->y.data, a.rows, CL_N, a.d, b->y.stride[0], TOKENS));
-    TRY(tensor_map_2d(l, &dh, b->dh.data, a.rows, a.d, b->dh.stride[0], TOKENS));
+    TRY(tensor_map_blocks(l, &y, b->y.data, a.rows, CL_N, a.d, b->y.stride[0], TOKENS, CL_COLS));
+    TRY(tensor_map_blocks(l, &dh, b->dh.data, a.rows, 1, a.d, b->dh.stride[0], TOKENS, CL_COLS));
     NEEDS_SMEM(l, look_at_stream, sizeof(struct look_shared));
     LAUNCH(l, look_at_stream, (unsigned)(a.ranks * a.lines), THREADS, sizeof(struct look_shared), y, dh, a);
     return ST_OK;

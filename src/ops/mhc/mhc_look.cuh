@@ -8,9 +8,11 @@ enum {
     MHC_RECORD = 12 + CL_LOGITS, /* words of a row's record; the last 4 keep rows in different banks */
     MHC_LOOK_DOTS = 2 * CL_N,    /* sums of a row: <y_i, u>, then <y_i, a> */
     MHC_MIXES = CL_N * CL_N + CL_N, /* sums for dpost, dres */
+    MHC_SPARE = 4,               /* blocks of the pass, for multiprocessors that it leaves idle */
     MHC_FRAG = 32 * 24,          /* bytes of 16 channels of w as an operand: depth 16, then depth 8 */
 };
-/* Words of a record: pre; rstd, m (da = rstd (dh gain - m a)), scale of y, unused; then dp as bf16 [2][24], high and low. */
+/* Words of a record: pre / rms; 1 / rms, m, scale of y, unused; then dp as bf16 [2][24], high and low. With weights pre / rms the aggregate is the normed one, a, and
+ * the stream's gradient through it is pre / rms (dh gain - m a). */
 enum { REC_PRE = 0, REC_RSTD = 4, REC_M, REC_SCALE, REC_DP = 8 };
 
 /* Channel 8 piece + 2 t + e of a block of 64 is row g + 8 e of tile t, piece = piece_of(g): so that the lanes of a quarter warp
@@ -31,11 +33,13 @@ __device__ __forceinline__ float sum_of(const float *part, int parts, int64_t st
 /* ---- rows: mhc_records.cu ----------------------------------------------------------------------------------------------- */
 
 /* All of the records but m, scale and dp of pre, of which the look comes first; dz but for pre. And w as the left operand of dp w. */
-int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands);
-int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, const float *dots);
-/* dcoef_in from mixes [ranks, rows, MHC_MIXES], and products' rows of pre from dw_parts [lines, 4, k]. */
+int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands, float *dz, int64_t dz_stride);
+/* dz_ready [rows, N] or NULL: where mhc_prepare_rows left dz, if not in its place. */
+int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, const float *dots, const float *dz_ready);
+/* dcoef_in from mixes [ranks, rows, MHC_MIXES]; products' rows of pre from dw_parts [lines, 4, k], and its last row from row_parts [MHC_SPARE, 2, N]. */
 struct mhc_after_pass {
-    const float *mixes, *dw_parts; /* dw_parts may be NULL */
+    const float *mixes, *dw_parts; /* dw_parts may be NULL: no products */
+    const double *row_parts;
     float *dcoef, *products;
     int64_t rows, k, dcoef_stride, products_stride;
     int ranks, lines;

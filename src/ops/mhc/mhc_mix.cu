@@ -243,12 +243,12 @@ __device__ __forceinline__ void aggregate(const T *x, int64_t d, int n, const st
     }
 }
 
-/* Without the norm, where threads need not wait for each other, a block takes a row in one step if it can. */
-enum { WIDE_THREADS = 1024 };
-static inline unsigned wide_threads(int64_t d, int vec)
+/* Without the norm, where threads need not wait for each other, a block takes a row in one step if it can; with the norm and 1 / rms known, in two. */
+enum { WIDE_THREADS = 1024, GIVEN_THREADS = 512 };
+static inline unsigned wide_threads(int64_t d, int vec, int most)
 {
     int64_t pieces = max_i64(ceil_div(d, vec), 1);
-    return (unsigned)round_up(ceil_div(pieces, ceil_div(pieces, WIDE_THREADS)), 32);
+    return (unsigned)round_up(ceil_div(pieces, ceil_div(pieces, most)), 32);
 }
 
 template <typename T, int N, int VEC, bool NORM>
@@ -298,13 +298,38 @@ static __global__ void __launch_bounds__(NORM ? (int)MHC_THREADS : (int)WIDE_THR
     }
 }
 
+/* The same with 1 / rms given. */
+template <typename T, int N, int VEC> static __global__ void __launch_bounds__(GIVEN_THREADS) scale_rows(const __grid_constant__ struct aggregate_args a)
+{
+    int64_t row = gridDim.x - 1 - blockIdx.x;
+    for (int64_t c = (int64_t)threadIdx.x * VEC; c < a.d; c += (int64_t)blockDim.x * VEC) {
+        float v[VEC], gain[VEC], rstd = a.rstd[row * a.rstd_stride];
+        struct weights<N> w = weights_of<N>(a.weight, row, N, NULL);
+        if (a.gain != NULL)
+            load_floats(a.gain + c, gain);
+        aggregate<T, N, VEC>(at<T>(a.x, row), a.d, N, w, NULL, c, v);
+#pragma unroll
+        for (int e = 0; e < VEC; e++)
+            v[e] *= a.gain != NULL ? rstd * (gain[e] + a.one) : rstd;
+        store_floats(at<T>(a.out, row) + c, v);
+    }
+}
+template <typename T, int N, int VEC> static int scale(struct lane *l, const struct aggregate_args *a)
+{
+    if constexpr (N > 0)
+        LAUNCH(l, (scale_rows<T, N, VEC>), (unsigned)a->rows, wide_threads(a->d, VEC, GIVEN_THREADS), 0, *a);
+    return ST_OK;
+}
+
 int mhc_aggregate_rows(struct lane *l, const struct aggregate_args *a, enum dtype real, bool aligned)
 {
     MHC_DISPATCH(real, a->n, aligned && whole_vectors(a->d, real), T, N, VEC, {
+        if (a->norm && a->given && N > 0)
+            return scale<T, N, VEC>(l, a);
         if (a->norm)
             LAUNCH(l, (aggregate_rows<T, N, VEC, true>), (unsigned)a->rows, mhc_threads(a->d, VEC), 0, *a);
         else
-            LAUNCH(l, (aggregate_rows<T, N, VEC, false>), (unsigned)a->rows, wide_threads(a->d, VEC), 0, *a);
+            LAUNCH(l, (aggregate_rows<T, N, VEC, false>), (unsigned)a->rows, wide_threads(a->d, VEC, WIDE_THREADS), 0, *a);
     });
     return ST_OK;
 }

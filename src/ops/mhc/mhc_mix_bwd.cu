@@ -3,8 +3,8 @@
  * rows at once, so that warps wait for each other once per group and not once per row. Sums over rows (dgain, dbias) are one
  * partial row per block.
  *
- * What lies in local memory: arrays of the copies for any number of streams, which are indexed by it; and 36 bytes of spills of the copy for 4 bf16 streams that
- * opens and closes (180 with dropout), which would need more than the 128 registers that two blocks to a multiprocessor leave. That one serves
+ * What lies in local memory: arrays of the copies for any number of streams, which are indexed by it; and with dropout 172 bytes of spills (20 in fp32) of the copy for 4
+ * streams that opens and closes, which would need more than the 128 registers that two blocks to a multiprocessor leave. That one serves
  * boundaries with a gradient of the bias or with channels that no pass takes. Combine alone has none. */
 #include "ops/mhc/mhc_cuda.cuh"
 
@@ -174,16 +174,17 @@ template <int N> __device__ __forceinline__ float pre_of(const struct row_coef<N
     else
         return k.pre_at[i];
 }
-template <int N> __device__ __forceinline__ float post_of(const struct row_coef<N> &k, int i)
+/* HELD: in registers; where both halves are at work they have no room. */
+template <int N, bool HELD> __device__ __forceinline__ float post_of(const struct row_coef<N> &k, int i)
 {
-    if constexpr (N > 0)
+    if constexpr (N > 0 && HELD)
         return k.post[i];
     else
         return k.post_at[i];
 }
-template <int N> __device__ __forceinline__ float mix_of(const struct row_coef<N> &k, bool profile_d, int n, int i, int j)
+template <int N, bool HELD> __device__ __forceinline__ float mix_of(const struct row_coef<N> &k, bool profile_d, int n, int i, int j)
 {
-    if constexpr (N > 0)
+    if constexpr (N > 0 && HELD)
         return k.mix[i * N + j];
     else
         return k.res_at[mix_at(profile_d, n, i, j)];
@@ -281,26 +282,29 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1) mix_bwd_row
                 }
 #pragma unroll
                 for (int i = 0; i < n; i++) {
-                    float factor[VEC];
+                    float factor[VEC], post = post_of<N, !OPENS>(k, i);
                     if (DROP)
                         drop_factors(a.drop, drop, i * a.d + c, factor);
 #pragma unroll
                     for (int e = 0; e < VEC; e++) {
                         float dropped = DROP ? g[i][e] * factor[e] : g[i][e];
-                        df[e] += post_of(k, i) * dropped;
+                        df[e] += post * dropped;
                         with_f[i] += dropped * f[e];
                     }
                 }
 #pragma unroll
                 for (int j = 0; j < n; j++) {
-                    float v[VEC], out[VEC] = {};
+                    float v[VEC], out[VEC] = {}, by[MAX];
                     spread<T>(x[j], v);
+#pragma unroll
+                    for (int i = 0; i < n; i++)
+                        by[i] = mix_of<N, !OPENS>(k, a.profile_d, n, i, j);
 #pragma unroll
                     for (int i = 0; i < n; i++)
 #pragma unroll
                         for (int e = 0; e < VEC; e++) {
                             with_x[i * n + j] += g[i][e] * v[e];
-                            out[e] += mix_of(k, a.profile_d, n, i, j) * g[i][e];
+                            out[e] += by[i] * g[i][e];
                         }
                     store_floats(dx + j * a.d + c, out);
                 }

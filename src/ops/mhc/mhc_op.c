@@ -1,5 +1,6 @@
 /* Descriptors, test samples and bench shapes of the mhc primitives; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
+#include "ops/mhc/mhc_leave_int.h"
 
 #include <math.h>
 #include <string.h>
@@ -20,6 +21,7 @@ static struct tensor letter_shape(char letter, const struct sizes *s)
     case 'C': return tensor_2d(NULL, DT_NONE, s->rows, s->d);
     case 'N': return tensor_2d(NULL, DT_NONE, s->rows, logits);
     case 'S': return tensor_2d(NULL, DT_NONE, s->rows, logits + 2);
+    case 'q': return tensor_2d(NULL, DT_NONE, s->rows, n + 2);
     case 'n': return tensor_2d(NULL, DT_NONE, s->rows, n);
     case 'm': return tensor_2d(NULL, DT_NONE, s->rows, n * n);
     case '1': return tensor_2d(NULL, DT_NONE, s->rows, 1);
@@ -111,8 +113,19 @@ bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
             tensor_set(host, i, info[i]);
         return true;
     }
+    if (strcmp(name, "y") == 0 && c->desc->args[arg].role == ARG_OPT && op_attr(c, "enters") != 0) {
+        int64_t k = host->dim[1], d = T(x).dim[1];
+        for (int64_t i = 0, all = tensor_elems(host); i < all; i++)
+            tensor_set(host, i, tensor_get(&T(x), i / k * d + i % k % d));
+        return true;
+    }
     if (strcmp(name, "y") == 0 && c->desc->args[arg].role == ARG_OPT && T(f).data != NULL) {
         fill_stream(c, host);
+        return true;
+    }
+    if (strcmp(name, "coef") == 0 && is_input(&c->desc->args[arg]) && T(base).data != NULL) { /* the last boundary's gates follow from stat */
+        for (int64_t i = 0, n = T(base).dim[0]; i < tensor_elems(host); i++)
+            tensor_set(host, i, (double)(float)leave_gate(&T(stat), &T(base), &T(scale), op_attr(c, "eps"), i / n, i % n));
         return true;
     }
     if (!stat && strcmp(name, "rho") != 0 && strcmp(name, "rstd") != 0)

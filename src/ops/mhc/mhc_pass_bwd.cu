@@ -2,16 +2,20 @@
  * once. The stream y is not read: it is formed again from x and f.
  *
  * Blocks side by side own 256 channels of all streams each and keep their part of w in shared memory; a line of C / 256 blocks walks
- * down its tiles of 8 tokens. Two groups of 8 warps work on tiles of their own, each with two stages, which four helper warps fill and empty by bulk copies; so
- * nothing but the sums over a block's channels for dcoef_in makes warps wait for each other.
- *   prepare_rows   what does not need sums over channels: back through Sinkhorn and the gates of post and res, dz, dp; w as an operand
+ * down its tiles of 8 tokens. Two groups of 8 warps work on tiles of their own, each with two stages, which a helper thread fills and empties by bulk copies, one for a
+ * tensor's part of a tile: the time it takes to ask for them counts. A group's warps meet once a tile; groups do not wait for each other.
+ *   prepare_rows   what does not need sums over channels: back through Sinkhorn and the gates of post and res, dz, dp; w as an operand. A step calls it long before
+ *                  (mhc_boundary_ready), beside the way back of the sublayer between
  *   the look       (mhc_look.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is known by then
  *   close_records  the gates of pre
  *   the pass       y again; g = dy + pre da + dp w + scale y, the whole gradient of the stream; dx, df, and sums for dcoef_in. dw's rows of pre: workers leave y
- *                  in place of dy, and helpers multiply it by dp. Some spare blocks add up what the look left by lines
+ *                  in place of dy, and four helper warps multiply it by dp. Some spare blocks add up what the look left by lines, and dz over rows
  *   finish_pass    sums for dcoef_in over the blocks of a line, and for dw over lines
  * w enters dp w as bf16, and dp as two halves: the error of rounding w is that of rounding dp w to bf16, which is what a
- * separate product would store. In dw y is what it is, bf16, and dp two halves. */
+ * separate product would store. In dw y is what it is, bf16, and dp two halves.
+ *
+ * At the clock of a training step a tile's instructions fill most of the issue slots that memory leaves time for, so workers spare them: products start from dy and
+ * scale y, pre comes divided by the norm's rms, bias and dropout have kernels of their own. Of the registers some addresses are spilled. */
 #include "ops/mhc/mhc_look.cuh"
 
 enum {
@@ -21,7 +25,6 @@ enum {
     TOKENS = 8, /* of a tile */
     STAGES = 2, /* of a group */
     BLOCKS = CL_COLS / 64,
-    SPARE = 4,                       /* blocks, for multiprocessors that the pass leaves idle */
     HELPERS_BARRIER = 1 + CL_GROUPS, /* its number: groups have those before */
     MIXES = MHC_MIXES,
     LINES = TOKENS * CL_ROW,         /* bytes of 64 channels of all tokens */
@@ -29,16 +32,22 @@ enum {
     W_BYTES = BLOCKS * CL_N * 4 * FRAG,
     RECORD = MHC_RECORD,
 };
-struct bwd_tile { /* a multiple of 1024 bytes, as swizzled tiles want */
-    char x[CL_N * BLOCKS * LINES], dy[CL_N * BLOCKS * LINES], f[BLOCKS * LINES], dh[BLOCKS * LINES];
+struct bwd_tile { /* each a multiple of 1024 bytes, as swizzled tiles want */
+    char x[BLOCKS][CL_N][LINES], dy[BLOCKS][CL_N][LINES], f[BLOCKS][LINES], dh[BLOCKS][LINES];
+};
+struct bwd_rows { /* what belongs to the tokens of a tile, and who may go on with it */
+    float coef[TOKENS][CL_LOGITS], record[TOKENS][RECORD], mixes[BLOCKS][TOKENS][MIXES];
+    uint64_t full, done;
 };
 struct bwd_shared {
     struct bwd_tile tile[CL_GROUPS][STAGES];
     uint4 w[W_BYTES / 16];
-    float coef[CL_GROUPS][STAGES][TOKENS][CL_LOGITS], record[CL_GROUPS][STAGES][TOKENS][RECORD];
-    float mixes[CL_GROUPS][2][BLOCKS][TOKENS][MIXES]; /* used in turn */
-    uint64_t w_here, full[CL_GROUPS][STAGES], done[CL_GROUPS][STAGES];
+    float gain[CL_COLS]; /* as dh is multiplied by it */
+    struct bwd_rows rows[CL_GROUPS][STAGES];
+    uint64_t w_here;
 };
+static_assert(sizeof(struct bwd_rows) % 16 == 0, "bulk copies, and loads of 16 bytes");
+static_assert(sizeof(struct bwd_shared) <= 227 * 1024, "shared memory of a block");
 
 /* What the look left by lines: dgain, and dw's rows of post and res. Either may be NULL. */
 struct look_sums {
@@ -47,6 +56,12 @@ struct look_sums {
     int64_t d, products_stride;
     int lines;
     bool acc_dgain;
+};
+/* What the parameters' gradients sum over rows: dz, and dz p / (rho + eps). dz may be NULL. */
+struct row_sums {
+    const float *dz, *p;
+    int64_t dz_stride, p_stride;
+    double *parts; /* [MHC_SPARE, 2, N] */
 };
 struct pass_bwd {
     const uint4 *operands;
@@ -59,32 +74,77 @@ struct pass_bwd {
     bool has_dy;
     struct drop_rule drop;
     struct look_sums look;
+    struct row_sums sums;
 };
 
 /* ---- the pass ----------------------------------------------------------------------------------------------------------- */
 
 #if HOPPER_CODE
 
+/* 4 numbers a thread, with many loads under way: few threads do this beside a pass that keeps memory busy. */
 static __device__ void sum_look(const struct look_sums &a, int64_t first, int64_t step)
 {
-    int64_t k = CL_N * a.d;
+    int64_t k = CL_N * a.d, count = (CL_LOGITS - CL_N) * k;
     for (int64_t c = first; a.dgain_parts != NULL && c < a.d; c += step)
         a.dgain[c] = (a.acc_dgain ? a.dgain[c] : 0.0f) + sum_of(a.dgain_parts + c, a.lines, a.d);
-    for (int64_t i = first; a.dw_parts != NULL && i < (CL_LOGITS - CL_N) * k; i += step)
-        a.products[(CL_N + i / k) * a.products_stride + i % k] = sum_of(a.dw_parts + i, a.lines, (CL_LOGITS - CL_N) * k);
+    for (int64_t i = 4 * first; a.dw_parts != NULL && i < count; i += 4 * step) {
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+        for (int l = 0; l < a.lines; l++)
+            sum = add4(sum, *(const float4 *)(a.dw_parts + l * count + i));
+        float *to = a.products + (CL_N + i / k) * a.products_stride + i % k;
+        to[0] = sum.x;
+        to[1] = sum.y;
+        to[2] = sum.z;
+        to[3] = sum.w;
+    }
+}
+
+/* By spare blocks, of which each warp takes every so many-th row: a lane for a logit. */
+static __device__ void sum_rows(const struct row_sums &a, int64_t rows, int spare, double (*part)[CL_THREADS / 32][CL_LOGITS])
+{
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    if (lane < CL_LOGITS) {
+        enum { BATCH = 8, STEP = MHC_SPARE * (CL_THREADS / 32) };
+        double beta = 0, alpha = 0;
+        for (int64_t first = spare * (CL_THREADS / 32) + warp; first < rows; first += BATCH * STEP) {
+            float dz[BATCH], p[BATCH], rho[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                int64_t row = min(first + i * STEP, rows - 1);
+                dz[i] = first + i * STEP < rows ? a.dz[row * a.dz_stride + lane] : 0.0f;
+                p[i] = a.p[row * a.p_stride + lane];
+                rho[i] = a.p[row * a.p_stride + CL_LOGITS];
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; i++) {
+                beta += (double)dz[i];
+                alpha += (double)(dz[i] * p[i] / (rho[i] + (float)MHC_EPS));
+            }
+        }
+        part[0][warp][lane] = beta;
+        part[1][warp][lane] = alpha;
+    }
+    __syncthreads();
+    int item = (int)threadIdx.x;
+    if (item < 2 * CL_LOGITS) {
+        double sum = 0;
+        for (int w = 0; w < CL_THREADS / 32; w++)
+            sum += part[item / CL_LOGITS][w][item % CL_LOGITS];
+        a.parts[spare * 2 * CL_LOGITS + item] = sum;
+    }
 }
 
 /* Tile n of this line of blocks; group n % CL_GROUPS works on it. */
 __device__ __forceinline__ int tile_of(const struct pass_bwd &a, int n) { return (int)(blockIdx.x / a.ranks) + n * a.lines; }
 /* What a stage holds, by name. */
 struct stage {
-    char *x, *dy, *f, *dh;
-    float (*coef)[CL_LOGITS], (*record)[RECORD];
+    struct bwd_tile *tile;
+    struct bwd_rows *rows;
 };
 __device__ __forceinline__ struct stage stage_of(struct bwd_shared *s, int group, int n)
 {
-    struct bwd_tile *t = &s->tile[group][n];
-    struct stage st = {t->x, t->dy, t->f, t->dh, s->coef[group][n], s->record[group][n]};
+    struct stage st = {&s->tile[group][n], &s->rows[group][n]};
     return st;
 }
 
@@ -92,31 +152,42 @@ struct bwd_maps {
     const CUtensorMap *x, *dy, *f, *dh, *dx, *df;
 };
 
-static __device__ __forceinline__ void load_tile(const struct pass_bwd &a, const struct stage &st, uint64_t *bar, int tile, int rank, const struct bwd_maps &m)
+static __device__ __forceinline__ void load_tile(const struct pass_bwd &a, const struct stage &st, int tile, int rank, const struct bwd_maps &m)
 {
     int row = tile * TOKENS, live = (int)min(a.rows - row, (int64_t)TOKENS);
     uint32_t coef = (uint32_t)(live * CL_LOGITS * 4), record = (uint32_t)(live * RECORD * 4);
-    barrier_expect(bar, (uint32_t)((a.has_dy ? 2 : 1) * CL_N * BLOCKS * LINES + 2 * BLOCKS * LINES) + coef + record);
-    bulk_load(st.coef, a.coef_in + (int64_t)row * CL_LOGITS, coef, bar);
-    bulk_load(st.record, a.records + (int64_t)row * RECORD, record, bar);
-    for (int b = 0; b < BLOCKS; b++) {
-        int col = rank * CL_COLS + b * 64;
-        parts_load(st.x + b * CL_N * LINES, m.x, col, row, bar);
-        tma_load_2d(st.f + b * LINES, m.f, col, row, bar);
-        tma_load_2d(st.dh + b * LINES, m.dh, col, row, bar);
-        if (a.has_dy)
-            parts_load(st.dy + b * CL_N * LINES, m.dy, col, row, bar);
-    }
+    uint64_t *bar = &st.rows->full;
+    int dy_row = a.has_dy ? row : a.tiles * TOKENS; /* outside: zeros */
+    barrier_expect(bar, (uint32_t)sizeof(struct bwd_tile) + coef + record);
+    bulk_load(st.rows->coef, a.coef_in + (int64_t)row * CL_LOGITS, coef, bar);
+    bulk_load(st.rows->record, a.records + (int64_t)row * RECORD, record, bar);
+    int line = rank * BLOCKS;
+    tma_load_blocks(st.tile->x, m.x, line, row, bar);
+    tma_load_blocks(st.tile->dy, m.dy, line, dy_row, bar);
+    tma_load_blocks(st.tile->f, m.f, line, row, bar);
+    tma_load_blocks(st.tile->dh, m.dh, line, row, bar);
 }
 static __device__ __forceinline__ void store_tile(const struct stage &st, int tile, int rank, const struct bwd_maps &m)
 {
     int row = tile * TOKENS;
-    for (int b = 0; b < BLOCKS; b++) {
-        int col = rank * CL_COLS + b * 64;
-        parts_store(m.dx, col, row, st.x + b * CL_N * LINES);
-        tma_store_2d(m.df, col, row, st.f + b * LINES);
-    }
+    tma_store_blocks(m.dx, rank * BLOCKS, row, st.tile->x);
+    tma_store_blocks(m.df, rank * BLOCKS, row, st.tile->f);
     bulk_commit();
+}
+
+/* By one warp: sums for dcoef_in of a tile, over the blocks of channels. */
+static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, const struct bwd_rows *rows, int rank, int lane, int tile)
+{
+    for (int item = lane; item < TOKENS * MIXES / 4; item += 32) {
+        int token = item / (MIXES / 4), v = item % (MIXES / 4) * 4;
+        int64_t row = tile * TOKENS + token;
+        float4 sum = *(const float4 *)&rows->mixes[0][token][v];
+#pragma unroll
+        for (int b = 1; b < BLOCKS; b++)
+            sum = add4(sum, *(const float4 *)&rows->mixes[b][token][v]);
+        if (row < a.rows)
+            *(float4 *)(a.mixes + ((int64_t)rank * a.rows + row) * MIXES + v) = sum;
+    }
 }
 
 /* dp of pre as the right operand of y^T dp: this lane's two tokens of logit lane / 4 % 4, high halves and low ones; zeros beyond the last row. */
@@ -126,7 +197,7 @@ static __device__ __forceinline__ uint2 load_dp_pre(const struct pass_bwd &a, co
     uint2 dp = make_uint2(0, 0);
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-        const uint16_t *from = (const uint16_t *)(st.record[token + e] + REC_DP) + lane / 4 % CL_N;
+        const uint16_t *from = (const uint16_t *)(st.rows->record[token + e] + REC_DP) + lane / 4 % CL_N;
         if (tile * TOKENS + token + e < a.rows) {
             dp.x |= (uint32_t)from[0] << 16 * e;
             dp.y |= (uint32_t)from[CL_LOGITS] << 16 * e;
@@ -145,9 +216,9 @@ static __device__ __forceinline__ void add_dw(const struct pass_bwd &a, const st
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t y[4], z[4];
-            int at = (block * CL_N + i) * LINES + in_tile(lane % 8, 4 * half + lane / 8);
-            load_matrices_t(y, st.dy + at);
-            load_matrices_t(z, st.dy + at + LINES);
+            const char *at = st.tile->dy[block][i] + in_tile(lane % 8, 4 * half + lane / 8);
+            load_matrices_t(y, at);
+            load_matrices_t(z, at + LINES);
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 uint32_t both[4] = {y[2 * c], y[2 * c + 1], z[2 * c], z[2 * c + 1]};
@@ -177,12 +248,15 @@ static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd
     int block = (int)threadIdx.x / 32 - CL_WORKERS / 32, lane = (int)threadIdx.x % 32;
     bool copier = (int)threadIdx.x == CL_WORKERS;
     float acc[CL_N / 2][4][4] = {};
+    if (a.dw_pre == NULL && !copier) /* nothing would keep it within a phase of the copier */
+        return;
     for (int n = 0; copier && n < STAGES * CL_GROUPS && tile_of(a, n) < a.tiles; n++)
-        load_tile(a, stage_of(s, n % CL_GROUPS, n / CL_GROUPS), &s->full[n % CL_GROUPS][n / CL_GROUPS], tile_of(a, n), rank, m);
+        load_tile(a, stage_of(s, n % CL_GROUPS, n / CL_GROUPS), tile_of(a, n), rank, m);
     for (int n = 0, tile; (tile = tile_of(a, n)) < a.tiles; n++) {
-        int group = n % CL_GROUPS, buffer = n / CL_GROUPS % STAGES, next = tile_of(a, n + STAGES * CL_GROUPS);
-        struct stage st = stage_of(s, group, buffer);
-        barrier_wait_bounded(&s->done[group][buffer], (uint32_t)(n / CL_GROUPS / STAGES) & 1);
+        struct stage st = stage_of(s, n % CL_GROUPS, n / CL_GROUPS % STAGES);
+        uint32_t parity = (uint32_t)(n / CL_GROUPS / STAGES) & 1;
+        int next = tile_of(a, n + STAGES * CL_GROUPS);
+        barrier_wait_bounded(&st.rows->done, parity);
         if (copier)
             store_tile(st, tile, rank, m);
         if (a.dw_pre != NULL) {
@@ -192,7 +266,7 @@ static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd
         if (copier) {
             bulk_wait_read<0>();
             if (next < a.tiles)
-                load_tile(a, st, &s->full[group][buffer], next, rank, m);
+                load_tile(a, st, next, rank, m);
         }
     }
     if (a.dw_pre != NULL)
@@ -201,64 +275,93 @@ static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd
         bulk_wait<0>();
 }
 
-/* The place of a worker thread. */
+/* The place of a worker thread: one token and 8 channels of all streams. */
 struct worker {
-    int group, rank, warp, lane, block, token, piece, c; /* c: channel of a stream */
+    int lane, c; /* c: channel of a stream */
+    /* Where its parts are, in bytes. Of all that is shared, for the group's first stage: x (dy lies TILE_DY further), f (dh TILE_DH further); its operands; its gain. Of a
+     * stage's rows: the rest. */
+    int x, f, w, rest, gain, coef, record, dp, mixes;
 };
+/* The same for the stage at hand. */
+struct own {
+    char *x, *f, *rows;
+};
+__device__ __forceinline__ const float *floats(const char *p) { return (const float *)p; }
+enum { TILE_DY = BLOCKS * CL_N * LINES, TILE_DH = BLOCKS * LINES };
 
-/* 8 channels of y as stored, from x and f. */
-template <bool DROP, bool D> static __device__ __forceinline__ void form_again(const struct pass_bwd &a, const struct worker &k, const struct stage &st, int at, int row, uint4 (&y)[CL_N])
+/* f as it was combined. */
+template <bool EXTRA> static __device__ __forceinline__ void load_f(const struct pass_bwd &a, const struct worker &k, const struct own &o, float (&f)[8])
 {
-    float in[CL_N][8], add[8], post[CL_N], res[CL_N * CL_N];
-#pragma unroll
-    for (int i = 0; i < CL_N; i++)
-        unpack<bf16>(load_raw(st.x + (k.block * CL_N + i) * LINES + at), in[i]);
-    unpack<bf16>(load_raw(st.f + k.block * LINES + at), add);
-    if (a.bias != NULL) {
+    unpack<bf16>(load_raw(o.f), f);
+    if (EXTRA && a.bias != NULL) {
         float bias[8];
         load_floats(a.bias + k.c, bias);
 #pragma unroll
         for (int e = 0; e < 8; e++)
-            add[e] += bias[e];
+            f[e] += bias[e];
     }
-    struct drop_row drop = {};
-    if (DROP)
-        drop = drop_row_of(a.drop, row);
-    load_floats(st.coef[k.token] + CL_N, post);
-    load_floats(st.coef[k.token] + 2 * CL_N, res);
+}
+/* Bit 8 i + e: channel k.c + e of stream i was not dropped. */
+static __device__ __forceinline__ uint32_t kept_channels(const struct pass_bwd &a, const struct worker &k, int row)
+{
+    struct drop_row drop = drop_row_of(a.drop, row);
+    uint32_t kept = 0;
+#pragma unroll 1 /* registers */
+    for (int i = 0; i < CL_N; i++) {
+        float factor[8];
+        uint32_t bits = 0;
+        drop_factors(a.drop, drop, i * a.d + k.c, factor);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            bits |= factor[e] != 0 ? 1u << e : 0u;
+        kept |= bits << (8 * i);
+    }
+    return kept;
+}
+static __device__ __forceinline__ float factor_of(const struct pass_bwd &a, uint32_t kept, int i, int e) { return (kept >> (8 * i + e) & 1) != 0 ? a.drop.kept : 0.0f; }
+
+/* 8 channels of y as stored, from x and f. */
+template <bool EXTRA, bool D>
+static __device__ __forceinline__ void form_again(const struct pass_bwd &a, const struct worker &k, const struct own &o, uint32_t kept, uint4 (&y)[CL_N])
+{
+    float in[CL_N][8], add[8], post[CL_N], res[CL_N * CL_N];
+#pragma unroll
+    for (int i = 0; i < CL_N; i++)
+        unpack<bf16>(load_raw(o.x + i * LINES), in[i]);
+    load_f<EXTRA>(a, k, o, add);
+    load_floats(floats(o.rows + k.coef) + CL_N, post);
+    load_floats(floats(o.rows + k.coef) + 2 * CL_N, res);
 #pragma unroll
     for (int i = 0; i < CL_N; i++) {
-        float v[8], factor[8];
-        if (DROP)
-            drop_factors(a.drop, drop, i * a.d + k.c, factor);
+        float v[8];
 #pragma unroll
         for (int e = 0; e < 8; e++) {
             v[e] = __fmul_rn(D ? res[i] : res[i * CL_N], in[0][e]);
 #pragma unroll
             for (int l = 1; l < CL_N; l++)
                 v[e] = fmaf(D ? res[l * CL_N + i] : res[i * CL_N + l], in[l][e], v[e]);
-            v[e] = add_dropped<DROP>(v[e], post[i], add[e], DROP ? factor[e] : 1.0f);
+            if (EXTRA && a.drop.info != NULL)
+                v[e] = add_dropped<true>(v[e], post[i], add[e], factor_of(a, kept, i, e));
+            else
+                v[e] = add_dropped<false>(v[e], post[i], add[e], 1.0f);
         }
         y[i] = repack<bf16>(v);
     }
 }
 
-/* Gradient of the aggregate. */
-static __device__ __forceinline__ void aggregate_gradient(const struct pass_bwd &a, const struct worker &k, const struct stage &st, int at, const uint4 (&y)[CL_N], float (&da)[8])
+/* Gradient of the aggregate, but for a factor of 1 / rms that weights have. */
+static __device__ __forceinline__ void aggregate_gradient(const struct worker &k, const char *shared, const struct own &o, const float (&weight)[CL_N], float m, const uint4 (&y)[CL_N], float (&da)[8])
 {
-    float4 pre = *(const float4 *)(st.record[k.token] + REC_PRE), by = *(const float4 *)(st.record[k.token] + REC_RSTD);
-    float weight[CL_N] = {pre.x, pre.y, pre.z, pre.w}, gain[8], agg[8] = {};
-    unpack<bf16>(load_raw(st.dh + k.block * LINES + at), da);
-    if (a.gain != NULL) {
-        load_floats(a.gain + k.c, gain);
+    float gain[8], agg[8] = {};
+    unpack<bf16>(load_raw(o.f + TILE_DH), da);
+    load_floats(floats(shared + k.gain), gain);
 #pragma unroll
-        for (int e = 0; e < 8; e++)
-            da[e] *= gain[e] + a.one;
-    }
+    for (int e = 0; e < 8; e++)
+        da[e] *= gain[e];
     add_streams(y, weight, agg);
 #pragma unroll
     for (int e = 0; e < 8; e++)
-        da[e] = by.x * (da[e] - agg[e] * by.y);
+        da[e] = fmaf(agg[e], -m, da[e]);
 }
 
 /* One step of sums over the 8 lanes of a token: this lane goes on with one half of the numbers. */
@@ -282,87 +385,64 @@ __device__ __forceinline__ void token_sums(float (&of16)[CL_N * CL_N], float (&o
     of4[0] += __shfl_xor_sync(0xffffffffu, of4[0], 4);
 }
 
-/* dp of this lane's column of the product: token lane / 8 of this warp's 4, high halves in even columns. */
-static __device__ __forceinline__ void load_dp(const struct stage &st, const struct worker &k, uint32_t (&b)[3])
-{
-    int token = k.warp / BLOCKS * 4 + k.lane / 8;
-    const uint32_t *dp = (const uint32_t *)(st.record[token] + REC_DP) + ((k.lane / 4 & 1) != 0 ? CL_LOGITS / 2 : 0) + k.lane % 4;
-#pragma unroll
-    for (int i = 0; i < 3; i++)
-        b[i] = dp[4 * i];
-}
-
 /* The stream's gradient and everything that follows from it. */
-template <bool DROP, bool D>
-static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, const struct worker &k, struct bwd_shared *s, const struct stage &st, int at, int buffer, int row, const uint4 (&y)[CL_N])
+template <bool EXTRA, bool D>
+static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, const struct worker &k, const char *shared, const struct own &o, uint32_t kept, const uint4 (&y)[CL_N])
 {
     float grad[CL_N][8];
     {
-        float da[8], scale = st.record[k.token][REC_SCALE];
-        uint32_t dp[3];
-        load_dp(st, k, dp);
-        aggregate_gradient(a, k, st, at, y, da);
+        const float *record = floats(o.rows + k.record);
+        const uint32_t *dp = (const uint32_t *)(o.rows + k.dp);
+        float4 by = *(const float4 *)(record + REC_PRE);
+        float4 more = *(const float4 *)(record + REC_RSTD);
+        float da[8], weight[CL_N] = {by.x, by.y, by.z, by.w}, scale = more.z;
+        uint32_t right[3] = {dp[0], dp[4], dp[8]};
+        aggregate_gradient(k, shared, o, weight, more.y, y, da);
 #pragma unroll
         for (int i = 0; i < CL_N; i++) {
-            float v[8], d[8], pre = st.record[k.token][REC_PRE + i];
-            const char *w = (const char *)s->w + (k.block * CL_N + i) * 4 * FRAG;
-            uint4 raw = a.has_dy ? load_raw(st.dy + (k.block * CL_N + i) * LINES + at) : zero_raw();
-            unpack<bf16>(raw, d);
+            float v[8], d[8];
+            unpack<bf16>(load_raw(o.x + TILE_DY + i * LINES), d);
             unpack<bf16>(y[i], v);
             if (a.dw_pre != NULL)
-                store_raw(st.dy + (k.block * CL_N + i) * LINES + at, y[i]);
+                store_raw(o.x + TILE_DY + i * LINES, y[i]);
 #pragma unroll
             for (int t = 0; t < 4; t++) {
-                float acc[4] = {};
-                uint4 by = *(const uint4 *)(w + t * FRAG + k.lane * 16);
-                uint2 rest = *(const uint2 *)(w + t * FRAG + 512 + k.lane * 8);
-                mma_bf16(acc, &by.x, dp[0], dp[1]);
-                mma_bf16_k8(acc, rest.x, rest.y, dp[2]);
+                float acc[4] = {d[2 * t], scale * v[2 * t], d[2 * t + 1], scale * v[2 * t + 1]};
+                uint4 left = *(const uint4 *)(shared + k.w + (4 * i + t) * FRAG);
+                uint2 rest = *(const uint2 *)(shared + k.rest + (4 * i + t) * FRAG);
+                mma_bf16(acc, &left.x, right[0], right[1]);
+                mma_bf16_k8(acc, rest.x, rest.y, right[2]);
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    float sum = fmaf(pre, da[2 * t + e], d[2 * t + e]) + (acc[2 * e] + acc[2 * e + 1]);
-                    grad[i][2 * t + e] = fmaf(scale, v[2 * t + e], sum);
+                    grad[i][2 * t + e] = fmaf(weight[i], da[2 * t + e], acc[2 * e]) + acc[2 * e + 1];
                 }
             }
         }
     }
     float f[8], df[8] = {}, with_f[CL_N] = {}, with_x[CL_N * CL_N] = {};
     {
-        float4 by = *(const float4 *)(st.coef[k.token] + CL_N);
-        float post[CL_N] = {by.x, by.y, by.z, by.w};
-        unpack<bf16>(load_raw(st.f + k.block * LINES + at), f);
-        if (a.bias != NULL) {
-            float bias[8];
-            load_floats(a.bias + k.c, bias);
+        float post[CL_N];
+        load_floats(floats(o.rows + k.coef) + CL_N, post);
+        load_f<EXTRA>(a, k, o, f);
 #pragma unroll
-            for (int e = 0; e < 8; e++)
-                f[e] += bias[e];
-        }
-        struct drop_row drop = {};
-        if (DROP)
-            drop = drop_row_of(a.drop, row);
-#pragma unroll
-        for (int i = 0; i < CL_N; i++) {
-            float factor[8];
-            if (DROP)
-                drop_factors(a.drop, drop, i * a.d + k.c, factor);
+        for (int i = 0; i < CL_N; i++)
 #pragma unroll
             for (int e = 0; e < 8; e++) {
-                float dropped = DROP ? grad[i][e] * factor[e] : grad[i][e];
+                float dropped = EXTRA && a.drop.info != NULL ? grad[i][e] * factor_of(a, kept, i, e) : grad[i][e];
                 df[e] = fmaf(post[i], dropped, df[e]);
                 with_f[i] = fmaf(dropped, f[e], with_f[i]);
             }
-        }
-        store_raw(st.f + k.block * LINES + at, repack<bf16>(df));
+        store_raw(o.f, repack<bf16>(df));
     }
+    float res[CL_N * CL_N];
+    load_floats(floats(o.rows + k.coef) + 2 * CL_N, res);
 #pragma unroll
     for (int j = 0; j < CL_N; j++) {
         float v[8], out[8] = {}, mix[CL_N];
-        const float *res = st.coef[k.token] + 2 * CL_N;
 #pragma unroll
         for (int i = 0; i < CL_N; i++)
             mix[i] = D ? res[j * CL_N + i] : res[i * CL_N + j];
-        char *place = st.x + (k.block * CL_N + j) * LINES + at;
+        char *place = o.x + j * LINES;
         unpack<bf16>(load_raw(place), v);
 #pragma unroll
         for (int i = 0; i < CL_N; i++)
@@ -376,65 +456,58 @@ static __device__ __forceinline__ void finish_tile(const struct pass_bwd &a, con
     fence_async_proxy();
     __syncwarp();
     if (k.lane == 0)
-        barrier_arrive(&s->done[k.group][buffer]);
+        barrier_arrive(&((struct bwd_rows *)o.rows)->done);
     token_sums(with_x, with_f, k.lane);
-    float *mixes = s->mixes[k.group][buffer][k.block][k.token];
+    float *mixes = (float *)(o.rows + k.mixes);
     int g = k.lane / 4;
+    if (D) {
 #pragma unroll
-    for (int e = 0; e < 2; e++)
-        mixes[CL_N + mix_at(D, CL_N, (2 * g + e) / CL_N, (2 * g + e) % CL_N)] = with_x[e];
+        for (int e = 0; e < 2; e++)
+            mixes[CL_N + mix_at(D, CL_N, (2 * g + e) / CL_N, (2 * g + e) % CL_N)] = with_x[e];
+    } else {
+        *(float2 *)(mixes + CL_N + 2 * g) = make_float2(with_x[0], with_x[1]);
+    }
     if (g % 2 == 0)
         mixes[g / 2] = with_f[0];
 }
 
-/* By one warp: sums for dcoef_in of a tile, over the blocks of channels. */
-static __device__ __forceinline__ void leave_mixes(const struct pass_bwd &a, const struct bwd_shared *s, const struct worker &k, int buffer, int tile)
-{
-    for (int item = k.lane; item < TOKENS * MIXES / 4; item += 32) {
-        int token = item / (MIXES / 4), v = item % (MIXES / 4) * 4;
-        int64_t row = tile * TOKENS + token;
-        float4 sum = *(const float4 *)&s->mixes[k.group][buffer][0][token][v];
-#pragma unroll
-        for (int b = 1; b < BLOCKS; b++)
-            sum = add4(sum, *(const float4 *)&s->mixes[k.group][buffer][b][token][v]);
-        if (row < a.rows)
-            *(float4 *)(a.mixes + ((int64_t)k.rank * a.rows + row) * MIXES + v) = sum;
-    }
-}
-
-template <bool DROP, bool D> static __device__ __forceinline__ void work(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank)
+template <bool EXTRA, bool D> static __device__ __forceinline__ void work(const struct pass_bwd &a, struct bwd_shared *s, int group, int rank)
 {
     struct worker k = {};
-    int thread = (int)threadIdx.x % CL_GROUP_THREADS, j = 0;
-    k.group = group;
-    k.rank = rank;
-    k.warp = thread / 32;
+    int thread = (int)threadIdx.x % CL_GROUP_THREADS, warp = thread / 32, block = warp % BLOCKS, first = warp / BLOCKS * 4, j = 0;
     k.lane = thread % 32;
-    k.block = k.warp % BLOCKS;
-    k.token = k.warp / BLOCKS * 4 + k.lane % 4;
-    k.piece = piece_of(k.lane / 4);
-    k.c = rank * CL_COLS + k.block * 64 + k.piece * 8;
-    int at = in_tile(k.token, k.piece);
+    int token = first + k.lane % 4, piece = piece_of(k.lane / 4);
+    k.c = rank * CL_COLS + block * 64 + piece * 8;
+    k.x = (int)offsetof(struct bwd_shared, tile) + group * STAGES * (int)sizeof(struct bwd_tile) + block * CL_N * LINES + in_tile(token, piece);
+    k.f = (int)offsetof(struct bwd_shared, tile) + group * STAGES * (int)sizeof(struct bwd_tile) + (int)offsetof(struct bwd_tile, f) + block * LINES + in_tile(token, piece);
+    k.coef = (int)offsetof(struct bwd_rows, coef) + token * CL_LOGITS * 4;
+    k.record = (int)offsetof(struct bwd_rows, record) + token * RECORD * 4;
+    /* this lane's column of the product: token lane / 8 of this warp's 4, high halves in even columns */
+    k.dp = (int)offsetof(struct bwd_rows, record) + ((first + k.lane / 8) * RECORD + REC_DP + ((k.lane / 4 & 1) != 0 ? CL_LOGITS / 2 : 0) + k.lane % 4) * 4;
+    k.mixes = (int)offsetof(struct bwd_rows, mixes) + (block * TOKENS + token) * MIXES * 4;
+    k.w = (int)offsetof(struct bwd_shared, w) + block * CL_N * 4 * FRAG + k.lane * 16;
+    k.rest = (int)offsetof(struct bwd_shared, w) + block * CL_N * 4 * FRAG + 512 + k.lane * 8;
+    k.gain = (int)offsetof(struct bwd_shared, gain) + (block * 64 + piece * 8) * 4;
     barrier_wait_bounded(&s->w_here, 0);
     for (int tile; (tile = tile_of(a, CL_GROUPS * j + group)) < a.tiles; j++) {
-        int row = tile * TOKENS + k.token, buffer = j & 1;
-        uint32_t parity = j >> 1 & 1;
-        struct stage st = stage_of(s, group, buffer);
+        struct bwd_rows *rows = &s->rows[group][j & 1];
+        struct own o = {(char *)s + k.x + (j & 1) * (int)sizeof(struct bwd_tile), (char *)s + k.f + (j & 1) * (int)sizeof(struct bwd_tile), (char *)rows};
         uint4 y[CL_N];
-        barrier_wait_bounded(&s->full[group][buffer], parity);
-        form_again<DROP, D>(a, k, st, at, row, y);
-        finish_tile<DROP, D>(a, k, s, st, at, buffer, row, y);
-        /* Whoever sums up reads before the next barrier; the same place is written again after it. */
+        barrier_wait_bounded(&rows->full, j >> 1 & 1);
+        uint32_t kept = EXTRA && a.drop.info != NULL ? kept_channels(a, k, tile * TOKENS + token) : 0;
+        form_again<EXTRA, D>(a, k, o, kept, y);
+        finish_tile<EXTRA, D>(a, k, (const char *)s, o, kept, y);
+        /* Whoever sums up reads before the next barrier; the same place is written again after it. And a group that stays in step is done with its stage sooner. */
         group_barrier(group);
-        if (k.warp == j % CL_WARPS)
-            leave_mixes(a, s, k, buffer, tile);
+        if (warp == j % CL_WARPS)
+            leave_mixes(a, rows, rank, k.lane, tile);
     }
 }
 
 #endif /* HOPPER_CODE */
 
 /* D: profile D. */
-template <bool DROP, bool D>
+template <bool EXTRA, bool D>
 static __global__ void __launch_bounds__(CL_THREADS, 1)
     boundary_bwd_pass(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap dy, const __grid_constant__ CUtensorMap f, const __grid_constant__ CUtensorMap dh,
                       const __grid_constant__ CUtensorMap dx, const __grid_constant__ CUtensorMap df, const __grid_constant__ struct pass_bwd a)
@@ -444,20 +517,26 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
     struct bwd_shared *s = (struct bwd_shared *)shared;
     int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32, spare = (int)blockIdx.x - a.ranks * a.lines;
     if (spare >= 0) {
-        sum_look(a.look, spare * CL_THREADS + (int)threadIdx.x, SPARE * CL_THREADS);
+        sum_look(a.look, spare * CL_THREADS + (int)threadIdx.x, MHC_SPARE * CL_THREADS);
+        if (a.sums.dz != NULL)
+            sum_rows(a.sums, a.rows, spare, (double (*)[CL_THREADS / 32][CL_LOGITS])shared);
         return;
     }
     /* Coefficients beyond the last row stay what they were: zeros, or those of an earlier tile; x and f are zeros there, and so is y. */
-    for (int i = (int)threadIdx.x; i < CL_GROUPS * STAGES * TOKENS * CL_LOGITS; i += CL_THREADS)
-        (&s->coef[0][0][0][0])[i] = 0;
+    for (int i = (int)threadIdx.x; i < CL_GROUPS * STAGES * TOKENS * CL_LOGITS; i += CL_THREADS) {
+        struct bwd_rows *rows = &s->rows[0][0] + i / (TOKENS * CL_LOGITS);
+        (&rows->coef[0][0])[i % (TOKENS * CL_LOGITS)] = 0;
+    }
+    if (threadIdx.x < CL_COLS)
+        s->gain[threadIdx.x] = a.gain == NULL ? 1.0f : a.gain[rank * CL_COLS + threadIdx.x] + a.one;
     fence_async_proxy();
     if (threadIdx.x == 0) {
         barrier_init(&s->w_here, 1);
-        for (int g = 0; g < CL_GROUPS; g++)
-            for (int i = 0; i < STAGES; i++) {
-                barrier_init(&s->full[g][i], 1);
-                barrier_init(&s->done[g][i], CL_WARPS);
-            }
+        for (int i = 0; i < CL_GROUPS * STAGES; i++) {
+            struct bwd_rows *rows = &s->rows[0][0] + i;
+            barrier_init(&rows->full, 1);
+            barrier_init(&rows->done, CL_WARPS);
+        }
         barrier_init_done();
         barrier_expect(&s->w_here, W_BYTES);
         bulk_load(s->w, a.operands + (int64_t)rank * (W_BYTES / 16), W_BYTES, &s->w_here);
@@ -466,7 +545,7 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
     struct bwd_maps m = {&x, &dy, &f, &dh, &dx, &df};
     if (warp < CL_WORKERS / 32) {
         registers_up<WORKER_REGISTERS>();
-        work<DROP, D>(a, s, warp / CL_WARPS, rank);
+        work<EXTRA, D>(a, s, warp / CL_WARPS, rank);
     } else {
         registers_down<HELPER_REGISTERS>();
         help(a, s, rank, m);
@@ -476,22 +555,52 @@ static __global__ void __launch_bounds__(CL_THREADS, 1)
 
 struct pass_work {
     uint4 *operands;
+    float *dz_ready; /* NULL: dz is written in its place */
     float *records, *mixes, *dots, *dgain, *dw, *dw_pre;
+    double *row_parts;
 };
 static int64_t pass_lines(int64_t rows, int64_t d) { return min_i64(max_i64(CL_BLOCKS / (d / CL_COLS), 1), max_i64(ceil_div(rows, TOKENS), 1)); }
+static void divide_rows(const struct mhc_boundary_bwd_args *b, struct carve *c, struct pass_work *w)
+{
+    w->operands = (uint4 *)carve_bytes(c, b->dx.dim[1] / CL_N / CL_COLS * W_BYTES);
+    w->records = carve_floats(c, b->dx.dim[0] * RECORD);
+}
+/* What can be made before: the same, and dz. */
+static int64_t divide_ready(const struct mhc_boundary_bwd_args *b, struct pass_work *w)
+{
+    struct carve c = {(char *)b->ready.data, 0};
+    divide_rows(b, &c, w);
+    w->dz_ready = carve_floats(&c, b->dx.dim[0] * CL_LOGITS);
+    return c.used;
+}
+int64_t mhc_boundary_bwd_pass_ready_bytes(const struct mhc_boundary_bwd_args *b)
+{
+    struct pass_work w;
+    return divide_ready(b, &w);
+}
+int mhc_boundary_bwd_pass_ready(struct lane *l, const struct mhc_boundary_bwd_args *b)
+{
+    struct pass_work w;
+    divide_ready(b, &w);
+    return mhc_prepare_rows(l, b, w.records, w.operands, w.dz_ready, CL_LOGITS);
+}
+
 static int64_t divide(const struct mhc_boundary_bwd_args *b, void *base, struct pass_work *w)
 {
     struct carve c = {(char *)base, 0};
     int64_t rows = b->dx.dim[0], k = b->dx.dim[1], d = k / CL_N, ranks = d / CL_COLS;
     *w = {};
-    w->operands = (uint4 *)carve_bytes(&c, ranks * W_BYTES);
-    w->records = carve_floats(&c, rows * RECORD);
+    if (b->ready.rank > 0)
+        divide_ready(b, w);
+    else
+        divide_rows(b, &c, w);
     w->mixes = carve_floats(&c, ranks * rows * MIXES);
     w->dots = carve_floats(&c, ranks * rows * MHC_LOOK_DOTS);
     w->dgain = carve_floats(&c, mhc_look_lines(rows, d) * d);
     if (b->products.rank > 0) {
         w->dw = carve_floats(&c, mhc_look_lines(rows, d) * (CL_LOGITS - CL_N) * k);
         w->dw_pre = carve_floats(&c, pass_lines(rows, d) * CL_N * k);
+        w->row_parts = (double *)carve_bytes(&c, MHC_SPARE * 2 * CL_LOGITS * (int64_t)sizeof(double));
     }
     return c.used;
 }
@@ -521,15 +630,17 @@ static int prepare(struct lane *l, const struct mhc_boundary_bwd_args *b, const 
     sums->products_stride = present(&b->products) ? b->products.stride[0] : 0;
     sums->d = b->dh.dim[1];
     sums->lines = (int)mhc_look_lines(b->dh.dim[0], b->dh.dim[1]);
-    TRY(mhc_prepare_rows(l, b, w->records, w->operands));
+    if (w->dz_ready == NULL)
+        TRY(mhc_prepare_rows(l, b, w->records, w->operands, (float *)b->dz.data, b->dz.stride[0]));
     TRY(mhc_look(l, &look));
-    return mhc_close_records(l, b, w->records, w->dots);
+    return mhc_close_records(l, b, w->records, w->dots, w->dz_ready);
 }
 static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w, const struct pass_bwd *p)
 {
     struct mhc_after_pass a = {};
     a.mixes = w->mixes;
     a.dw_parts = w->dw_pre;
+    a.row_parts = w->row_parts;
     a.dcoef = (float *)b->dcoef_in.data;
     a.dcoef_stride = b->dcoef_in.stride[0];
     a.products = (float *)b->products.data;
@@ -544,10 +655,10 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
 struct pass_maps {
     CUtensorMap x, dy, f, dh, dx, df;
 };
-template <bool DROP, bool D> static int launch_pass(struct lane *l, const struct pass_maps &m, const struct pass_bwd &a)
+template <bool EXTRA, bool D> static int launch_pass(struct lane *l, const struct pass_maps &m, const struct pass_bwd &a)
 {
-    NEEDS_SMEM(l, (boundary_bwd_pass<DROP, D>), sizeof(struct bwd_shared));
-    LAUNCH(l, (boundary_bwd_pass<DROP, D>), (unsigned)(a.ranks * a.lines + SPARE), CL_THREADS, sizeof(struct bwd_shared), m.x, m.dy, m.f, m.dh, m.dx, m.df, a);
+    NEEDS_SMEM(l, (boundary_bwd_pass<EXTRA, D>), sizeof(struct bwd_shared));
+    LAUNCH(l, (boundary_bwd_pass<EXTRA, D>), (unsigned)(a.ranks * a.lines + MHC_SPARE), CL_THREADS, sizeof(struct bwd_shared), m.x, m.dy, m.f, m.dh, m.dx, m.df, a);
     return ST_OK;
 }
 
@@ -573,17 +684,19 @@ int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b,
     a.lines = (int)pass_lines(rows, d);
     a.one = b->zero_centered ? 1 : 0;
     a.has_dy = present(&b->dy);
+    if (present(&b->products))
+        a.sums = {(const float *)b->dz.data, (const float *)b->stat.data, b->dz.stride[0], b->stat.stride[0], w.row_parts};
     a.drop = drop_rule_of(&b->drop);
-    TRY(tensor_map_parts(l, &m.x, b->x.data, rows, CL_N, d, b->x.stride[0], TOKENS));
-    TRY(tensor_map_parts(l, &m.dx, b->dx.data, rows, CL_N, d, b->dx.stride[0], TOKENS));
-    TRY(tensor_map_2d(l, &m.f, b->f.data, rows, d, b->f.stride[0], TOKENS));
-    TRY(tensor_map_2d(l, &m.df, b->df.data, rows, d, b->df.stride[0], TOKENS));
-    TRY(tensor_map_2d(l, &m.dh, b->dh.data, rows, d, b->dh.stride[0], TOKENS));
+    TRY(tensor_map_blocks(l, &m.x, b->x.data, rows, CL_N, d, b->x.stride[0], TOKENS, CL_COLS));
+    TRY(tensor_map_blocks(l, &m.dx, b->dx.data, rows, CL_N, d, b->dx.stride[0], TOKENS, CL_COLS));
+    TRY(tensor_map_blocks(l, &m.f, b->f.data, rows, 1, d, b->f.stride[0], TOKENS, CL_COLS));
+    TRY(tensor_map_blocks(l, &m.df, b->df.data, rows, 1, d, b->df.stride[0], TOKENS, CL_COLS));
+    TRY(tensor_map_blocks(l, &m.dh, b->dh.data, rows, 1, d, b->dh.stride[0], TOKENS, CL_COLS));
     m.dy = m.dx;
     if (a.has_dy)
-        TRY(tensor_map_parts(l, &m.dy, b->dy.data, rows, CL_N, d, b->dy.stride[0], TOKENS));
+        TRY(tensor_map_blocks(l, &m.dy, b->dy.data, rows, CL_N, d, b->dy.stride[0], TOKENS, CL_COLS));
     bool profile_d = b->rule.profile == MHC_D;
-    if (a.drop.info != NULL)
+    if (a.drop.info != NULL || a.bias != NULL)
         TRY((profile_d ? launch_pass<true, true>(l, m, a) : launch_pass<true, false>(l, m, a)));
     else
         TRY((profile_d ? launch_pass<false, true>(l, m, a) : launch_pass<false, false>(l, m, a)));

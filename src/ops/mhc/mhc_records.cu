@@ -12,6 +12,7 @@ struct record_args {
     const float *stat, *coef, *dcoef, *a_pre, *a_post, *a_res, *beta;
     int64_t stat_stride, coef_stride, dcoef_stride, dz_stride, rows, k;
     float *dz, *records;
+    const float *dz_ready; /* [rows, N]: dz of post and res, if they were made before; or NULL */
     int iterations;
     bool profile_d;
 };
@@ -57,6 +58,7 @@ static __device__ void backward_operand(const float *w, int64_t stride, int64_t 
     *(uint2 *)(to + 512 + lane * 8) = make_uint2(r[4], r[5]);
 }
 
+__device__ __forceinline__ float4 scaled4(float4 v, float by) { return make_float4(v.x * by, v.y * by, v.z * by, v.w * by); }
 /* What does not wait for the look at the stream, by four lanes a row: all but m, scale and pre's dz and dp. The sum that scale comes from is left
  * in its place. */
 static __device__ void row_record(const struct record_args &a, int64_t item, float2 *kept)
@@ -94,7 +96,7 @@ static __device__ void row_record(const struct record_args &a, int64_t item, flo
     if (lane < 2) /* of pre, for the time being */
         *(uint2 *)(dp + lane * CL_LOGITS) = make_uint2(0, 0);
     else if (lane == 2)
-        *(float4 *)(record + REC_PRE) = *(const float4 *)(a.coef + row * a.coef_stride);
+        *(float4 *)(record + REC_PRE) = scaled4(*(const float4 *)(a.coef + row * a.coef_stride), p[CL_LOGITS + 1]);
     else
         *(float4 *)(record + REC_RSTD) = make_float4(p[CL_LOGITS + 1], 0, sum, 0);
 }
@@ -131,7 +133,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) close_records(const __grid
         with_u += from[0];
         with_a += from[CL_N];
     }
-    float m = rstd * rstd * quad_sum(pre * with_u) / (float)(a.k / CL_N);
+    float m = quad_sum(pre * with_u) / (float)(a.k / CL_N);
     float v = (above + rstd * (with_u - m * with_a)) * sig * (1 - sig), sum = rest + quad_sum(v * by * p[lane]);
     if (item / 4 >= a.rows)
         return;
@@ -139,7 +141,13 @@ static __global__ void __launch_bounds__(ROW_THREADS) close_records(const __grid
     uint16_t *to = (uint16_t *)(record + REC_DP) + lane;
     to[0] = (uint16_t)dp.x;
     to[CL_LOGITS] = (uint16_t)dp.y;
-    a.dz[row * a.dz_stride + lane] = v;
+    float *dz = a.dz + row * a.dz_stride;
+    dz[lane] = v;
+    if (a.dz_ready != NULL) {
+        const float *from = a.dz_ready + row * CL_LOGITS;
+        dz[CL_N + lane] = from[CL_N + lane];
+        *(float4 *)(dz + 2 * CL_N + CL_N * lane) = *(const float4 *)(from + 2 * CL_N + CL_N * lane);
+    }
     if (lane == 0)
         record[REC_M] = m;
     if (lane == 1)
@@ -161,22 +169,28 @@ static __device__ __forceinline__ void sum_ranks(const float *mixes, int ranks, 
     }
     *(float4 *)(dcoef + row * stride + v * 4) = sum;
 }
-/* Blocks for dcoef_in, then for dw's rows of pre. */
+/* Blocks for dcoef_in, then for dw's rows of pre, then one for sums over rows. */
 static __global__ void __launch_bounds__(ROW_THREADS) finish_pass(const __grid_constant__ struct mhc_after_pass a)
 {
     int64_t blocks = blocks_for(6 * a.rows), item = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
     if ((int64_t)blockIdx.x < blocks) {
         sum_ranks(a.mixes, a.ranks, a.rows, a.dcoef, a.dcoef_stride, item);
-    } else {
-        item -= blocks * ROW_THREADS;
+    } else if ((item -= blocks * ROW_THREADS) < CL_N * a.k) {
         a.products[item / a.k * a.products_stride + item % a.k] = sum_of(a.dw_parts + item, a.lines, CL_N * a.k);
+    } else if ((item -= CL_N * a.k) < 2 * CL_LOGITS) {
+        double sum = 0;
+        for (int i = 0; i < MHC_SPARE; i++)
+            sum += a.row_parts[i * 2 * CL_LOGITS + item];
+        a.products[CL_LOGITS * a.products_stride + item] = (float)sum;
     }
 }
 
-int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands)
+int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, uint4 *operands, float *dz, int64_t dz_stride)
 {
     struct prepare p = {};
     p.record = record_args_of(b, records);
+    p.record.dz = dz;
+    p.record.dz_stride = dz_stride;
     p.w = (const float *)b->w.data;
     p.operands = (char *)operands;
     p.w_stride = b->w.stride[0];
@@ -185,14 +199,15 @@ int mhc_prepare_rows(struct lane *l, const struct mhc_boundary_bwd_args *b, floa
     LAUNCH(l, prepare_rows, (unsigned)(blocks_for(4 * p.record.rows) + blocks_for(p.count)), ROW_THREADS, 0, p);
     return ST_OK;
 }
-int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, const float *dots)
+int mhc_close_records(struct lane *l, const struct mhc_boundary_bwd_args *b, float *records, const float *dots, const float *dz_ready)
 {
     struct record_args a = record_args_of(b, records);
+    a.dz_ready = dz_ready;
     LAUNCH(l, close_records, (unsigned)blocks_for(4 * a.rows), ROW_THREADS, 0, a, dots, (int)(a.k / CL_N / CL_COLS));
     return ST_OK;
 }
 int mhc_finish_pass(struct lane *l, const struct mhc_after_pass *a)
 {
-    LAUNCH(l, finish_pass, (unsigned)(blocks_for(6 * a->rows) + (a->dw_parts == NULL ? 0 : blocks_for(CL_N * a->k))), ROW_THREADS, 0, *a);
+    LAUNCH(l, finish_pass, (unsigned)(blocks_for(6 * a->rows) + (a->dw_parts == NULL ? 0 : blocks_for(CL_N * a->k) + 1)), ROW_THREADS, 0, *a);
     return ST_OK;
 }

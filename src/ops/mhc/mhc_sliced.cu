@@ -5,7 +5,10 @@
  * A block owns a slice of 64 or 128 channels of all streams and keeps that part of w in shared memory, as operands of
  * mma_bf16 in the order in which lanes load them; its warps walk down a run of rows without waiting for each other. w is split
  * into bf16 halves, high + low. Sums over channels (p, squares, dres, dpost) are one partial per slice, added in order by a
- * small kernel after it. */
+ * small kernel after it.
+ *
+ * Spills: 20 bytes of the backward pass, 288 of the one with dropout and 28 of the forward with dropout, because two blocks to a multiprocessor leave 128 registers, and a
+ * thread has the gradients of eight channels of four streams and twenty sums at once. One block would need none, but has half the loads under way. */
 #include "ops/cuda/mma.cuh"
 #include "ops/mhc/mhc_cuda.cuh"
 
@@ -309,16 +312,12 @@ template <bool DROP> static __global__ void __launch_bounds__(MHC_THREADS, 2) mi
             int64_t c = slice * s.width + pass * BWD_PASS + g * VEC;
             float grad[N][VEC], da[VEC] = {};
             {
-                struct held y[N], dy[N] = {};
+                struct held y[N];
                 float pre[N], gain[VEC], u[VEC];
 #pragma unroll
                 for (int i = 0; i < N; i++)
                     y[i] = grab<bf16, VEC>(at<bf16>(a.y, row) + i * a.d + c);
                 load_floats(at<bf16>(a.dh, row) + c, u);
-                if (a.dy.data != NULL)
-#pragma unroll
-                    for (int i = 0; i < N; i++)
-                        dy[i] = grab<bf16, VEC>(at<bf16>(a.dy, row) + i * a.d + c);
                 load_floats(a.pre + row * a.pre_stride, pre);
                 if (a.gain != NULL)
                     load_floats(a.gain + c, gain);
@@ -332,24 +331,29 @@ template <bool DROP> static __global__ void __launch_bounds__(MHC_THREADS, 2) mi
 #pragma unroll
                 for (int e = 0; e < VEC; e++)
                     da[e] = rstd * (u[e] * (a.gain != NULL ? gain[e] + a.one : 1.0f) - da[e] * m);
+                __syncwarp(); /* loads that come later stay behind it: registers are few */
 #pragma unroll
                 for (int i = 0; i < N; i++) {
                     float w[VEC], v[VEC];
+                    struct held dy = {};
+                    if (a.dy.data != NULL)
+                        dy = grab<bf16, VEC>(at<bf16>(a.dy, row) + i * a.d + c);
                     share_of_w(frags, pass, i, lane, dp, w);
-                    spread<bf16>(dy[i], v);
+                    spread<bf16>(dy, v);
+                    __syncwarp();
 #pragma unroll
                     for (int e = 0; e < VEC; e++)
                         grad[i][e] = v[e] + pre[i] * da[e] + w[e] + scale * grad[i][e];
                 }
             }
+            __syncwarp();
             struct held x[N];
-            float f[VEC], df[VEC] = {}, post[N], mix[N * N];
+            float f[VEC], df[VEC] = {}, post[N];
 #pragma unroll
             for (int j = 0; j < N; j++)
                 x[j] = grab<bf16, VEC>(at<bf16>(a.x, row) + j * a.d + c);
             load_floats(at<bf16>(a.f, row) + c, f);
             load_floats(a.post + row * a.post_stride, post);
-            load_mix(a.res + row * a.res_stride, a.profile_d, mix);
             if (a.bias != NULL) {
                 float bias[VEC];
                 load_floats(a.bias + c, bias);
@@ -373,36 +377,25 @@ template <bool DROP> static __global__ void __launch_bounds__(MHC_THREADS, 2) mi
                 store_floats(at<bf16>(a.df, row) + c, df);
 #pragma unroll
             for (int j = 0; j < N; j++) {
-                float v[VEC], out[VEC] = {};
+                float v[VEC], out[VEC] = {}, mix[N]; /* of this stream alone: registers are few */
                 spread<bf16>(x[j], v);
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    mix[i] = a.res[row * a.res_stride + mix_at(a.profile_d, N, i, j)];
 #pragma unroll
                 for (int i = 0; i < N; i++)
 #pragma unroll
                     for (int e = 0; e < VEC; e++) {
                         with_x[i * N + j] += grad[i][e] * v[e];
-                        out[e] += mix[i * N + j] * grad[i][e];
+                        out[e] += mix[i] * grad[i][e];
                     }
                 if (live)
                     store_floats(at<bf16>(a.dx, row) + j * a.d + c, out);
             }
         }
-        /* Sums over the 8 lanes of a row: each step halves what a lane is responsible for; see warp_sums. */
-#pragma unroll
-        for (int half = 8, bit = 16; half > 1; half /= 2, bit /= 2)
-#pragma unroll
-            for (int i = 0; i < half; i++) {
-                bool upper = (lane & bit) != 0;
-                float keep = upper ? with_x[i + half] : with_x[i], send = upper ? with_x[i] : with_x[i + half];
-                with_x[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
-            }
-#pragma unroll
-        for (int half = 2, bit = 16; half > 0; half /= 2, bit /= 2)
-#pragma unroll
-            for (int i = 0; i < half; i++) {
-                bool upper = (lane & bit) != 0;
-                float keep = upper ? with_f[i + half] : with_f[i], send = upper ? with_f[i] : with_f[i + half];
-                with_f[i] = keep + __shfl_xor_sync(0xffffffffu, send, bit);
-            }
+        /* Sums over the 8 lanes of a row. */
+        fold_sums<N * N / 2, 2>(with_x);
+        fold_sums<N / 2, 1>(with_f);
         with_f[0] += __shfl_xor_sync(0xffffffffu, with_f[0], 4);
         if (live) {
             float *to = s.sums + (slice * a.rows + row) * SUMS;

@@ -12,6 +12,7 @@
 int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride, int box_rows);
 int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows);
 int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
+int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 
 static inline uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
@@ -28,6 +29,7 @@ static inline void barrier_wait_bounded(uint64_t *bar, uint32_t parity) { emu_mb
 
 static inline void tma_prefetch(const CUtensorMap *) {}
 static inline void tma_prefetch_3d(const CUtensorMap *, int, int, int) {}
+static inline void tma_prefetch_slice(const CUtensorMap *, int, int) {}
 static inline void tma_load_2d(void *dst, const CUtensorMap *map, int col, int row, uint64_t *bar)
 {
     int at[2] = {col, row};
@@ -41,6 +43,11 @@ static inline void tma_load_3d(void *dst, const CUtensorMap *map, int col, int r
 static inline void tma_load_slice(void *dst, const CUtensorMap *map, int line, int row, uint64_t *bar)
 {
     int at[4] = {0, line, row, 0};
+    emu_tensor_load(dst, map, 4, at, bar);
+}
+static inline void tma_load_blocks(void *dst, const CUtensorMap *map, int line, int row, uint64_t *bar)
+{
+    int at[4] = {0, row, 0, line};
     emu_tensor_load(dst, map, 4, at, bar);
 }
 static inline void bulk_load(void *dst, const void *src, uint32_t bytes, uint64_t *bar) { emu_bulk_load(dst, src, bytes, bar); }
@@ -57,6 +64,11 @@ static inline void tma_store_3d(const CUtensorMap *map, int col, int row, int pa
 static inline void tma_store_slice(const CUtensorMap *map, int line, int row, const void *src)
 {
     int at[4] = {0, line, row, 0};
+    emu_tensor_store(map, 4, at, src, false);
+}
+static inline void tma_store_blocks(const CUtensorMap *map, int line, int row, const void *src)
+{
+    int at[4] = {0, row, 0, line};
     emu_tensor_store(map, 4, at, src, false);
 }
 static inline void tma_store_3d_once(const CUtensorMap *map, int col, int row, int part, const void *src) { tma_store_3d(map, col, row, part, src); }
