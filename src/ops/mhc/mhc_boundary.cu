@@ -21,7 +21,7 @@ static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t 
 
 static bool no_gaps(const struct tensor *t) { return t->data == NULL || (t->stride[0] == t->dim[1] && pointer16(t->data)); }
 
-static struct mhc_shape shape_of(struct lane *l, const struct mhc_rule *r, const struct tensor *stream, bool aligned)
+struct mhc_shape mhc_shape_of(struct lane *l, const struct mhc_rule *r, const struct tensor *stream, bool aligned)
 {
     struct mhc_shape s = {};
     s.real = stream->dtype;
@@ -51,7 +51,7 @@ static int choose_fwd(struct lane *l, const struct mhc_boundary_fwd_args *a, enu
 {
     bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && absent_or_aligned16(&a->f) && absent_or_aligned16(&a->h) && aligned16(&a->coef) &&
                    pointer16(a->bias.data) && pointer16(a->gain.data);
-    struct mhc_shape s = shape_of(l, &a->rule, &a->x, aligned);
+    struct mhc_shape s = mhc_shape_of(l, &a->rule, &a->x, aligned);
     s.hopper = s.hopper && (a->reuse || aligned16(&a->w)); /* Hopper's passes read w in 16-byte pieces */
     bool may_cluster = present(&a->f) && present(&a->h) && !a->reuse && !a->rule.ring && mhc_cluster_shape(&s);
     s.single_pass = a->rule.single_pass && may_cluster;
@@ -65,7 +65,7 @@ static int choose_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enu
     bool aligned = no_gaps(&a->coef_in) && absent_or_aligned16(&a->x) && absent_or_aligned16(&a->dy) && absent_or_aligned16(&a->f) && aligned16(&a->dh) &&
                    aligned16(&a->y) && aligned16(&a->dx) && absent_or_aligned16(&a->df) && aligned16(&a->dz) && absent_or_aligned16(&a->dcoef_in) &&
                    aligned16(&a->coef) && pointer16(a->bias.data) && pointer16(a->gain.data);
-    struct mhc_shape s = shape_of(l, &a->rule, &a->dx, aligned);
+    struct mhc_shape s = mhc_shape_of(l, &a->rule, &a->dx, aligned);
     return choose(l, &a->rule, &s, present(&a->f) && !present(&a->dbias), way);
 }
 
@@ -357,8 +357,8 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, c
     return a.dgain == NULL ? ST_OK : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, (float *)b->dgain.data, a.d, 0, b->acc_dgain);
 }
 
-/* dz, dp, and the factor of y through rho. */
-static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
+/* Of boundary and coefficients, both as the op has them; dpre: that part of pre's gradient which comes through h, without gaps. */
+struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n);
     struct coef_bwd_args a = {};
@@ -369,7 +369,7 @@ static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_ar
     a.a_post = (const float *)b->a_post.data;
     a.a_res = (const float *)b->a_res.data;
     a.beta = (const float *)b->beta.data;
-    a.dpre = w->dpre;
+    a.dpre = dpre;
     a.dpre_stride = n;
     if (present(&b->dcoef)) {
         a.dpre2 = (const float *)b->dcoef.data;
@@ -379,17 +379,24 @@ static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_ar
     }
     a.dz = (float *)b->dz.data;
     a.dz_stride = b->dz.stride[0];
-    a.dp = w->dp;
+    a.dp = dp;
     a.dp_stride = logits;
-    a.split = w->split;
-    a.split_width = (int)split_rows(logits);
-    a.row_scale = w->row_scale;
     a.rows = b->dx.dim[0];
-    a.k = b->dx.dim[1];
+    a.k = b->y.dim[1];
     a.n = (int)n;
     a.iterations = (int)b->rule.iterations;
     a.profile_d = b->rule.profile == MHC_D;
     a.sinkhorn = true;
+    return a;
+}
+
+/* dz, dp, and the factor of y through rho. */
+static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w)
+{
+    struct coef_bwd_args a = mhc_boundary_coef_bwd(b, w->dpre, w->dp);
+    a.split = w->split;
+    a.split_width = (int)split_rows(mhc_logits(b->rule.streams));
+    a.row_scale = w->row_scale;
     return mhc_coefficients_bwd(l, &a);
 }
 

@@ -237,6 +237,10 @@ static inline bool mhc_pass_shape(enum dtype real, int64_t n, int64_t d)
 {
     return real == DT_BF16 && n == 4 && d > 0 && d % 256 == 0;
 }
+/* What mhc_choose asks for. */
+struct mhc_shape mhc_shape_of(struct lane *l, const struct mhc_rule *r, const struct tensor *stream, bool aligned);
+/* The coefficients' part of the boundary's way back, without what it leaves beside dz and dp. */
+struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp);
 /* All of the boundary forward in one pass. Blocks: how many the device runs at once for this width, 0: none. */
 int mhc_boundary_cluster_blocks(struct lane *l, int64_t d, int64_t *blocks);
 int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d);

@@ -331,35 +331,9 @@ int64_t mhc_enter_bwd_bytes(const struct mhc_boundary_bwd_args *b)
 
 static int through_coefficients(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct enter_work *w)
 {
-    int64_t n = b->rule.streams, logits = mhc_logits(n);
-    struct coef_bwd_args a = {};
-    a.p = (const float *)b->stat.data;
-    a.rho = a.p + logits;
-    a.p_stride = a.rho_stride = b->stat.stride[0];
-    a.a_pre = (const float *)b->a_pre.data;
-    a.a_post = (const float *)b->a_post.data;
-    a.a_res = (const float *)b->a_res.data;
-    a.beta = (const float *)b->beta.data;
-    a.dpre = w->dpre;
-    a.dpre_stride = n;
-    if (present(&b->dcoef)) {
-        a.dpre2 = (const float *)b->dcoef.data;
-        a.dpost = a.dpre2 + n;
-        a.dres = a.dpre2 + 2 * n;
-        a.dpre2_stride = a.dpost_stride = a.dres_stride = b->dcoef.stride[0];
-    }
-    a.dz = (float *)b->dz.data;
-    a.dz_stride = b->dz.stride[0];
-    a.dp = w->dp;
-    a.dp_stride = logits;
+    struct coef_bwd_args a = mhc_boundary_coef_bwd(b, w->dpre, w->dp);
     a.drho = w->drho;
     a.drho_stride = 1;
-    a.rows = b->dx.dim[0];
-    a.k = n * b->dx.dim[1];
-    a.n = (int)n;
-    a.iterations = (int)b->rule.iterations;
-    a.profile_d = b->rule.profile == MHC_D;
-    a.sinkhorn = true;
     return mhc_coefficients_bwd(l, &a);
 }
 

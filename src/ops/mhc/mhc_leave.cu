@@ -76,17 +76,6 @@ static struct row_records records_of(const struct tensor *stat, const struct ten
     return r;
 }
 
-static struct mhc_shape shape_of(struct lane *l, const struct tensor *stream, const struct mhc_rule *r, bool aligned)
-{
-    struct mhc_shape s = {};
-    s.real = stream->dtype;
-    s.streams = r->streams;
-    s.channels = stream->dim[1] / r->streams;
-    s.hopper = cuda_of(l)->hopper;
-    s.aligned = aligned;
-    s.multiprocessors = cuda_of(l)->sm_count;
-    return s;
-}
 static bool fused_shape(const struct mhc_rule *r, const struct tensor *stream)
 {
     return (r->kernels == MHC_KERNELS_AUTO || r->kernels == MHC_KERNELS_BOUNDARY) && r->profile == MHC_D && !r->round_bf16 && stream->dim[0] > 0 &&
@@ -126,7 +115,7 @@ static int fuses(struct lane *l, const struct mhc_leave_fwd_args *a, bool *fused
     if (!fused_shape(&a->rule, &a->y))
         return ST_OK;
     bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && aligned16(&a->f) && aligned16(&a->h) && pointer16(a->gain.data);
-    struct mhc_shape s = shape_of(l, &a->y, &a->rule, aligned);
+    struct mhc_shape s = mhc_shape_of(l, &a->rule, &a->y, aligned);
     if (mhc_cluster_shape(&s))
         TRY(mhc_boundary_cluster_blocks(l, s.channels, &s.in_clusters));
     *fused = mhc_choose(a->rule.kernels, &s) == MHC_WAY_CLUSTER;
@@ -420,7 +409,7 @@ extern "C" int mhc_leave_bwd_cuda(struct lane *l, const struct mhc_leave_bwd_arg
     TRY(check_work("mhc_leave_bwd", &a->work, mhc_leave_bwd_work_cuda(a), l->err));
     bool aligned = no_gaps(&a->coef_in) && aligned16(&a->x) && aligned16(&a->f) && aligned16(&a->dh) && aligned16(&a->y) && aligned16(&a->dx) && aligned16(&a->df) &&
                    aligned16(&a->dcoef_in) && pointer16(a->gain.data);
-    struct mhc_shape s = shape_of(l, &a->dx, &a->rule, aligned);
+    struct mhc_shape s = mhc_shape_of(l, &a->rule, &a->dx, aligned);
     if (fused_shape(&a->rule, &a->dx) && mhc_choose(a->rule.kernels, &s) == MHC_WAY_PASS) {
         divide_fused(a, &w);
         return leave_by_pass(l, a, &w);
