@@ -246,11 +246,12 @@ static __device__ __forceinline__ void open_tiles(const struct cluster_fwd &a, s
             float p, rho;
             float2 opened = open_tokens(a, o, sum_pair(a, s, k, j, part), &p, &rho);
             float *open = s->open[j], *batch = s->batch[late * per + j] + KEPT;
-            if (part < CL_N) { /* lanes without a token have another's numbers */
+            bool own = first + lane / 8 < per; /* lanes without a token have another's numbers */
+            if (own && part < CL_N) {
                 open[part] = opened.x;
                 batch[part] = p;
                 batch[CL_N + part] = opened.x;
-            } else if (part == CL_N) {
+            } else if (own && part == CL_N) {
                 open[CL_N] = opened.y;
                 batch[2 * CL_N] = rho;
                 batch[2 * CL_N + 1] = opened.y;

@@ -48,8 +48,8 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(M
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         for (int i = 0; i < n; i++)
-            sums[warp][r * (MAX + 1) + i] = warp_sum(with_w[r][i]);
-        sums[warp][r * (MAX + 1) + MAX] = warp_sum(square[r]);
+            leave_warp_sum(with_w[r][i], &sums[warp][r * (MAX + 1) + i]);
+        leave_warp_sum(square[r], &sums[warp][r * (MAX + 1) + MAX]);
     }
     __syncthreads();
     for (int t = (int)threadIdx.x; t < SUMS; t += (int)blockDim.x) {

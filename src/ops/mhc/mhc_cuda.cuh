@@ -92,6 +92,13 @@ template <int COUNT> __device__ __forceinline__ float warp_sums(float (&v)[COUNT
         sum += __shfl_xor_sync(0xffffffffu, sum, bit);
     return sum;
 }
+/* The sum over a warp, left in shared memory by one lane. */
+__device__ __forceinline__ void leave_warp_sum(float v, float *to)
+{
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0)
+        *to = v;
+}
 /* Sum over the block, for all threads. scratch: MHC_THREADS / 32 floats, used once. */
 __device__ __forceinline__ float row_sum(float v, float *scratch)
 {

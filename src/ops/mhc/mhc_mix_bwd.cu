@@ -94,8 +94,8 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 3 : 1) norm_bwd_ro
                 leave_sums<MAX>(with_a, sums[r][warp] + MAX);
             } else {
                 for (int i = 0; i < n; i++) {
-                    sums[r][warp][i] = warp_sum(with_u[i]);
-                    sums[r][warp][MAX + i] = warp_sum(with_a[i]);
+                    leave_warp_sum(with_u[i], &sums[r][warp][i]);
+                    leave_warp_sum(with_a[i], &sums[r][warp][MAX + i]);
                 }
             }
         }
@@ -317,9 +317,9 @@ static __global__ void __launch_bounds__(MHC_THREADS, N > 0 ? 2 : 1) mix_bwd_row
                 leave_sums<MAX>(with_f, sums[r][warp] + MAX * MAX);
             } else if constexpr (CLOSES) {
                 for (int i = 0; i < n * n; i++)
-                    sums[r][warp][i] = warp_sum(with_x[i]);
+                    leave_warp_sum(with_x[i], &sums[r][warp][i]);
                 for (int i = 0; i < n; i++)
-                    sums[r][warp][n * n + i] = warp_sum(with_f[i]);
+                    leave_warp_sum(with_f[i], &sums[r][warp][n * n + i]);
             }
         }
         if constexpr (CLOSES) {
