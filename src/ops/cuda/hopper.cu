@@ -30,13 +30,6 @@ int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t ro
     return encode(l, map, data, 2, dims, strides, box, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
-int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows)
-{
-    const cuuint64_t dims[3] = {(cuuint64_t)cols, (cuuint64_t)rows, (cuuint64_t)parts}, strides[2] = {(cuuint64_t)stride * 2, (cuuint64_t)cols * 2};
-    const cuuint32_t box[3] = {64, (cuuint32_t)box_rows, (cuuint32_t)parts};
-    return encode(l, map, data, 3, dims, strides, box, CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
-}
-
 int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols)
 {
     const cuuint64_t dims[4] = {64, (cuuint64_t)rows, (cuuint64_t)parts, (cuuint64_t)cols / 64}, strides[3] = {(cuuint64_t)stride * 2, (cuuint64_t)cols * 2, 128};

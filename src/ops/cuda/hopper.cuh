@@ -22,11 +22,10 @@
 /* A row-major matrix of bf16 [rows, cols] with this stride (elements), read in boxes of box_rows x 64 columns. Elements
  * outside read as 0. Base and stride must be multiples of 16 bytes. */
 int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride, int box_rows);
-/* A row is `parts` pieces of cols; boxes of 64 columns of box_rows rows of all parts, the parts one after the other. */
-int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows);
-/* The same, but boxes of box_cols columns, a row's one after the other: [parts][box_rows][box_cols / 64] lines. cols and box_cols: multiples of 64. */
+/* A row is `parts` pieces of cols; boxes of box_cols columns of box_rows rows of all parts, a row's lines one after the other: [parts][box_rows][box_cols / 64]
+ * lines. cols and box_cols: multiples of 64. */
 int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
-/* The same, but boxes of box_cols columns, a block of 64 after the other: [box_cols / 64][parts][box_rows] lines. cols and box_cols: multiples of 64. */
+/* The same, but a block of 64 columns after the other: [box_cols / 64][parts][box_rows] lines. cols and box_cols: multiples of 64. */
 int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 
 #if HOPPER_CODE
@@ -145,12 +144,6 @@ __device__ __forceinline__ void tma_store_2d(const CUtensorMap *map, int col, in
 {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(col),
                  "r"(row)
-                 : "memory");
-}
-__device__ __forceinline__ void tma_store_3d(const CUtensorMap *map, int col, int row, int part, const void *src)
-{
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"((uint64_t)map), "r"(smem_address(src)), "r"(col),
-                 "r"(row), "r"(part)
                  : "memory");
 }
 __device__ __forceinline__ void tma_store_slice(const CUtensorMap *map, int line, int row, const void *src)

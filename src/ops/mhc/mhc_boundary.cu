@@ -130,17 +130,39 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b,
     return *projected ? mhc_combine_project(l, &a, &b->w, &b->stat, w->sliced) : mhc_combine_rows(l, &a, b->x.dtype, aligned);
 }
 
+struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b)
+{
+    int64_t n = b->rule.streams;
+    float *coef = (float *)b->coef.data;
+    struct coef_args a = {};
+    a.rho = (const float *)b->stat.data + mhc_logits(n);
+    a.stat_stride = a.rho_stride = b->stat.stride[0];
+    a.a_pre = (const float *)b->a_pre.data;
+    a.a_post = (const float *)b->a_post.data;
+    a.a_res = (const float *)b->a_res.data;
+    a.beta = (const float *)b->beta.data;
+    a.pre = coef;
+    a.post = coef + n;
+    a.res = coef + 2 * n;
+    a.pre_stride = a.post_stride = a.res_stride = b->coef.stride[0];
+    a.rows = b->x.dim[0];
+    a.n = (int)n;
+    a.iterations = (int)b->rule.iterations;
+    a.profile_d = b->rule.profile == MHC_D;
+    a.round_bf16 = b->rule.round_bf16;
+    a.sinkhorn = true;
+    return a;
+}
+
 static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, const struct fwd_work *w, bool projected)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = stream->dim[0], k = stream->dim[1];
     struct gemm_args g = {};
-    struct coef_args a = {};
-    float *stat = (float *)b->stat.data, *coef = (float *)b->coef.data;
+    struct coef_args a = mhc_boundary_coef(b);
+    float *stat = (float *)b->stat.data;
     g.a = *stream;
     g.trans_b = true;
     g.alpha = 1;
-    a.rho = stat + logits;
-    a.stat_stride = a.rho_stride = b->stat.stride[0];
     if (!projected && stream->dtype == DT_BF16) {
         TRY(mhc_split_matrix(l, &b->w, w->halves, 2));
         g.b = strided_2d(w->halves, DT_BF16, 2 * padded, k, split_stride(k));
@@ -157,20 +179,6 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
     }
     if (!projected)
         TRY(gemm_cuda(l, &g));
-    a.a_pre = (const float *)b->a_pre.data;
-    a.a_post = (const float *)b->a_post.data;
-    a.a_res = (const float *)b->a_res.data;
-    a.beta = (const float *)b->beta.data;
-    a.pre = coef;
-    a.post = coef + n;
-    a.res = coef + 2 * n;
-    a.pre_stride = a.post_stride = a.res_stride = b->coef.stride[0];
-    a.rows = rows;
-    a.n = (int)n;
-    a.iterations = (int)b->rule.iterations;
-    a.profile_d = b->rule.profile == MHC_D;
-    a.round_bf16 = b->rule.round_bf16;
-    a.sinkhorn = true;
     return mhc_coefficients(l, &a);
 }
 

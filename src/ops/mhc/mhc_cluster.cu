@@ -99,29 +99,11 @@ static __device__ __forceinline__ void load(const struct cluster_fwd &a, struct 
 
 /* ---- workers --------------------------------------------------------------------------------------------------------------- */
 
-/* Bit 8 i + e: channel c + e of stream i is kept. */
-static __device__ __forceinline__ uint32_t kept_channels(const struct cluster_fwd &a, int64_t row, int c)
-{
-    struct drop_row at = drop_row_of(a.drop, row);
-    uint32_t kept = 0;
-#pragma unroll 1 /* registers */
-    for (int i = 0; i < CL_N; i++) {
-        float factor[8];
-        uint32_t bits = 0;
-        drop_factors(a.drop, at, i * a.d + c, factor);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            bits |= factor[e] != 0 ? 1u << e : 0u;
-        kept |= bits << (8 * i);
-    }
-    return kept;
-}
-
 /* y of one token and 8 channels, as it is stored, also in registers: y[i] is stream i. x and f: the token's piece of stream 0 and of f. */
 template <bool DROP>
 static __device__ __forceinline__ void form(const struct cluster_fwd &a, char *x, const char *f, const float *coef, int64_t row, int c, uint32_t (&y)[CL_N][4])
 {
-    uint32_t add[4], kept = DROP ? kept_channels(a, row, c) : 0;
+    uint32_t add[4], kept = DROP ? kept_channels(a.drop, a.d, row, c) : 0;
     float post[CL_N], res[CL_N * CL_N], bias[8] = {};
 #pragma unroll
     for (int i = 0; i < CL_N; i++)

@@ -309,6 +309,8 @@ struct coef_args { /* gates and Sinkhorn of all rows */
     bool profile_d, round_bf16, sinkhorn;
 };
 int mhc_coefficients(struct lane *l, const struct coef_args *a);
+/* Of the boundary, but for where the products are. */
+struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b);
 
 /* Back through Sinkhorn (sinkhorn true: dres is the gradient of its result, else of the logits) and gates. Absent
  * gradients are NULL. dpre and dpre2 add up. Outputs that are NULL are left out. */

@@ -114,9 +114,8 @@ int64_t mhc_enter_fwd_bytes(const struct mhc_boundary_fwd_args *b)
 static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, float *sum)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n);
-    float *coef = (float *)b->coef.data;
     struct mhc_project_fwd_args project = {};
-    struct coef_args a = {};
+    struct coef_args a = mhc_boundary_coef(b);
     TRY(sum_of_parts(l, &b->w, n, sum));
     project.x = b->x;
     project.w = tensor_2d(sum, DT_F32, logits, b->x.dim[1]);
@@ -124,22 +123,7 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
     project.rho = tensor_cols(&b->stat, logits, 1);
     TRY(mhc_project_fwd_cuda(l, &project));
     a.hi = (const float *)b->stat.data;
-    a.rho = a.hi + logits;
-    a.p_stride = a.stat_stride = a.rho_stride = b->stat.stride[0];
-    a.a_pre = (const float *)b->a_pre.data;
-    a.a_post = (const float *)b->a_post.data;
-    a.a_res = (const float *)b->a_res.data;
-    a.beta = (const float *)b->beta.data;
-    a.pre = coef;
-    a.post = coef + n;
-    a.res = coef + 2 * n;
-    a.pre_stride = a.post_stride = a.res_stride = b->coef.stride[0];
-    a.rows = b->x.dim[0];
-    a.n = (int)n;
-    a.iterations = (int)b->rule.iterations;
-    a.profile_d = b->rule.profile == MHC_D;
-    a.round_bf16 = b->rule.round_bf16;
-    a.sinkhorn = true;
+    a.p_stride = b->stat.stride[0];
     return mhc_coefficients(l, &a);
 }
 

@@ -43,14 +43,22 @@ __device__ __forceinline__ void add_streams(const uint4 (&y)[CL_N], const float 
 
 #if HOPPER_CODE
 
-/* All parts of a box of tensor_map_parts. */
-__device__ __forceinline__ void parts_load(void *dst, const CUtensorMap *map, int col, int row, uint64_t *bar) { tma_load_3d(dst, map, col, row, 0, bar); }
-__device__ __forceinline__ void parts_store(const CUtensorMap *map, int col, int row, const void *src) { tma_store_3d(map, col, row, 0, src); }
-/* Until the stores of this thread have read shared memory. */
-__device__ __forceinline__ void stores_read(void)
+/* Bit 8 i + e: channel c + e of stream i is kept. */
+static __device__ __forceinline__ uint32_t kept_channels(const struct drop_rule &rule, int64_t d, int64_t row, int c)
 {
-    bulk_commit();
-    bulk_wait_read<0>();
+    struct drop_row at = drop_row_of(rule, row);
+    uint32_t kept = 0;
+#pragma unroll 1 /* registers */
+    for (int i = 0; i < CL_N; i++) {
+        float factor[8];
+        uint32_t bits = 0;
+        drop_factors(rule, at, i * d + c, factor);
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            bits |= factor[e] != 0 ? 1u << e : 0u;
+        kept |= bits << (8 * i);
+    }
+    return kept;
 }
 __device__ __forceinline__ void group_barrier(int group) { named_barrier_of(1 + group, CL_GROUP_THREADS); }
 

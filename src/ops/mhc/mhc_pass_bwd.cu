@@ -301,23 +301,6 @@ template <bool EXTRA> static __device__ __forceinline__ void load_f(const struct
             f[e] += bias[e];
     }
 }
-/* Bit 8 i + e: channel k.c + e of stream i was not dropped. */
-static __device__ __forceinline__ uint32_t kept_channels(const struct pass_bwd &a, const struct worker &k, int row)
-{
-    struct drop_row drop = drop_row_of(a.drop, row);
-    uint32_t kept = 0;
-#pragma unroll 1 /* registers */
-    for (int i = 0; i < CL_N; i++) {
-        float factor[8];
-        uint32_t bits = 0;
-        drop_factors(a.drop, drop, i * a.d + k.c, factor);
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            bits |= factor[e] != 0 ? 1u << e : 0u;
-        kept |= bits << (8 * i);
-    }
-    return kept;
-}
 static __device__ __forceinline__ float factor_of(const struct pass_bwd &a, uint32_t kept, int i, int e) { return (kept >> (8 * i + e) & 1) != 0 ? a.drop.kept : 0.0f; }
 
 /* 8 channels of y as stored, from x and f. */
@@ -494,7 +477,7 @@ template <bool EXTRA, bool D> static __device__ __forceinline__ void work(const 
         struct own o = {(char *)s + k.x + (j & 1) * (int)sizeof(struct bwd_tile), (char *)s + k.f + (j & 1) * (int)sizeof(struct bwd_tile), (char *)rows};
         uint4 y[CL_N];
         barrier_wait_bounded(&rows->full, j >> 1 & 1);
-        uint32_t kept = EXTRA && a.drop.info != NULL ? kept_channels(a, k, tile * TOKENS + token) : 0;
+        uint32_t kept = EXTRA && a.drop.info != NULL ? kept_channels(a.drop, a.d, tile * TOKENS + token, k.c) : 0;
         form_again<EXTRA, D>(a, k, o, kept, y);
         finish_tile<EXTRA, D>(a, k, (const char *)s, o, kept, y);
         /* Whoever sums up reads before the next barrier; the same place is written again after it. And a group that stays in step is done with its stage sooner. */

@@ -10,7 +10,6 @@
 #define HOPPER_CODE 1
 
 int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t cols, int64_t stride, int box_rows);
-int tensor_map_parts(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows);
 int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 
@@ -56,11 +55,6 @@ static inline void tma_store_2d(const CUtensorMap *map, int col, int row, const 
     int at[2] = {col, row};
     emu_tensor_store(map, 2, at, src, false);
 }
-static inline void tma_store_3d(const CUtensorMap *map, int col, int row, int part, const void *src)
-{
-    int at[3] = {col, row, part};
-    emu_tensor_store(map, 3, at, src, false);
-}
 static inline void tma_store_slice(const CUtensorMap *map, int line, int row, const void *src)
 {
     int at[4] = {0, line, row, 0};
@@ -71,7 +65,11 @@ static inline void tma_store_blocks(const CUtensorMap *map, int line, int row, c
     int at[4] = {0, row, 0, line};
     emu_tensor_store(map, 4, at, src, false);
 }
-static inline void tma_store_3d_once(const CUtensorMap *map, int col, int row, int part, const void *src) { tma_store_3d(map, col, row, part, src); }
+static inline void tma_store_3d_once(const CUtensorMap *map, int col, int row, int part, const void *src)
+{
+    int at[3] = {col, row, part};
+    emu_tensor_store(map, 3, at, src, false);
+}
 static inline void tma_store_4d_once(const CUtensorMap *map, int line, int row, int part, const void *src)
 {
     int at[4] = {0, line, row, part};
