@@ -377,6 +377,8 @@ void emu_send(unsigned shared, const void *bytes16, unsigned bar)
         emu_fail("a send to %#x with the mbarrier at %#x: a multiple of 16, in the same block", shared, bar);
     if (to->live == 0)
         emu_fail("a send to block %u of the cluster, which has ended", to->rank);
+    if (here()->blocks.size() < 2)
+        emu_fail("a send in a cluster of one block, where it has no effect that is promised");
     transfer_ref t = transfer_new(SEND);
     t->in = to;
     t->shared = (char *)emu_shared_pointer(shared);

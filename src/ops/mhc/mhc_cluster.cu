@@ -24,7 +24,7 @@
  * has cost before (both grow: 1e-7 k^2 against 1e-4 k, where h is smaller by k; beyond k = 1000 h has no digits left anyway).
  *
  * Why nothing is overwritten or waits for ever. Every barrier below has one round a tile (or one a tile of its stage, slot, buffer of records or batch),
- * and who arrives in a round has waited for the one before:
+ * and who arrives in a round (of warps, all threads) has waited for the one before:
  *   full     loader and its bytes -> workers              formed   8 workers, y is in the stage -> finishers
  *   gated    openers of all blocks -> finishers           finished 4 finishers, h is in the stage and y read out -> loader
  *   summed   8 workers, records are written -> sender     taken    sender -> workers, may write records of the next tile but one
@@ -34,7 +34,9 @@
  * The gates of a stage need no credit: those of tile k + STAGES are made from sums of workers, of every block, that waited for the stage, so for
  * finishers that are done with tile k. A tile depends on earlier tiles only (on a free stage, on room at the receivers), and all blocks of a cluster have
  * the same tiles: so the oldest tile that is not done can always go on. Only a batch waits for a later tile: its last products are taken after the sums of
- * the next tile are sent, for which nobody needs that batch. */
+ * the next tile are sent, for which nobody needs that batch.
+ *
+ * With dropout and in two passes one register is spilled (4 bytes): 208 are all a worker can have. */
 #include "ops/mhc/mhc_cluster_exchange.cuh"
 
 #if HOPPER_CODE
@@ -240,15 +242,11 @@ template <bool DROP> static __device__ __forceinline__ void work(const struct cl
         multiply(w, y[0], product[0], gram[0]);
         form<DROP>(a, x + 8 * TOKEN_BYTES, f + 8 * TOKEN_BYTES, s->coef[at][8 + g], (int64_t)tile * TOKENS + 8 + g, c, y[1]);
         fence_async_proxy();
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(&s->formed[at]);
+        barrier_arrive(&s->formed[at]);
         write_records(record, product[0], gram[0], g, q);
         multiply(w, y[1], product[1], gram[1]);
         write_records(record + 8, product[1], gram[1], g, q);
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(&s->summed[k % 2]);
+        barrier_arrive(&s->summed[k % 2]);
     }
 }
 
@@ -320,12 +318,10 @@ template <bool OPEN> static __device__ __forceinline__ void finish(const struct 
                 finish_token(token_at(st, where, t) + CL_N * STREAM_BYTES, gate[t], raw[t % 2], gain); /* f follows x */
             }
             fence_async_proxy();
-            __syncwarp();
         }
         if (sends)
             bulk_wait_read<0>();
-        if (threadIdx.x % 32 == 0)
-            barrier_arrive(&s->finished[at]);
+        barrier_arrive(&s->finished[at]);
     }
     if (sends)
         bulk_wait<0>();
@@ -335,16 +331,16 @@ template <bool OPEN> static __device__ __forceinline__ void init_barriers(const 
 {
     for (int i = 0; i < STAGES; i++) {
         barrier_init(&s->full[i], 1);
-        barrier_init(&s->formed[i], WORKERS);
+        barrier_init(&s->formed[i], WORKERS * 32);
         barrier_init(&s->gated[i], 1);
-        barrier_init(&s->finished[i], OPEN ? FINISHERS : 1);
+        barrier_init(&s->finished[i], (OPEN ? FINISHERS : 1) * 32);
     }
     for (int i = 0; i < 2; i++) {
-        barrier_init(&s->summed[i], WORKERS);
-        barrier_init(&s->taken[i], 1);
+        barrier_init(&s->summed[i], WORKERS * 32);
+        barrier_init(&s->taken[i], 32);
     }
-    barrier_init(&s->batched, 2);
-    barrier_init(&s->closed, 1);
+    barrier_init(&s->batched, 2 * 32);
+    barrier_init(&s->closed, 32);
     uint32_t records = records_of(a, (int)blockIdx.x % a.ranks);
     for (int i = 0; i < SLOTS; i++)
         barrier_init(&s->kept[i], 1);
@@ -365,7 +361,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, shared, 1024);
     struct cluster_shared *s = (struct cluster_shared *)shared;
-    int rank = (int)blockIdx.x % a.ranks, slice = (int)blockIdx.x % (a.ranks * a.parts), warp = (int)threadIdx.x / 32; /* rank: cluster_rank */
+    int rank = (int)blockIdx.x % a.ranks, slice = (int)blockIdx.x % (a.ranks * a.parts), warp = (int)threadIdx.x / 32;
     bool loader = threadIdx.x == 32 * (WORKERS + FINISHERS + 2);
     if (loader) {
         s->first_tile = first_tile(a);
@@ -468,15 +464,21 @@ static int ranks_of(int64_t d, bool open)
         ranks--;
     return ranks;
 }
+/* Blocks are sent to in clusters of two and more only: where one has all the channels, two that have nothing to do with each other are launched as one cluster. */
+static int launched_together(int ranks) { return ranks == 1 ? 2 : ranks; }
 /* What the clusters of a line leave in memory. */
 int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d) { return round_up(rows, TOKENS) * (d / CL_COLS / ranks_of(d, false)) * FOURS * 16; }
 
 /* Of the kernel with dropout or that without, which is ready to be launched then. */
 template <bool OPEN> static int clusters_of(struct lane *l, int64_t d, bool drops, int *count)
 {
-    int ranks = ranks_of(d, OPEN);
-    return drops ? cluster_count(l, boundary_cluster<true, OPEN>, ranks, THREADS, sizeof(struct cluster_shared), count)
-                 : cluster_count(l, boundary_cluster<false, OPEN>, ranks, THREADS, sizeof(struct cluster_shared), count);
+    int ranks = ranks_of(d, OPEN), blocks = launched_together(ranks);
+    if (drops)
+        TRY(cluster_count(l, boundary_cluster<true, OPEN>, blocks, THREADS, sizeof(struct cluster_shared), count));
+    else
+        TRY(cluster_count(l, boundary_cluster<false, OPEN>, blocks, THREADS, sizeof(struct cluster_shared), count));
+    *count *= blocks / ranks;
+    return ST_OK;
 }
 int mhc_boundary_cluster_blocks(struct lane *l, int64_t d, int64_t *blocks)
 {
@@ -510,6 +512,7 @@ static struct cluster_fwd args_of(struct lane *l, const struct mhc_boundary_fwd_
     a.ranks = ranks_of(a.d, open);
     a.parts = (int)(a.d / CL_COLS) / a.ranks;
     a.lines = (int)min_i64(max_i64(min_i64(at_once, cuda_of(l)->sm_budget / a.ranks) / a.parts, 1), a.tiles);
+    a.lines += a.ranks * a.parts * a.lines % launched_together(a.ranks) != 0; /* the last one may have no tile */
     a.per = (TOKENS + a.ranks - 1) / a.ranks;
     a.slot_bytes = a.ranks * a.per * RECORD * 4;
     a.batch = 32 / a.per;
@@ -547,11 +550,11 @@ template <bool OPEN> static int launch(struct lane *l, const struct mhc_boundary
         a->below = a->gate_eps = a->eps;
         a->less = (float)MHC_EPS;
     }
-    unsigned grid = (unsigned)(a->ranks * a->parts * a->lines);
+    unsigned grid = (unsigned)(a->ranks * a->parts * a->lines), together = (unsigned)launched_together(a->ranks);
     if (a->drop.info != NULL)
-        LAUNCH_CLUSTER(l, (boundary_cluster<true, OPEN>), grid, a->ranks, THREADS, sizeof(struct cluster_shared), m.x, m.f, m.y, m.h, *a);
+        LAUNCH_CLUSTER(l, (boundary_cluster<true, OPEN>), grid, together, THREADS, sizeof(struct cluster_shared), m.x, m.f, m.y, m.h, *a);
     else
-        LAUNCH_CLUSTER(l, (boundary_cluster<false, OPEN>), grid, a->ranks, THREADS, sizeof(struct cluster_shared), m.x, m.f, m.y, m.h, *a);
+        LAUNCH_CLUSTER(l, (boundary_cluster<false, OPEN>), grid, together, THREADS, sizeof(struct cluster_shared), m.x, m.f, m.y, m.h, *a);
     return ST_OK;
 }
 

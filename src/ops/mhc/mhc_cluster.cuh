@@ -4,6 +4,7 @@
  * The exchange: the receive room of a block is a ring of `slots` slots, each with a piece of every block of the cluster. With every slot go
  *   received  at the receiver: one arrival, that of exchange_expect, and the bytes of all blocks
  *   credit    at the sender: an arrival from every block of the cluster, itself too, that has taken what the slot held
+ * A cluster of the device may hold several of those that are meant here (mhc_cluster.cu), so that ranks begin at `first`.
  * A receiver arms `received` for the next round of a slot before it returns the credit of this one, and a sender waits for the credits
  * of the round before: so nothing is overwritten that somebody still needs, and no byte comes before its barrier expects it. */
 #ifndef BRAID_OPS_MHC_CLUSTER_CUH
@@ -66,16 +67,21 @@ __device__ __forceinline__ void exchange_wait_room(uint64_t *credit, int k, int 
         barrier_wait_bounded(&credit[k % slots], round_before(k, slots));
 }
 __device__ __forceinline__ void exchange_wait(uint64_t *received, int k, int slots) { barrier_wait_bounded(&received[k % slots], round_of(k, slots)); }
-/* The receiver, one whole warp, when its lanes have read item k: the slot is for item k + slots now. Several receivers have a part of the slot and a barrier
+/* The receiver, one whole warp: a lane has the credits of one block. */
+__device__ __forceinline__ uint32_t exchange_credits(uint64_t *credit, int first, int blocks)
+{
+    return smem_address_in(credit, (uint32_t)(first + min((int)threadIdx.x % 32, blocks - 1)));
+}
+/* When its lanes have read item k: the slot is for item k + slots now. Several receivers have a part of the slot and a barrier
  * `received` each, and the same credit (their number times `blocks` for exchange_init). */
-__device__ __forceinline__ void exchange_taken(uint64_t *received, uint64_t *credit, int k, int slots, int blocks, uint32_t bytes)
+__device__ __forceinline__ void exchange_taken(uint64_t *received, uint32_t credits, int k, int slots, int blocks, uint32_t bytes)
 {
     int lane = (int)threadIdx.x % 32;
     if (lane == 0)
         barrier_expect(&received[k % slots], bytes);
     __syncwarp();
     if (lane < blocks)
-        cluster_arrive(smem_address_in(&credit[k % slots], (uint32_t)lane));
+        cluster_arrive(credits + (uint32_t)(k % slots * 8));
 }
 
 #endif /* HOPPER_CODE */

@@ -57,6 +57,9 @@ __device__ __forceinline__ uint32_t records_of(const struct cluster_fwd &a, int 
 /* Tiles of this line of blocks: the first; the others are a.lines apart, as long as they are below a.tiles. Divisions are slow, so that no role has one in its loop. */
 __device__ __forceinline__ int first_tile(const struct cluster_fwd &a) { return (int)blockIdx.x / (a.ranks * a.parts); }
 
+/* The block of rank 0, by its place in the device's cluster. */
+__device__ __forceinline__ int first_rank(int rank) { return (int)cluster_rank() - rank; }
+
 /* Where 16-byte piece `piece` of a line of a token stands in a stream. */
 __device__ __forceinline__ int in_stream(int token, int line, int piece) { return in_tile(token * LINES + line, piece); }
 
@@ -75,7 +78,7 @@ static __device__ __forceinline__ float4 sum_ranks(const struct cluster_fwd &a, 
 }
 
 /* The block's own tokens of tile k, all but what h needs, for the closer: the late-th tile of batch n. */
-static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, struct cluster_shared *s, int k, int late, int n, bool last, int rank, uint32_t bytes, int j, int v)
+static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, struct cluster_shared *s, int k, int late, int n, bool last, int rank, uint32_t bytes, uint32_t credits, int j, int v)
 {
     exchange_wait(s->kept, k, SLOTS);
     if (late == 0 && n > 0)
@@ -90,8 +93,8 @@ static __device__ __forceinline__ void take_kept(const struct cluster_fwd &a, st
             v = i / a.per;
         }
     }
-    exchange_taken(s->kept, s->credit, k, SLOTS, a.ranks, bytes);
-    if (threadIdx.x % 32 == 0 && (late + 1 == a.batch || last))
+    exchange_taken(s->kept, credits, k, SLOTS, a.ranks, bytes);
+    if (late + 1 == a.batch || last)
         barrier_arrive(&s->batched);
 }
 
@@ -101,8 +104,8 @@ template <bool OPEN> static __device__ __forceinline__ void send(const struct cl
     constexpr int EACH = (FOURS + 1) / 2, LATER = 1; /* tiles: for what is sure to be there */
     int lane = (int)threadIdx.x % 32, token = lane % TOKENS, first = lane / TOKENS; /* first, first + 2, .. of the FOURS */
     int j = lane % a.per, v = lane / a.per;
-    uint32_t to = (uint32_t)(token % a.ranks), bar = smem_address_in(s->received, to), room = smem_address_in(s->room + sums_at(a, rank, token / a.ranks, first), to);
-    uint32_t bytes = records_of(a, rank) * (KEPT * 4);
+    uint32_t to = (uint32_t)(first_rank(rank) + token % a.ranks), bar = smem_address_in(s->received, to), room = smem_address_in(s->room + sums_at(a, rank, token / a.ranks, first), to);
+    uint32_t bytes = records_of(a, rank) * (KEPT * 4), credits = exchange_credits(s->credit, first_rank(rank), a.ranks);
     int late = 0, batches = 0;
     for (int k = 0, tile = first_tile(a); tile - (OPEN ? LATER : 0) * a.lines < a.tiles; k++, tile += a.lines) {
         if (tile < a.tiles) {
@@ -121,10 +124,9 @@ template <bool OPEN> static __device__ __forceinline__ void send(const struct cl
                     for (int w = 1; w < WORKERS; w++)
                         sum[i] = add4(sum[i], *(const float4 *)(record + w * (TOKENS * RECORD) + at));
                 }
-                __syncwarp();
                 if (part == 0)
                     exchange_wait_room(s->credit, k, SLOTS);
-                else if (lane == 0)
+                else
                     barrier_arrive(&s->taken[k % 2]);
 #pragma unroll
                 for (int i = from; i < until; i++)
@@ -133,7 +135,7 @@ template <bool OPEN> static __device__ __forceinline__ void send(const struct cl
             }
         }
         if (OPEN && k >= LATER) {
-            take_kept(a, s, k - LATER, late, batches, tile + (1 - LATER) * a.lines >= a.tiles, rank, bytes, j, v);
+            take_kept(a, s, k - LATER, late, batches, tile + (1 - LATER) * a.lines >= a.tiles, rank, bytes, credits, j, v);
             if (++late == a.batch) {
                 late = 0;
                 batches++;
@@ -146,7 +148,7 @@ template <bool OPEN> static __device__ __forceinline__ void send(const struct cl
 static __device__ __forceinline__ void gather(const struct cluster_fwd &a, struct cluster_shared *s, int rank)
 {
     int per = a.per, part = (int)blockIdx.x / a.ranks % a.parts;
-    uint32_t records = records_of(a, rank);
+    uint32_t records = records_of(a, rank), credits = exchange_credits(s->credit, first_rank(rank), a.ranks);
     for (int k = 0, tile = first_tile(a); tile < a.tiles; k++, tile += a.lines) {
         float4 *kept = a.kept + ((int64_t)tile * a.parts + part) * (FOURS * TOKENS);
         exchange_wait(s->received, k, SLOTS);
@@ -158,7 +160,7 @@ static __device__ __forceinline__ void gather(const struct cluster_fwd &a, struc
         __syncwarp();
         if (threadIdx.x % 32 == 0)
             barrier_expect(&s->kept[k % SLOTS], records * (KEPT * 4));
-        exchange_taken(s->received, s->credit, k, SLOTS, a.ranks, records * (SENT * 4));
+        exchange_taken(s->received, credits, k, SLOTS, a.ranks, records * (SENT * 4));
     }
 }
 
@@ -201,7 +203,7 @@ struct piece {
 };
 static __device__ __forceinline__ struct piece piece_of(const struct cluster_fwd &a, struct cluster_shared *s, int rank, int i)
 {
-    int to = i % a.ranks, four = i / a.ranks % 2, j = i / a.ranks / 2, token = rank + j * a.ranks;
+    int to = first_rank(rank) + i % a.ranks, four = i / a.ranks % 2, j = i / a.ranks / 2, token = rank + j * a.ranks;
     struct piece p = {s->open[min(j, TOKENS - 1)] + 4 * four, 0, 0};
     if (token < TOKENS) {
         p.to = smem_address_in(&s->gate[0][token][4 * four], (uint32_t)to);
@@ -235,7 +237,7 @@ static __device__ __forceinline__ void open_tiles(const struct cluster_fwd &a, s
     int lane = (int)threadIdx.x % 32, part = lane % 8, per = a.per, late = 0, batches = 0;
     struct opener o = opener_of(a);
     struct piece piece[2] = {piece_of(a, s, rank, lane), piece_of(a, s, rank, lane + 32)};
-    uint32_t bytes = records_of(a, rank) * (SENT * 4);
+    uint32_t bytes = records_of(a, rank) * (SENT * 4), credits = exchange_credits(s->credit, first_rank(rank), a.ranks);
     for (int k = 0, tile = first_tile(a); tile < a.tiles; k++, tile += a.lines) {
         exchange_wait(s->received, k, SLOTS);
         if (late == 0 && batches > 0)
@@ -260,10 +262,9 @@ static __device__ __forceinline__ void open_tiles(const struct cluster_fwd &a, s
         __syncwarp();
         send_piece(piece[0], k % STAGES);
         send_piece(piece[1], k % STAGES);
-        exchange_taken(s->received, s->credit, k, SLOTS, a.ranks, bytes); /* which is a __syncwarp, too */
+        exchange_taken(s->received, credits, k, SLOTS, a.ranks, bytes); /* which is a __syncwarp, too */
         if (++late == a.batch || tile + a.lines >= a.tiles) {
-            if (lane == 0)
-                barrier_arrive(&s->batched);
+            barrier_arrive(&s->batched);
             late = 0;
             batches++;
         }
@@ -287,9 +288,7 @@ static __device__ __forceinline__ void close_tiles(const struct cluster_fwd &a, 
             product[v] = *(const float4 *)&s->batch[lane][4 * v];
         float4 p = *(const float4 *)&s->batch[lane][KEPT], pre = *(const float4 *)&s->batch[lane][KEPT + CL_N];
         float2 norms = *(const float2 *)&s->batch[lane][KEPT + 2 * CL_N];
-        __syncwarp();
-        if (lane == 0)
-            barrier_arrive(&s->closed);
+        barrier_arrive(&s->closed);
         if (lane < a.batch * per && token < TOKENS && row < a.rows) {
             write_opened(a, row, p, pre, norms.x, norms.y);
             make_coefficients(a, row, product, norms.x);

@@ -125,8 +125,7 @@ static __device__ __forceinline__ void make_dp(const struct back_args &a, struct
             ahead[u] = take_rho(a, thread, t + AHEAD, first, count);
             fence_async_proxy();
             named_barrier<1 + GROUPS, 128>(); /* what came is read */
-            if (thread % 32 == 0)
-                barrier_arrive(&s->made[t % TILES]);
+            barrier_arrive(&s->made[t % TILES]);
             if (thread == 0 && t + COMING < count)
                 bring_dp(a, s, t + COMING, first);
         }
@@ -181,11 +180,11 @@ static __device__ __forceinline__ void work(const struct back_args &a, struct ba
         wgmma_wait<0>();
         wgmma_hold(acc);
         wgmma_hold(dw);
+        barrier_arrive(&s->used[t % TILES]);
         add_x(box, acc, scale);
         fence_async_proxy();
         named_barrier_of(1 + group, 128);
         if (thread == 0) {
-            barrier_arrive(&s->used[t % TILES]);
             tma_store_2d(dx, (int)column, (first + t) * ROWS, box);
             bulk_commit();
             bulk_wait_read<1>(); /* the box before is free */
@@ -219,8 +218,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < GROUPS * DEPTH; i++)
             barrier_init(&s->full[0][0] + i, 1);
         for (int i = 0; i < TILES; i++) {
-            barrier_init(&s->made[i], 4);
-            barrier_init(&s->used[i], GROUPS);
+            barrier_init(&s->made[i], 4 * 32);
+            barrier_init(&s->used[i], 4 * GROUPS * 32);
         }
         for (int i = 0; i < COMING; i++)
             barrier_init(&s->came[i], 1);

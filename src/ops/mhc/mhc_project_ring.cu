@@ -40,7 +40,7 @@ struct ring_args {
 struct ring_shared {
     char x[GROUPS][DEPTH][BOX];
     char w[CHUNKS][2 * LOGITS * 128];
-    uint64_t full[GROUPS][DEPTH], made[CHUNKS], used[CHUNKS], received;
+    uint64_t full[GROUPS][DEPTH], made[CHUNKS], used[CHUNKS], asked, received;
 };
 /* In the place of x, when all of it is used up. */
 struct ring_sums {
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void make_w(const struct ring_args &a, struct 
 #pragma unroll
     for (int u = 0; u < AHEAD; u++)
         take_w(a, first + u, end, ahead[u]);
-    __syncthreads(); /* not before: barriers are there, and boxes may come */
+    barrier_arrive(&s->asked); /* not before: boxes may come */
     for (int base = 0; base < end - first; base += AHEAD)
 #pragma unroll
         for (int u = 0; u < AHEAD; u++) {
@@ -104,9 +104,7 @@ static __device__ __forceinline__ void make_w(const struct ring_args &a, struct 
             write_halves(s->w[c % CHUNKS], ahead[u]);
             take_w(a, first + c + AHEAD, end, ahead[u]);
             fence_async_proxy();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0)
-                barrier_arrive(&s->made[c % CHUNKS]);
+            barrier_arrive(&s->made[c % CHUNKS]);
         }
 }
 
@@ -258,27 +256,28 @@ template <int SPLIT> static __global__ void __launch_bounds__(THREADS, 1) projec
         for (int i = 0; i < GROUPS * DEPTH; i++)
             barrier_init(&s->full[0][0] + i, 1);
         for (int i = 0; i < CHUNKS; i++) {
-            barrier_init(&s->made[i], MAKERS);
+            barrier_init(&s->made[i], MAKERS * 32);
             barrier_init(&s->used[i], (uint32_t)min(tiles, (int)GROUPS));
         }
+        barrier_init(&s->asked, MAKERS * 32);
         barrier_init(&s->received, 1);
         barrier_init_done();
         if (SPLIT > 1)
             barrier_expect(&s->received, (uint32_t)(tiles * ROWS * RECORD * 4));
     }
+    __syncthreads();
     if (threadIdx.x >= WORKERS) {
         registers_down<MAKER_REGISTERS>();
         make_w(a, s, first, end);
-        __syncthreads();
     } else {
         float sum[2][LOGITS / 2] = {}, square[2] = {};
         registers_up<WORKER_REGISTERS>();
-        __syncthreads();
+        barrier_wait_bounded(&s->asked, 0);
         if (m.tiles == 2)
             work<2>(s, m, &x, sum, square);
         else if (m.tiles == 1)
             work<1>(s, m, &x, sum, square);
-        __syncthreads(); /* the boxes are used up */
+        named_barrier<1 + GROUPS, WORKERS>(); /* the boxes are used up */
         leave_sums(sums, m, sum, square);
     }
     if (SPLIT > 1) {

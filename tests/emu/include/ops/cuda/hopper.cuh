@@ -98,7 +98,7 @@ static inline void cluster_arrive(uint32_t bar) { emu_mbarrier_arrive_at(bar, 1,
 
 template <int ID, int THREADS> static inline void named_barrier(void) { emu_named_barrier(ID, THREADS, true); }
 static inline void named_barrier_of(int id, int threads) { emu_named_barrier(id, threads, true); }
-template <int ID, int THREADS> static inline void named_barrier_arrive(void) { emu_named_barrier(ID, THREADS, false); }
+static inline void named_barrier_arrive(int id, int threads) { emu_named_barrier(id, threads, false); }
 template <int N> static inline void registers_down(void) { static_assert(N % 8 == 0 && N >= 24 && N <= 256, "setmaxnreg"); }
 template <int N> static inline void registers_up(void) { static_assert(N % 8 == 0 && N >= 24 && N <= 256, "setmaxnreg"); }
 
