@@ -55,6 +55,9 @@ bool transfer_any(struct cluster *c)
 static transfer_ref transfer_new(enum transfer_kind kind)
 {
     transfer_ref t = std::make_shared<transfer>();
+    t->by = self();
+    t->pc = self()->pc;
+    t->seen = self()->seen;
     t->kind = kind;
     t->in = self()->in;
     return t;
@@ -190,7 +193,7 @@ static void finish_transfer(struct transfer *t)
 {
     t->done = true;
     if (t->bar != NULL)
-        mbarrier_complete(t->in, t->bar, t->bytes);
+        mbarrier_complete(t);
 }
 
 static void step(struct transfer *t)
@@ -199,6 +202,7 @@ static void step(struct transfer *t)
     case COPY_ASYNC:
         memcpy(t->shared, t->global, t->valid);
         memset(t->shared + t->valid, 0, t->bytes - t->valid);
+        race_copy(t);
         watch_clear(t->in, t->shared, t->bytes);
         return finish_transfer(t);
     case BULK_LOAD:
@@ -206,10 +210,12 @@ static void step(struct transfer *t)
             load_box(t);
         else
             memcpy(t->shared, t->global, t->bytes);
+        race_copy(t);
         watch_clear(t->in, t->shared, t->bytes);
         return finish_transfer(t);
     case SEND:
         memcpy(t->shared, t->held.data(), t->bytes);
+        race_copy(t);
         watch_clear(t->in, t->shared, t->bytes);
         return finish_transfer(t);
     case BULK_STORE:

@@ -19,6 +19,7 @@ static bool barrier_is_full(const struct block *b, int id)
 static void barrier_open(struct block *b, int id)
 {
     b->barriers[id].came = 0;
+    race_open(&b->barriers[id].meet);
     wake_all(b->barriers[id].waiting);
 }
 
@@ -30,8 +31,11 @@ static void come_to_barrier(int id, int threads, bool wait)
         emu_fail("barrier %d: some threads expect %d, others %d", id, n->count, threads);
     n->count = threads;
     n->came++;
+    race_arrive(f, &n->meet);
     if (barrier_is_full(f->in, id)) {
         barrier_open(f->in, id);
+        if (wait)
+            race_pass(f, &n->meet);
         emu_maybe_yield();
         return;
     }
@@ -39,6 +43,7 @@ static void come_to_barrier(int id, int threads, bool wait)
         return emu_maybe_yield();
     n->waiting.push_back(f);
     wait_here(id == 0 ? "__syncthreads" : "a named barrier", n, (uint64_t)id);
+    race_pass(f, &n->meet);
 }
 
 void emu_block_barrier(void)
@@ -58,6 +63,7 @@ static void cluster_barrier_check(struct cluster *c)
 {
     if (c->came > 0 && c->came >= c->live) {
         c->came = 0;
+        race_open(&c->meet);
         wake_all(c->waiting);
     }
 }
@@ -65,13 +71,16 @@ void emu_cluster_barrier(void)
 {
     NOTE_PLACE();
     struct cluster *c = here();
-    if (++c->came >= c->live) {
-        c->came = 0;
-        wake_all(c->waiting);
+    c->came++;
+    race_arrive(self(), &c->meet);
+    if (c->came >= c->live) {
+        cluster_barrier_check(c);
+        race_pass(self(), &c->meet);
         return emu_maybe_yield();
     }
     c->waiting.push_back(self());
     wait_here("the cluster's barrier", c, 0);
+    race_pass(self(), &c->meet);
 }
 unsigned emu_cluster_rank(void) { return self()->in->rank; }
 unsigned emu_cluster_size(void) { return (unsigned)here()->blocks.size(); }
@@ -173,6 +182,7 @@ void emu_mbarrier_init(uint64_t *bar, unsigned arrivals)
     m->expected = m->pending = arrivals;
     m->bytes = 0;
     m->phase = 0;
+    m->meet = {};
 }
 
 static void mbarrier_check(struct mbarrier *m)
@@ -181,13 +191,15 @@ static void mbarrier_check(struct mbarrier *m)
         return;
     m->phase++;
     m->pending = m->expected;
+    race_open(&m->meet);
     wake_all(m->waiting);
 }
 
-void mbarrier_complete(struct block *b, uint64_t *bar, int64_t bytes)
+void mbarrier_complete(const struct transfer *t)
 {
-    struct mbarrier *m = mbarrier_of(b, bar);
-    m->bytes -= bytes;
+    struct mbarrier *m = mbarrier_of(t->in, t->bar);
+    m->bytes -= t->bytes;
+    race_hand_over(t, &m->meet);
     if (m->bytes < -((1 << 20) - 1))
         emu_fail("mbarrier: %lld bytes more than were expected", (long long)-m->bytes);
     mbarrier_check(m);
@@ -203,6 +215,7 @@ static void arrive(struct block *b, uint64_t *bar, unsigned count, int64_t expec
     if (m->bytes > (1 << 20) - 1)
         emu_fail("mbarrier: %lld bytes are expected, 2^20 - 1 is the most", (long long)m->bytes);
     m->pending -= count;
+    race_arrive(self(), &m->meet);
     mbarrier_check(m);
     emu_maybe_yield();
 }
@@ -224,10 +237,14 @@ bool emu_mbarrier_test(uint64_t *bar, unsigned parity)
 {
     NOTE_PLACE();
     struct mbarrier *m = mbarrier_of(self()->in, bar);
-    if ((m->phase & 1) != (parity & 1))
-        return true;
-    emu_yield();
-    return (mbarrier_of(self()->in, bar)->phase & 1) != (parity & 1);
+    if ((m->phase & 1) == (parity & 1)) {
+        emu_yield();
+        m = mbarrier_of(self()->in, bar);
+        if ((m->phase & 1) == (parity & 1))
+            return false;
+    }
+    race_pass(self(), &m->meet);
+    return true;
 }
 
 void emu_mbarrier_wait(uint64_t *bar, unsigned parity)
@@ -239,7 +256,7 @@ void emu_mbarrier_wait(uint64_t *bar, unsigned parity)
     for (;;) {
         struct mbarrier *m = mbarrier_of(b, bar);
         if ((m->phase & 1) != parity)
-            return;
+            return race_pass(self(), &m->meet);
         m->waiting.push_back(self());
         wait_here("an mbarrier", bar, parity);
     }

@@ -343,6 +343,7 @@ static void fiber_make(struct fiber *f, struct block *b, unsigned t, const struc
     f->number = t;
     f->fenced = 0;
     f->in = b;
+    race_begin(f, l->cluster * b->threads);
     f->warp = &b->warps[t / 32];
     f->warp->lane[f->lane] = f;
     f->warp->exist |= 1u << f->lane;
@@ -396,13 +397,14 @@ static void cluster_free(struct cluster *c)
     }
 }
 
-bool run_cluster(const struct emu_launch *l, uint64_t first_block, uint64_t draw, struct pool *p)
+bool run_cluster(const struct emu_launch *l, uint64_t first_block, uint64_t draw, bool races, struct pool *p)
 {
     struct cluster c = {};
     c.launch = l;
     c.draws.state = draw;
     c.next_due = UINT64_MAX;
     c.clock = 1;
+    c.races = races && l->cluster * l->block.x * l->block.y * l->block.z <= RACE_THREADS;
     static const unsigned stays[] = {2, 8, 64, 1000}, delays[] = {1, 16, 200, 5000};
     c.stay = stays[c.draws.below(4)];
     c.delay = delays[c.draws.below(4)];

@@ -9,6 +9,7 @@
 #include <deque>
 #include <memory>
 #include <stdint.h>
+#include <unordered_map>
 #include <vector>
 
 /* Shared memory of a block begins here in its window, as the first KB belongs to the system. Above: blocks of a cluster by rank. */
@@ -30,6 +31,17 @@ struct fiber;
 struct block;
 struct cluster;
 
+/* race.cc: how far each thread of a cluster has come; a place where threads meet, with what those hand over who come to it, and those who came in rounds that are over. */
+typedef std::vector<uint32_t> vclock;
+enum { RACE_THREADS = 2048 /* of a cluster, at most: work for each access of shared memory grows with them */ };
+struct race_meet {
+    vclock coming, over;
+};
+struct race_notes;
+struct race_notes_free {
+    void operator()(struct race_notes *n) const;
+};
+
 /* A copy that hardware makes. */
 enum transfer_kind { COPY_ASYNC, BULK_LOAD, BULK_STORE, SEND, WGMMA };
 struct transfer {
@@ -45,6 +57,9 @@ struct transfer {
     int at[4];
     uint64_t *bar;
     std::vector<unsigned char> held; /* what was read */
+    struct fiber *by;
+    const void *pc;
+    vclock seen; /* by the one who asked for it, then */
     /* wgmma */
     struct group *group;
     std::vector<float *> d;
@@ -73,7 +88,8 @@ struct fiber : emu_thread {
     struct block *in;
     struct warp *warp;
     enum fiber_state state;
-    unsigned number; /* in the block */
+    unsigned number, id; /* in the block; in the cluster */
+    vclock seen;         /* empty: races are not looked for */
     uint64_t fenced; /* when it last called fence_async_proxy, by the cluster's clock */
     struct emu_meeting *meeting; /* still read from */
     struct commits copies, bulk; /* cp.async; bulk stores */
@@ -106,10 +122,12 @@ struct mbarrier {
     int64_t bytes;
     uint64_t phase;
     std::vector<struct fiber *> waiting;
+    struct race_meet meet;
 };
 struct named {
     int count, came; /* threads */
     std::vector<struct fiber *> waiting;
+    struct race_meet meet;
 };
 
 struct block {
@@ -119,6 +137,7 @@ struct block {
     char *room, *shared; /* allocated; shared memory, at a multiple of 1024 */
     size_t room_bytes, shared_bytes;
     uint64_t *notes; /* who wrote which 4 bytes (watch.cc) */
+    std::unique_ptr<race_notes, race_notes_free> races;
     std::vector<mbarrier> mbarriers;
     struct named barriers[16];
     std::vector<warp> warps;
@@ -134,6 +153,8 @@ struct cluster {
     uint64_t next_due, tick, clock; /* clock: counts fences */
     unsigned live, came;
     std::vector<struct fiber *> waiting; /* at the cluster's barrier */
+    struct race_meet meet;
+    bool races; /* are looked for */
     struct warp *current;
     struct draws draws;
     unsigned stay, delay; /* how long a warp is kept running, how long transfers take: drawn */
@@ -152,7 +173,7 @@ void wake(struct fiber *f);
 #define NOTE_PLACE() (self()->pc = __builtin_return_address(0))
 
 struct block *block_of_address(unsigned address);
-void mbarrier_complete(struct block *b, uint64_t *bar, int64_t bytes);
+void mbarrier_complete(const struct transfer *t);
 struct mbarrier *mbarrier_find(struct block *b, const uint64_t *bar);
 void transfers_at_exit(struct fiber *f);
 /* Those that are due; or one, whatever it is. False: there is none. */
@@ -164,6 +185,16 @@ void watch_write(struct fiber *f, const void *p, size_t bytes);
 void watch_clear(struct block *b, const void *p, size_t bytes);
 void watch_async_read(const void *p, size_t bytes, const char *what);
 
+/* race.cc. A thread comes to a place; its round is over; a thread goes on from there. Lanes that __syncwarp brings together. */
+void race_begin(struct fiber *f, unsigned threads);
+void race_arrive(struct fiber *f, struct race_meet *m);
+void race_hand_over(const struct transfer *t, struct race_meet *m);
+void race_open(struct race_meet *m);
+void race_pass(struct fiber *f, const struct race_meet *m);
+void race_warp_meets(struct warp *w, unsigned lanes);
+void race_access(struct fiber *f, const void *p, size_t bytes, bool write, const void *pc);
+void race_copy(const struct transfer *t);
+
 void meetings_at_exit(struct fiber *f);
 void barriers_at_exit(struct fiber *f);
 
@@ -171,7 +202,7 @@ struct pool { /* of an OS thread */
     std::vector<struct fiber *> fibers;
 };
 /* The cluster whose first block has this number in the grid. False: the launch is stopped, a message was written. */
-bool run_cluster(const struct emu_launch *l, uint64_t first_block, uint64_t draw, struct pool *p);
+bool run_cluster(const struct emu_launch *l, uint64_t first_block, uint64_t draw, bool races, struct pool *p);
 
 uint64_t emu_seed(void);
 /* "file:line in function" of an address, by addr2line. */

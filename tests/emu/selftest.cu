@@ -1,5 +1,5 @@
 /* The emulator itself: small kernels that are right, and ones with a fault that it must show. Right ones give the same numbers under every
- * seed; a race gives others under some; misuse stops the launch with a message. Prints "N passed, N failed" last. */
+ * seed; a race gives others under some, and with races looked for stops the launch, as misuse does, with a message. Prints "N passed, N failed" last. */
 #include "ops/cuda/hopper.cuh"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 enum { SEEDS = 60, THREADS = 128, OUT = 1024 };
-enum expected { RIGHT, WRONG_SOMETIMES, STOPPED_SOMETIMES };
+enum expected { RIGHT, WRONG_SOMETIMES, STOPPED_SOMETIMES, RACE };
 
 template <typename... P, typename... A> static cudaError_t launch(void (*kernel)(P...), int grid, int cluster, int threads, size_t smem, A... args)
 {
@@ -179,6 +179,49 @@ template <bool COUNTED> __global__ void overtaken(int *out)
     out[threadIdx.x] = 7;
 }
 
+/* A warp writes, one lane of it arrives for all: only the lanes that came to the __syncwarp before are spoken for. */
+template <bool BARRIER> __global__ void spoken_for(int *out)
+{
+    DYNAMIC_SHARED(int, x, 16);
+    uint64_t *bar = (uint64_t *)(x + THREADS);
+    if (threadIdx.x == 0) {
+        barrier_init(bar, 1);
+        barrier_init_done();
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) {
+        x[threadIdx.x] = 7;
+        if (BARRIER)
+            __syncwarp();
+        if (threadIdx.x == 0)
+            barrier_arrive(bar);
+    } else {
+        barrier_wait_bounded(bar, 0);
+    }
+    out[threadIdx.x] = threadIdx.x < 32 ? 7 : x[threadIdx.x % 32];
+}
+/* Threads read x, then hardware fills it again. */
+template <bool BARRIER> __global__ void filled_again(const int *in, int *out)
+{
+    DYNAMIC_SHARED(int, x, 16);
+    uint64_t *bar = (uint64_t *)(x + THREADS);
+    x[threadIdx.x] = in[threadIdx.x];
+    if (threadIdx.x == 0) {
+        barrier_init(bar, 1);
+        barrier_init_done();
+    }
+    fence_async_proxy();
+    __syncthreads();
+    out[threadIdx.x] = x[threadIdx.x ^ 1] - in[threadIdx.x ^ 1] + in[threadIdx.x];
+    if (BARRIER)
+        __syncthreads();
+    if (threadIdx.x == 0) {
+        barrier_expect(bar, THREADS * 4);
+        bulk_load(x, in, THREADS * 4, bar);
+    }
+    barrier_wait_bounded(bar, 0);
+}
+
 /* ---- clusters --------------------------------------------------------------------------------------------------------------------------------- */
 
 enum { BLOCKS = 4 };
@@ -244,6 +287,20 @@ template <int HASTE> __global__ void multiply(int *out)
         out[threadIdx.x] = (int)d[5];
 }
 
+/* A block's send to itself, without others. */
+__global__ void alone_in_cluster(int *)
+{
+    DYNAMIC_SHARED(float4, x, 16);
+    uint64_t *bar = (uint64_t *)(x + 1);
+    if (threadIdx.x == 0) {
+        barrier_init(bar, 1);
+        barrier_init_done();
+        barrier_expect(bar, 16);
+        cluster_send(smem_address_in(x, 0), make_float4(0, 0, 0, 0), smem_address_in(bar, 0));
+        barrier_wait_bounded(bar, 0);
+    }
+}
+
 /* ---- the list --------------------------------------------------------------------------------------------------------------------------------------- */
 
 static const int *input;
@@ -284,12 +341,21 @@ static const struct test TESTS[] = {
     {"mbarrier, not initialised", STOPPED_SOMETIMES, "never initialised", [](int *o) { return alone(meet<THREADS, false>, o); }},
     {"rounds, counted", RIGHT, NULL, [](int *o) { return alone(overtaken<true>, o); }},
     {"rounds, overtaken", STOPPED_SOMETIMES, "deadlock", [](int *o) { return alone(overtaken<false>, o); }},
+    {"copy over what was read", RIGHT, NULL, [](int *o) { return with_input(filled_again<true>, o); }},
+    {"cluster of one block", STOPPED_SOMETIMES, "cluster of one block", [](int *o) { return alone(alone_in_cluster, o); }},
     {"cluster", RIGHT, NULL, [](int *o) { return together(all_to_all<true, true>, o); }},
     {"cluster, not ready", STOPPED_SOMETIMES, "never initialised", [](int *o) { return together(all_to_all<false, true>, o); }},
     {"cluster, block gone", STOPPED_SOMETIMES, "end", [](int *o) { return together(all_to_all<true, false>, o); }},
     {"wgmma", RIGHT, NULL, [](int *o) { return alone(multiply<HASTE_NONE>, o); }},
     {"wgmma, result too soon", WRONG_SOMETIMES, NULL, [](int *o) { return alone(multiply<HASTE_RESULT>, o); }},
     {"wgmma, operand too soon", WRONG_SOMETIMES, NULL, [](int *o) { return alone(multiply<HASTE_OPERAND>, o); }},
+#if !defined(__SANITIZE_ADDRESS__)
+    {"race, no block barrier", RACE, "a race in shared memory", [](int *o) { return alone(reversed<false>, o); }},
+    {"race, no warp barrier", RACE, "a race in shared memory", [](int *o) { return alone(neighbours<false>, o); }},
+    {"race, one lane arrives for others", RACE, "a race in shared memory: a read after a write", [](int *o) { return alone(spoken_for<false>, o); }},
+    {"race, a copy over what is read", RACE, "a race in shared memory: a copy", [](int *o) { return with_input(filled_again<false>, o); }},
+#endif
+    {"one lane arrives for its warp", RIGHT, NULL, [](int *o) { return alone(spoken_for<true>, o); }},
     {"too much shared memory", STOPPED_SOMETIMES, "", [](int *o) { return launch(sums, 1, 1, THREADS, 49153, o); }},
     {"too large a cluster", STOPPED_SOMETIMES, "", [](int *o) { return launch(sums, 16, 16, THREADS, 0, o); }},
 };
@@ -308,7 +374,7 @@ static bool is_right(const char *name, const int *out)
             want = i ^ 63;
         else if (strncmp(name, "shuffles", 8) == 0)
             want = 32 * (i / 32 * 32) + 31 * 16 + (i / 32 * 32 % 3 == 0 ? 11 : i / 32 * 32 % 3 == 1 ? 10 : 11);
-        else if (strncmp(name, "bulk load", 9) == 0)
+        else if (strncmp(name, "bulk load", 9) == 0 || strncmp(name, "copy over", 9) == 0)
             want = input[i];
         else if (bulk)
             want = i;
@@ -345,10 +411,11 @@ static bool check(const struct test *t, int *out)
 {
     int right = 0, wrong = 0, stopped = 0;
     bool named = false;
-    for (int seed = 1; seed <= SEEDS && !(t->expected != RIGHT && (t->expected == WRONG_SOMETIMES ? wrong > 0 : stopped > 0)); seed++) {
+    for (int seed = 1; seed <= SEEDS && !(t->expected != RIGHT && t->expected != RACE && (t->expected == WRONG_SOMETIMES ? wrong > 0 : stopped > 0)); seed++) {
         FILE *file;
         memset(out, 0xff, OUT * sizeof *out);
         emu_set_seed((uint64_t)seed);
+        emu_set_races(t->expected == RACE || t->expected == RIGHT);
         int old = hide(&file);
         cudaError_t code = t->run(out);
         cudaGetLastError();
@@ -360,7 +427,7 @@ static bool check(const struct test *t, int *out)
         wrong += code == cudaSuccess && !is_right(t->name, out);
         right += code == cudaSuccess && is_right(t->name, out);
     }
-    bool ok = t->expected == RIGHT ? right == SEEDS : t->expected == WRONG_SOMETIMES ? wrong > 0 && stopped == 0 : stopped > 0 && named;
+    bool ok = t->expected == RACE ? stopped == SEEDS && named : t->expected == RIGHT ? right == SEEDS : t->expected == WRONG_SOMETIMES ? wrong > 0 && stopped == 0 : stopped > 0 && named;
     printf("%s %s: %d right, %d wrong, %d stopped%s\n", ok ? "ok" : "not ok", t->name, right, wrong, stopped, stopped > 0 && !named ? " (without the message)" : "");
     return ok;
 }

@@ -24,6 +24,8 @@ static void begin_reading(struct warp *w, struct emu_meeting *m, void (*all)(str
             w->open.erase(w->open.begin() + (long)i);
     if (all != NULL)
         all(m);
+    if (m->kind == EMU_SYNCWARP)
+        race_warp_meets(w, m->came);
     for (int l = 0; l < 32; l++)
         if (m->came >> l & 1)
             wake(w->lane[l]);
@@ -129,6 +131,7 @@ static void load_matrices_all(struct emu_meeting *m, bool transposed)
         if (at % 16 != 0)
             emu_fail("ldmatrix: row address %#x of lane %d is no multiple of 16", at, l);
         memcpy(row[l], emu_shared_pointer(at), 16);
+        race_access(self()->warp->lane[l], emu_shared_pointer(at), 16, false, self()->pc);
     }
     for (int l = 0; l < 32; l++) {
         uint32_t r[4];

@@ -1,7 +1,7 @@
 /* Ordinary writes to shared memory, watched: bulk stores and wgmma read through another proxy, and see what threads wrote only behind a
  * fence_async_proxy. The kernels are compiled with gcc's instrumentation for threads (-fsanitize=thread), whose calls end here instead of in
  * its library: every write of a thread is noted with a time, every fence sets the thread's time, and a copy or product that reads what
- * nobody has fenced stops the launch. */
+ * nobody has fenced stops the launch. Reads and writes also go to race.cc. */
 #include "machine.h"
 
 /* A note for every 4 bytes: the thread that wrote them (number in the block + 1) and when. 0: nobody, or hardware. */
@@ -17,7 +17,11 @@ static inline void mark(struct fiber *f, const void *p, size_t bytes)
     for (size_t i = at / 4; i <= (at + bytes - 1) / 4; i++)
         b->notes[i] = note;
 }
-void watch_write(struct fiber *f, const void *p, size_t bytes) { mark(f, p, bytes); }
+void watch_write(struct fiber *f, const void *p, size_t bytes)
+{
+    mark(f, p, bytes);
+    race_access(f, p, bytes, true, f->pc);
+}
 
 void watch_clear(struct block *b, const void *p, size_t bytes)
 {
@@ -60,25 +64,44 @@ void emu_fence_async(void)
 NOTHING(__tsan_init, void)
 NOTHING(__tsan_func_entry, void *)
 NOTHING(__tsan_func_exit, void)
-NOTHING(__tsan_read1, void *)
-NOTHING(__tsan_read2, void *)
-NOTHING(__tsan_read4, void *)
-NOTHING(__tsan_read8, void *)
-NOTHING(__tsan_read16, void *)
-NOTHING(__tsan_unaligned_read2, void *)
-NOTHING(__tsan_unaligned_read4, void *)
-NOTHING(__tsan_unaligned_read8, void *)
-NOTHING(__tsan_unaligned_read16, void *)
-NOTHING(__tsan_read_range, void *, size_t)
 NOTHING(__tsan_vptr_read, void *)
 NOTHING(__tsan_vptr_update, void *, void *)
 
-#define WRITE(name, bytes)                    \
-    extern "C" void name(void *p);            \
-    extern "C" void name(void *p)             \
-    {                                         \
-        if (emu_self != NULL)                 \
-            mark(self(), p, bytes);           \
+#define READ(name, bytes)                                                           \
+    extern "C" void name(void *p);                                                  \
+    extern "C" void name(void *p)                                                   \
+    {                                                                               \
+        if (emu_self != NULL)                                                       \
+            race_access(self(), p, bytes, false, __builtin_return_address(0));      \
+    }
+READ(__tsan_read1, 1)
+READ(__tsan_read2, 2)
+READ(__tsan_read4, 4)
+READ(__tsan_read8, 8)
+READ(__tsan_read16, 16)
+READ(__tsan_unaligned_read2, 2)
+READ(__tsan_unaligned_read4, 4)
+READ(__tsan_unaligned_read8, 8)
+READ(__tsan_unaligned_read16, 16)
+extern "C" void __tsan_read_range(void *p, size_t bytes);
+extern "C" void __tsan_read_range(void *p, size_t bytes)
+{
+    if (emu_self != NULL)
+        race_access(self(), p, bytes, false, __builtin_return_address(0));
+}
+
+static inline void written(void *p, size_t bytes, const void *pc)
+{
+    if (emu_self == NULL || bytes == 0)
+        return;
+    mark(self(), p, bytes);
+    race_access(self(), p, bytes, true, pc);
+}
+#define WRITE(name, bytes)                                \
+    extern "C" void name(void *p);                        \
+    extern "C" void name(void *p)                         \
+    {                                                     \
+        written(p, bytes, __builtin_return_address(0));   \
     }
 WRITE(__tsan_write1, 1)
 WRITE(__tsan_write2, 2)
@@ -92,8 +115,7 @@ WRITE(__tsan_unaligned_write16, 16)
 extern "C" void __tsan_write_range(void *p, size_t bytes);
 extern "C" void __tsan_write_range(void *p, size_t bytes)
 {
-    if (emu_self != NULL && bytes > 0)
-        mark(self(), p, bytes);
+    written(p, bytes, __builtin_return_address(0));
 }
 
 #define ATOMIC(bits, type)                                                                  \

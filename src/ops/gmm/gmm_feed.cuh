@@ -31,14 +31,6 @@ template <int AFTER, int KIND> struct form {
 
 #if HOPPER_CODE
 
-__device__ __forceinline__ void group_sync(int group)
-{
-    if (group == 0)
-        named_barrier<1, GROUP>();
-    else
-        named_barrier<2, GROUP>();
-}
-
 /* ---- where a tile is ---------------------------------------------------------------------------------------------------------- */
 
 template <int PRODUCT, typename F> __device__ __forceinline__ struct gmm_at tile_at(const struct gmm_job &g, const struct gmm_table &t, int tile)
@@ -107,17 +99,16 @@ __device__ __forceinline__ void lend_stage(const CUtensorMap *pre, const struct 
 
 /* ---- multiplying ------------------------------------------------------------------------------------------------------------------ */
 
-/* Lines from `valid` on hold another expert's rows: no part of this sum. Each group clears what it reads. */
-template <typename F> __device__ __forceinline__ void clear_lines(char *stage, int valid, int group)
+/* Lines from `valid` on hold another expert's rows: no part of this sum. Both groups read them, and clear them together. */
+template <typename F> __device__ __forceinline__ void clear_lines(char *stage, int valid)
 {
-    int t = threadIdx.x % GROUP, lines = BOX - valid;
-    for (int i = t; i < (1 + F::B_BOXES) * lines * 8; i += GROUP) {
+    int lines = BOX - valid;
+    for (int i = (int)threadIdx.x - GROUP; i < (F::A_BOXES + F::B_BOXES) * lines * 8; i += 2 * GROUP) {
         int box = i / (lines * 8), line = valid + i % (lines * 8) / 8, chunk = i % 8;
-        int at = box == 0 ? group : F::A_BOXES + box - 1;
-        *(uint4 *)(stage + at * BOX_BYTES + line * 128 + chunk * 16) = make_uint4(0, 0, 0, 0);
+        *(uint4 *)(stage + box * BOX_BYTES + line * 128 + chunk * 16) = make_uint4(0, 0, 0, 0);
     }
     fence_async_proxy();
-    group_sync(group);
+    named_barrier<1, 2 * GROUP>();
 }
 
 /* This warp is done with a stage. */
@@ -166,7 +157,7 @@ __device__ __forceinline__ void multiply_tile(float (&c)[F::BN / 2], char *ring,
         char *stage = ring + at * F::STAGE;
         barrier_wait_bounded(full + at, (step + s) / F::STAGES & 1);
         if (PRODUCT == GMM_WEIGHT && depth - s * BOX < BOX)
-            clear_lines<F>(stage, depth - s * BOX, group);
+            clear_lines<F>(stage, depth - s * BOX);
         uint64_t a = wgmma_tile(stage + group * BOX_BYTES, BOX_BYTES, 1024);
         uint64_t b = wgmma_tile(stage + F::A_BOXES * BOX_BYTES, BOX_BYTES, 1024);
         wgmma_begin();

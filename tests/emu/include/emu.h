@@ -100,6 +100,8 @@ struct emu_launch {
 };
 /* From now on; the first one comes from BRAID_EMU_SEED. */
 void emu_set_seed(uint64_t seed);
+/* Whether races in shared memory stop a launch; BRAID_EMU_RACES=0 says no. */
+void emu_set_races(bool on);
 cudaError_t emu_launch_kernel(const struct emu_launch *l);
 cudaError_t emu_kernel_attribute(const void *kernel, enum cudaFuncAttribute what, int value);
 cudaError_t emu_active_clusters(int *n, const void *kernel, unsigned cluster, unsigned threads, size_t shared);
