@@ -46,6 +46,11 @@ __device__ __forceinline__ void barrier_arrive(uint64_t *bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
 }
+/* The same as so many arrivals: for threads that wrote nothing. */
+__device__ __forceinline__ void barrier_arrive_for(uint64_t *bar, uint32_t threads)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)), "r"(threads) : "memory");
+}
 __device__ __forceinline__ void barrier_expect(uint64_t *bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)), "r"(bytes) : "memory");

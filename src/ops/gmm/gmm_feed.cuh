@@ -111,11 +111,11 @@ template <typename F> __device__ __forceinline__ void clear_lines(char *stage, i
     named_barrier<1, 2 * GROUP>();
 }
 
-/* This warp is done with a stage. */
+/* This warp is done with a stage that was multiplied. Where its lanes also wrote or read there, each arrives for itself. */
 __device__ __forceinline__ void release(uint64_t *empty)
 {
     if (threadIdx.x % 32 == 0)
-        barrier_arrive(empty);
+        barrier_arrive_for(empty, 32);
 }
 
 /* The last stage with results of the tile before goes back when bulk copies have read it. */
@@ -126,7 +126,7 @@ template <typename F> __device__ __forceinline__ void release_lent(uint64_t *emp
     if (threadIdx.x % 32 == 0)
         bulk_wait_read<0>();
     __syncwarp();
-    release(empty + (step - 1) % F::STAGES);
+    barrier_arrive(empty + (step - 1) % F::STAGES);
     owed = false;
 }
 
@@ -177,7 +177,7 @@ __device__ __forceinline__ void multiply_tile(float (&c)[F::BN / 2], char *ring,
     wgmma_wait<0>();
     wgmma_hold(c);
     if (steps > 0)
-        release(empty + before);
+        barrier_arrive(empty + before); /* lines of it may have been cleared */
 }
 
 #endif /* HOPPER_CODE */

@@ -339,7 +339,7 @@ __device__ __forceinline__ void store_dact(const struct gmm_maps &m, const struc
             if (lane == 0)
                 bulk_wait_read<1>();
             __syncwarp();
-            release(empty + (step + p - 1) % F::STAGES);
+            barrier_arrive(empty + (step + p - 1) % F::STAGES);
         }
     }
 #pragma unroll

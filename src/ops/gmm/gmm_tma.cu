@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(BLOCK, 1)
             __trap();
         for (int s = 0; s < F::STAGES; s++) {
             barrier_init(full + s, 1);
-            barrier_init(empty + s, 8); /* warps that read a stage */
+            barrier_init(empty + s, 8 * 32); /* threads of warps that read a stage */
         }
         barrier_init_done();
         *(int *)(empty + F::STAGES) = t.total;

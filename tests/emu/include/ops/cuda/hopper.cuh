@@ -20,6 +20,7 @@ static inline uint32_t smem_address(const void *p) { return (uint32_t)__cvta_gen
 static inline void barrier_init(uint64_t *bar, uint32_t arrivals) { emu_mbarrier_init(bar, arrivals); }
 static inline void barrier_init_done(void) { emu_maybe_yield(); }
 static inline void barrier_arrive(uint64_t *bar) { emu_mbarrier_arrive(bar, 1, 0); }
+static inline void barrier_arrive_for(uint64_t *bar, uint32_t threads) { emu_mbarrier_arrive(bar, threads, 0); }
 static inline void barrier_expect(uint64_t *bar, uint32_t bytes) { emu_mbarrier_arrive(bar, 1, bytes); }
 static inline void barrier_wait(uint64_t *bar, uint32_t parity) { emu_mbarrier_wait(bar, parity); }
 static inline void barrier_wait_bounded(uint64_t *bar, uint32_t parity) { emu_mbarrier_wait(bar, parity); }
