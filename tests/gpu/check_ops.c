@@ -2,11 +2,12 @@
  * on a machine with a GPU (make check-gpu). Without one it says so and fails. Prints a line per failure, a line per op,
  * and "N passed, N failed" last.
  *
- *   check_ops [--portable] [--large] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N] [--op=NAME] [PREFIX]
+ *   check_ops [--portable] [--large] [--sms=N] [--repeat=N] [--samples=N] [--only=TEXT] [--most=N] [--op=NAME] [PREFIX]
  *   check_ops --list   the ops' names
  *     --portable   the kernels for compute capability 8.0
  *     --large      products of experts in the largest tiles, however few there are
  *     --repeat=N   instead: the same call N times beside other work, bits compared
+ *     --sms=N      use so many multiprocessors: blocks walk over more tiles
  *     --samples=N  only the first N samples of each op
  *     --only=TEXT  only samples whose text holds this
  *     --most=N     only samples of at most N million operations and N MB: for the emulator (tests/emu); those left out are counted
@@ -19,7 +20,7 @@
 
 struct options {
     bool portable, large;
-    int repeat, samples;
+    int repeat, samples, sms;
     double most; /* 0: no limit */
     const char *only;
     const char *op; /* NULL: all */
@@ -85,7 +86,7 @@ static int check_table(const struct options *o, bool fp32, struct tally *total)
     struct dev dev;
     struct err e = {0};
     const struct op_desc *const *all = op_registry(&n);
-    if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32, .portable = o->portable, .large_tiles = o->large}, 1, &e) != ST_OK) {
+    if (dev_open_gpu(&dev, &(struct dev_gpu){.fp32 = fp32, .portable = o->portable, .large_tiles = o->large, .sms = o->sms}, 1, &e) != ST_OK) {
         printf("not ok no GPU: %s\n", e.msg);
         total->failed++;
         return 1;
@@ -127,6 +128,8 @@ int main(int argc, char **argv)
             o.repeat = atoi(argv[i] + 9);
         else if (strncmp(argv[i], "--samples=", 10) == 0)
             o.samples = atoi(argv[i] + 10);
+        else if (strncmp(argv[i], "--sms=", 6) == 0)
+            o.sms = atoi(argv[i] + 6);
         else if (strncmp(argv[i], "--only=", 7) == 0)
             o.only = argv[i] + 7;
         else if (strncmp(argv[i], "--most=", 7) == 0)

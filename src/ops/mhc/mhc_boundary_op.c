@@ -197,9 +197,11 @@ static const struct op_sample samples[] = {
     {"rows=600 d=2048 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
     {"rows=150 d=4096 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
     {"rows=21000 d=256 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
+    {"rows=100 d=512 no_bias=1 no_dbias=1 gpu=1 single_pass=1"}, /* on few multiprocessors (check_ops --sms=2) */
     /* the same pass in lines of blocks that exchange nothing */
     {"rows=17 d=512 profile=1 p=0.25 seq=5 gpu=1 ring=1"},
     {"rows=530 d=7168 no_bias=1 no_dbias=1 gpu=1 ring=1"},
+    {"rows=100 d=512 no_bias=1 no_dbias=1 p=0.25 seq=5 gpu=1 ring=1"},
     /* backward only */
     {"rows=130 d=20 acc_dgain=1 acc_dbias=1 acc_dw=1"},
     {"rows=35 d=33 no_dcoef=1"},
