@@ -5,6 +5,7 @@
  * access is in order with an earlier one of another thread if that thread's clock at the time is one this thread has seen. For every 2 bytes the last write is kept, and
  * the reads since. The accesses come from gcc's instrumentation (watch.cc). Found under any seed, as no order of events matters, only who waited for whom. */
 #include "machine.h"
+#pragma GCC optimize("O3") /* every access of the kernels comes here */
 
 enum { PLACE = 2 /* bytes */, PAGE = 128, STATIC_REACH = 1 << 20 };
 
@@ -36,7 +37,7 @@ static void join(vclock &to, const vclock &from)
         to.resize(from.size());
     uint32_t *t = to.data();
     const uint32_t *f = from.data();
-    for (size_t i = 0; i < from.size(); i++)
+    for (size_t i = 0, n = from.size(); i < n; i++)
         t[i] = f[i] > t[i] ? f[i] : t[i];
 }
 
@@ -136,20 +137,21 @@ static void note_read(struct fiber *f, struct race_place *p, const void *pc)
     uint32_t clock = f->seen[f->id];
     if (p->writer != 0 && p->writer - 1 != f->id && !seen(f->seen, p->writer - 1, p->clock))
         stop(f, p->writer - 1, p->pc, "a read after a write by", pc);
-    struct race_reads *same = NULL;
-    for (struct race_reads &r : p->reads)
-        if (r.warp == warp) {
-            r.lanes &= ~lane; /* what it read earlier comes before this */
-            same = r.clock == clock || r.lanes == 0 ? &r : same;
+    struct race_reads *free = NULL;
+    for (struct race_reads &r : p->reads) {
+        if (r.warp != warp)
+            continue;
+        if (r.clock == clock) {
+            r.lanes |= lane;
+            return;
         }
-    if (same == NULL) {
-        p->reads.push_back({});
-        same = &p->reads.back();
+        r.lanes &= ~lane; /* what it read earlier comes before this */
+        free = r.lanes == 0 ? &r : free;
     }
-    same->warp = warp;
-    same->lanes = same->lanes | lane;
-    same->clock = clock;
-    same->pc = pc;
+    if (free != NULL)
+        *free = {warp, lane, clock, pc};
+    else
+        p->reads.push_back({warp, lane, clock, pc});
 }
 
 void race_access(struct fiber *f, const void *p, size_t bytes, bool write, const void *pc)
