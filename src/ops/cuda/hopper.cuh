@@ -46,7 +46,7 @@ __device__ __forceinline__ void barrier_arrive(uint64_t *bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
 }
-/* The same as so many arrivals: for threads that wrote nothing. */
+/* The same as so many arrivals: for threads that have nothing of their own to hand over. */
 __device__ __forceinline__ void barrier_arrive_for(uint64_t *bar, uint32_t threads)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(smem_address(bar)), "r"(threads) : "memory");
