@@ -55,7 +55,6 @@ bool transfer_any(struct cluster *c)
 static transfer_ref transfer_new(enum transfer_kind kind)
 {
     transfer_ref t = std::make_shared<transfer>();
-    t->by = self();
     t->pc = self()->pc;
     t->seen = self()->seen;
     t->kind = kind;

@@ -57,9 +57,8 @@ struct transfer {
     int at[4];
     uint64_t *bar;
     std::vector<unsigned char> held; /* what was read */
-    struct fiber *by;
-    const void *pc;
-    vclock seen; /* by the one who asked for it, then */
+    const void *pc; /* where it was asked for */
+    vclock seen;    /* by the one who asked, then */
     /* wgmma */
     struct group *group;
     std::vector<float *> d;

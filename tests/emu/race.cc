@@ -83,10 +83,10 @@ void race_warp_meets(struct warp *w, unsigned lanes)
 static bool seen(const vclock &by, unsigned id, uint32_t clock) { return by[id] >= clock; }
 
 /* now, pc: where this access and the other one are made. */
-static void stop(const struct fiber *f, unsigned other, const void *pc, const char *what, const void *now)
+static void stop(const struct cluster *c, unsigned other, const void *pc, const char *what, const void *now)
 {
-    const struct block *b = f->in->in->blocks[other / f->in->threads].get();
-    const struct fiber *o = b->fibers[other % b->threads];
+    unsigned threads = c->blocks[0]->threads;
+    const struct fiber *o = c->blocks[other / threads]->fibers[other % threads];
     char place[200] = "";
     emu_place(pc, place, sizeof place);
     self()->pc = (void *)(uintptr_t)now;
@@ -119,12 +119,12 @@ static struct race_place *place_at(struct block *b, const void *p)
 static void note_write(struct fiber *f, struct race_place *p, const void *pc)
 {
     if (p->writer != 0 && p->writer - 1 != f->id && !seen(f->seen, p->writer - 1, p->clock) && !((p->writer - 1) / 32 == f->id / 32 && p->pc == pc))
-        stop(f, p->writer - 1, p->pc, "a write after one by", pc);
+        stop(f->in->in, p->writer - 1, p->pc, "a write after one by", pc);
     for (const struct race_reads &r : p->reads)
         for (unsigned left = r.lanes; left != 0; left &= left - 1) {
             unsigned id = r.warp * 32 + (unsigned)__builtin_ctz(left);
             if (id != f->id && !seen(f->seen, id, r.clock))
-                stop(f, id, r.pc, "a write after a read by", pc);
+                stop(f->in->in, id, r.pc, "a write after a read by", pc);
         }
     p->reads.clear();
     p->writer = f->id + 1;
@@ -136,7 +136,7 @@ static void note_read(struct fiber *f, struct race_place *p, const void *pc)
     unsigned warp = f->id / 32, lane = 1u << f->id % 32;
     uint32_t clock = f->seen[f->id];
     if (p->writer != 0 && p->writer - 1 != f->id && !seen(f->seen, p->writer - 1, p->clock))
-        stop(f, p->writer - 1, p->pc, "a read after a write by", pc);
+        stop(f->in->in, p->writer - 1, p->pc, "a read after a write by", pc);
     struct race_reads *free = NULL;
     for (struct race_reads &r : p->reads) {
         if (r.warp != warp)
@@ -188,7 +188,7 @@ void race_copy(const struct transfer *t)
                 }
             }
         if (other != 0)
-            stop(t->by, other - 1, pc, "a copy to where there was an access by", t->pc);
+            stop(b->in, other - 1, pc, "a copy to where there was an access by", t->pc);
         p->writer = 0;
         p->reads.clear();
     }

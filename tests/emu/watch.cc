@@ -67,56 +67,35 @@ NOTHING(__tsan_func_exit, void)
 NOTHING(__tsan_vptr_read, void *)
 NOTHING(__tsan_vptr_update, void *, void *)
 
-#define READ(name, bytes)                                                           \
-    extern "C" void name(void *p);                                                  \
-    extern "C" void name(void *p)                                                   \
-    {                                                                               \
-        if (emu_self != NULL)                                                       \
-            race_access(self(), p, bytes, false, __builtin_return_address(0));      \
-    }
-READ(__tsan_read1, 1)
-READ(__tsan_read2, 2)
-READ(__tsan_read4, 4)
-READ(__tsan_read8, 8)
-READ(__tsan_read16, 16)
-READ(__tsan_unaligned_read2, 2)
-READ(__tsan_unaligned_read4, 4)
-READ(__tsan_unaligned_read8, 8)
-READ(__tsan_unaligned_read16, 16)
-extern "C" void __tsan_read_range(void *p, size_t bytes);
-extern "C" void __tsan_read_range(void *p, size_t bytes)
+static inline void is_read(const void *p, size_t bytes, const void *pc)
 {
     if (emu_self != NULL)
-        race_access(self(), p, bytes, false, __builtin_return_address(0));
+        race_access(self(), p, bytes, false, pc);
 }
-
-static inline void written(void *p, size_t bytes, const void *pc)
+static inline void is_written(const void *p, size_t bytes, const void *pc)
 {
     if (emu_self == NULL || bytes == 0)
         return;
     mark(self(), p, bytes);
     race_access(self(), p, bytes, true, pc);
 }
-#define WRITE(name, bytes)                                \
-    extern "C" void name(void *p);                        \
-    extern "C" void name(void *p)                         \
-    {                                                     \
-        written(p, bytes, __builtin_return_address(0));   \
-    }
-WRITE(__tsan_write1, 1)
-WRITE(__tsan_write2, 2)
-WRITE(__tsan_write4, 4)
-WRITE(__tsan_write8, 8)
-WRITE(__tsan_write16, 16)
-WRITE(__tsan_unaligned_write2, 2)
-WRITE(__tsan_unaligned_write4, 4)
-WRITE(__tsan_unaligned_write8, 8)
-WRITE(__tsan_unaligned_write16, 16)
-extern "C" void __tsan_write_range(void *p, size_t bytes);
-extern "C" void __tsan_write_range(void *p, size_t bytes)
-{
-    written(p, bytes, __builtin_return_address(0));
-}
+#define ACCESS(name, used, bytes) \
+    extern "C" void name(void *p); \
+    extern "C" void name(void *p) { used(p, bytes, __builtin_return_address(0)); }
+#define ACCESSES(kind, used)                        \
+    ACCESS(__tsan_##kind##1, used, 1)               \
+    ACCESS(__tsan_##kind##2, used, 2)               \
+    ACCESS(__tsan_##kind##4, used, 4)               \
+    ACCESS(__tsan_##kind##8, used, 8)               \
+    ACCESS(__tsan_##kind##16, used, 16)             \
+    ACCESS(__tsan_unaligned_##kind##2, used, 2)     \
+    ACCESS(__tsan_unaligned_##kind##4, used, 4)     \
+    ACCESS(__tsan_unaligned_##kind##8, used, 8)     \
+    ACCESS(__tsan_unaligned_##kind##16, used, 16)   \
+    extern "C" void __tsan_##kind##_range(void *p, size_t bytes); \
+    extern "C" void __tsan_##kind##_range(void *p, size_t bytes) { used(p, bytes, __builtin_return_address(0)); }
+ACCESSES(read, is_read)
+ACCESSES(write, is_written)
 
 #define ATOMIC(bits, type)                                                                  \
     extern "C" type __tsan_atomic##bits##_fetch_add(volatile type *p, type v, int order);   \
