@@ -10,7 +10,7 @@ static const char usage[] =
 static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t, struct err *e)
 {
     struct config_args args = {0};
-    double loss, bits;
+    struct eval_result r;
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 1, e));
     TRY(cmd_open_checkpoint(c, &args, from, e));
@@ -23,9 +23,17 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
         TRY(config_set(c, "data.train", c->data.valid, NULL, e));
     TRY(cmd_finish(c, e));
     TRY(trainer_open(t, c, *from, true, e));
-    TRY(trainer_eval(t, &loss, &bits, e));
-    printf("checkpoint: %s\nstep: %lld\nloss: %.6f\nperplexity: %.4f\nbits_per_byte: %.6f\n", ckpt_path(*from), (long long)t->step, loss,
-           log_perplexity(loss), bits);
+    TRY(trainer_eval(t, &r, e));
+    if (r.failed) {
+        *e = r.why;
+        return e->code;
+    }
+    printf("checkpoint: %s\nstep: %lld\nloss: %.6f\nperplexity: %.4f\n", ckpt_path(*from), (long long)t->step, r.loss,
+           log_perplexity(r.loss));
+    if (r.bits_per_byte != 0)
+        printf("bits_per_byte: %.6f\n", r.bits_per_byte);
+    else if (r.why.code != ST_OK)
+        fprintf(stderr, "note: bits_per_byte is left out: %s\n", r.why.msg);
     return ST_OK;
 }
 

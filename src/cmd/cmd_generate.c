@@ -16,15 +16,35 @@ struct job {
     struct tokenizer tok;
     int32_t *prompt;
     struct candidate *scratch;
+    bool noted; /* that ids are printed as numbers */
 };
 
-static int emit(const struct tokenizer *tok, int32_t id, struct err *e)
+/* A model of token files may know ids that the tokenizer does not: they are printed as numbers. */
+static void emit(struct job *j, int32_t id)
 {
     uint8_t text[64];
     size_t n;
-    TRY(tok->ops->decode(tok, id, text, sizeof text, &n, e));
-    fwrite(text, 1, n < sizeof text ? n : sizeof text, stdout);
+    struct err unknown = {0};
+    if (j->tok.ops->decode(&j->tok, id, text, sizeof text, &n, &unknown) == ST_OK) {
+        fwrite(text, 1, n < sizeof text ? n : sizeof text, stdout);
+    } else {
+        if (!j->noted)
+            fprintf(stderr, "note: %s (tokenizer '%s'); such tokens are printed as <id>\n", unknown.msg, j->c.data.tokenizer);
+        j->noted = true;
+        printf("<%d>", (int)id);
+    }
     fflush(stdout);
+}
+
+/* Text becomes ids of the tokenizer, which the embedding may lack when the model was trained on token files. */
+static int check_prompt(const struct job *j, size_t n, struct err *e)
+{
+    for (size_t i = 0; i < n; i++)
+        if (j->prompt[i] < 0 || j->prompt[i] >= j->c.model.vocab) {
+            err_set(e, ST_USAGE, "the prompt needs token %d of tokenizer '%s', but the model has a vocabulary of %lld", (int)j->prompt[i],
+                    j->c.data.tokenizer, (long long)j->c.model.vocab);
+            return err_hint(e, "give another --generate.prompt, or the tokenizer of the training data: --data.tokenizer");
+        }
     return ST_OK;
 }
 
@@ -40,7 +60,7 @@ static int one_sample(struct job *j, size_t n_prompt, int64_t number, struct err
         int32_t id = sample_token(&s, &logits, j->c.model.vocab, (uint64_t)i, j->scratch);
         if (id == j->tok.eod)
             break;
-        TRY(emit(&j->tok, id, e));
+        emit(j, id);
         if (i + 1 < o->tokens)
             TRY(generator_feed(&j->g, &id, 1, &logits, e));
     }
@@ -61,6 +81,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     TRY(mem_array((void **)&j->prompt, n, sizeof *j->prompt, e));
     TRY(mem_array((void **)&j->scratch, (size_t)j->c.model.vocab, sizeof *j->scratch, e));
     TRY(j->tok.ops->encode(&j->tok, (const uint8_t *)prompt, n, j->prompt, n, &n_ids, e));
+    TRY(check_prompt(j, n_ids, e));
     TRY(device_open(&j->dev, &j->c, e));
     TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)n_ids + j->c.generate.tokens, e));
     for (int64_t k = 0; k < j->c.generate.samples; k++) {

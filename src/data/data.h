@@ -116,6 +116,7 @@ void dataset_close(struct dataset *ds);
 int64_t dataset_n_samples(const struct dataset *ds); /* at least n_samples when that was given */
 int64_t dataset_seq(const struct dataset *ds);
 int64_t dataset_tokens(const struct dataset *ds); /* of the part, one epoch, all paths */
+bool dataset_has_text(const struct dataset *ds);  /* a path is text, which the tokenizer reads */
 /* Tokens [seq + 1] of sample index: a pure function, safe in any thread. An index past the last
  * sample begins the next epoch, whose order is another permutation of the same samples: the order of
  * a run does not depend on how long it was planned to be. Negative: an error. */

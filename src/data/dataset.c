@@ -160,6 +160,14 @@ void dataset_close(struct dataset *ds)
 int64_t dataset_n_samples(const struct dataset *ds) { return ds->n_samples; }
 int64_t dataset_seq(const struct dataset *ds) { return ds->opts.seq; }
 
+bool dataset_has_text(const struct dataset *ds)
+{
+    for (int k = 0; k < ds->n; k++)
+        if (ds->members[k].src.kind == SOURCE_TEXT)
+            return true;
+    return false;
+}
+
 int64_t dataset_tokens(const struct dataset *ds)
 {
     int64_t total = 0;

@@ -228,6 +228,6 @@ int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, in
             "%s%s: token %lld of sequence %lld is id %lld, outside the vocabulary of %lld",
             pair ? s->path : f->path, pair ? ".bin" : "", (long long)(from + good), (long long)seq,
             (long long)bad, (long long)vocab);
-    return err_hint(e,
-                    "the data was made with another tokenizer, or the vocabulary is set too low");
+    return err_hint(e, "the data was made with another tokenizer, or model.vocab is set too low; "
+                       "`braid data info PATH --scan` shows the largest id");
 }

@@ -94,9 +94,17 @@ static int report_step(struct trainer *t, const struct step_result *r, struct er
 
 static int eval_now(struct trainer *t, struct err *e)
 {
-    struct eval_record rec = {.step = t->step};
-    TRY(trainer_eval(t, &rec.loss, &rec.bits_per_byte, e));
-    if (t->log != NULL)
+    struct eval_result r;
+    TRY(trainer_eval(t, &r, e));
+    if (t->log == NULL)
+        return ST_OK;
+    bool *noted = r.failed ? &t->noted_eval : &t->noted_bits;
+    if ((r.failed || r.bits_per_byte == 0) && !*noted && r.why.code != ST_OK) {
+        log_event(t->log, LOG_NOTE, t->step, "%s left out: %s", r.failed ? "validation loss is" : "bits per byte are", r.why.msg);
+        *noted = true;
+    }
+    struct eval_record rec = {.step = t->step, .loss = r.loss, .bits_per_byte = r.bits_per_byte};
+    if (!r.failed)
         log_eval(t->log, &rec);
     return ST_OK;
 }

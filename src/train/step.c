@@ -191,17 +191,34 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
 
 /* What one batch gave. Kept apart and added up in the order of batches, so that the result does not depend on who ran which. */
 struct eval_batch {
-    double loss, labels, bytes;
+    double loss, labels;
+    double bytes;  /* NaN: the tokenizer does not know an id of a token file */
+    double failed; /* 1: the batch could not be read */
 };
 
-static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct err *e)
+/* Stands in for a batch that could not be read: ranks may meet inside the plan, so all of them run it. */
+static void blank_batch(struct batch *b)
+{
+    for (int64_t i = 0; i < b->rows * b->seq; i++) {
+        b->tokens[i] = b->doc_start[i] = 0;
+        b->labels[i] = -1;
+        b->pos[i] = (int32_t)(i % b->seq);
+    }
+}
+
+static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct err *why, struct err *e)
 {
     int64_t rows = t->cfg->train.micro_batch * t->cfg->train.seq, bytes;
     struct batch_opts o = t->batch_opts;
     o.global_batch = o.micro_batch;
     o.dp_rank = 0;
     o.dp_size = 1;
-    TRY(batch_fill(&t->eval_batch, t->valid_data, &o, k, 0, e));
+    struct err unread = {0}, unknown = {0};
+    bool failed = batch_fill(&t->eval_batch, t->valid_data, &o, k, 0, &unread) != ST_OK;
+    if (failed) {
+        blank_batch(&t->eval_batch);
+        *why = unread;
+    }
     const struct batch *b = &t->eval_batch;
     struct run_info run = {.step = t->step, .first_mb = true, .tokens = b->tokens, .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
     bool fit = false;
@@ -209,32 +226,34 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
         TRY(exec_run(&t->exec, &t->eval.p, &run, e));
         TRY(slabs_fit(t, true, tries, &fit, e));
     }
-    *out = (struct eval_batch){0};
-    if (t->eval.loss == NO_SLOT)
+    *out = (struct eval_batch){.failed = failed};
+    if (t->eval.loss == NO_SLOT || failed)
         return ST_OK;
     double sum[2];
     struct tensor slot = model_slot(&t->model, &t->eval, t->eval.loss);
     TRY(t->dev.vt->copy_out(&t->dev, sum, slot.data, sizeof sum, e));
-    TRY(tokenizer_count_bytes(&t->tok, b->labels, rows, &bytes, e));
-    *out = (struct eval_batch){.loss = sum[0], .bytes = (double)bytes};
+    bool counted = tokenizer_count_bytes(&t->tok, b->labels, rows, &bytes, &unknown) == ST_OK;
+    if (!counted && why->code == ST_OK)
+        *why = unknown;
+    *out = (struct eval_batch){.loss = sum[0], .bytes = counted ? (double)bytes : NAN};
     for (int64_t i = 0; i < rows; i++)
         out->labels += b->labels[i] >= 0;
     return ST_OK;
 }
 
 /* Rank d of a stage runs batches d, d + dp, ...; all run as many, since they may meet inside: the surplus does not count. */
-static int eval_share(struct trainer *t, int64_t share, struct eval_batch *mine, struct err *e)
+static int eval_share(struct trainer *t, int64_t share, struct eval_batch *mine, struct err *why, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
     int64_t n = t->cfg->train.eval_batches;
     for (int64_t i = 0; i < share; i++) {
         int64_t k = i * mesh->dp + mesh->dp_rank;
-        TRY(eval_one(t, min_i64(k, n - 1), &mine[i], e));
+        TRY(eval_one(t, min_i64(k, n - 1), &mine[i], why, e));
     }
     return ST_OK;
 }
 
-int trainer_eval(struct trainer *t, double *loss, double *bits_per_byte, struct err *e)
+int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
     int64_t n = t->cfg->train.eval_batches, share = ceil_div(n, mesh->dp);
@@ -242,16 +261,21 @@ int trainer_eval(struct trainer *t, double *loss, double *bits_per_byte, struct 
     struct eval_batch *mine = NULL, *all = NULL, sum = {0};
     TRY_OUT(mem_array((void **)&mine, (size_t)share, sizeof *mine, e));
     TRY_OUT(mem_array((void **)&all, (size_t)(share * mesh->world), sizeof *all, e));
-    TRY_OUT(eval_share(t, share, mine, e));
+    *r = (struct eval_result){0};
+    TRY_OUT(eval_share(t, share, mine, &r->why, e));
     TRY_OUT(ranks_collect(t, "evaluation", mine, share * (int64_t)sizeof *mine, all, e));
     for (int64_t k = 0; k < n; k++) {
         const struct eval_batch *b = &all[(last + k % mesh->dp) * share + k / mesh->dp];
         sum.loss += b->loss;
         sum.labels += b->labels;
         sum.bytes += b->bytes;
+        sum.failed += b->failed;
     }
-    *loss = sum.loss / (sum.labels > 0 ? sum.labels : 1);
-    *bits_per_byte = sum.bytes > 0 ? sum.loss / (log(2.0) * sum.bytes) : 0;
+    r->failed = sum.failed > 0;
+    r->loss = sum.loss / (sum.labels > 0 ? sum.labels : 1);
+    r->bits_per_byte = sum.bytes > 0 ? sum.loss / (log(2.0) * sum.bytes) : 0; /* NaN is not above 0 */
+    if (r->failed && r->why.code == ST_OK)
+        err_set(&r->why, ST_CORRUPT, "another rank could not read its validation data");
 out:
     free(mine);
     free(all);

@@ -58,6 +58,7 @@ struct trainer {
     enum stop_wish (*stop_wish)(struct trainer *t); /* asked after each step; NULL: nobody wants to stop */
     double deadline;                          /* monotonic seconds; 0: none */
     int64_t replayed;                         /* steps, and batches of evaluations, taken again with larger buffers */
+    bool noted_bits, noted_eval;              /* the log says once what an evaluation lacks */
 };
 /* One rank writes logs, checkpoints and to the terminal. */
 static inline bool trainer_speaks(const struct trainer *t) { return t->model.mesh.rank == 0; }
@@ -84,8 +85,15 @@ void trainer_close(struct trainer *t);
 /* One optimizer step. On a non-finite loss or gradient nothing is updated; by policy it is an error that
  * names the first node, or result->skipped. */
 int trainer_step(struct trainer *t, struct step_result *r, struct err *e);
-/* Mean loss over train.eval_batches validation batches, and bits per byte. */
-int trainer_eval(struct trainer *t, double *loss, double *bits_per_byte, struct err *e);
+/* What an evaluation found. Validation data that cannot be read, and token ids whose bytes nobody knows, are no errors of
+ * the run: the number is left out and the reason is kept. */
+struct eval_result {
+    double loss;          /* mean over train.eval_batches validation batches */
+    double bits_per_byte; /* 0: not known */
+    bool failed;          /* the data could not be read: loss means nothing */
+    struct err why;       /* of failed, or of bits per byte that are not known; may be empty on other ranks */
+};
+int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
 /* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are taken again. */
 int trainer_replan(struct trainer *t, struct err *e);
@@ -108,6 +116,8 @@ int routes_refuse(const struct config *cfg, const char *command, struct err *e);
 
 /* Parts that eval, generate, grads and gradcheck share. */
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e);
+/* An error when text that this tokenizer reads would not fit model.vocab. Token files have a vocabulary of their own. */
+int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int config_complete(struct config *c, struct err *e);
 /* Keys of any layout (ckpt/keymap.h); on an error nothing has been changed. */

@@ -50,12 +50,16 @@ int config_complete(struct config *c, struct err *e)
 
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e)
 {
-    TRY(tokenizer_open(tok, cfg->data.tokenizer, cfg->data.eod, e));
+    return tokenizer_open(tok, cfg->data.tokenizer, cfg->data.eod, e);
+}
+
+int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e)
+{
     if (cfg->model.vocab >= tok->vocab)
         return ST_OK;
     err_set(e, ST_USAGE, "model.vocab is %lld, but tokenizer '%s' has %d tokens", (long long)cfg->model.vocab, cfg->data.tokenizer,
             (int)tok->vocab);
-    return err_hint(e, "leave model.vocab at 0 to take the tokenizer's");
+    return err_hint(e, "leave model.vocab at 0 to take the tokenizer's; token files may have fewer");
 }
 
 /* ---- data ---------------------------------------------------------------------------------------------------- */
@@ -78,6 +82,8 @@ static int open_data(struct trainer *t, struct err *e)
     }
     struct data_opts train = data_options(t, c->data.train, DATA_TRAIN);
     TRY(dataset_open(&t->train_data, &train, e));
+    if (dataset_has_text(t->train_data))
+        TRY(tokenizer_fits(c, &t->tok, e));
     t->batch_opts = (struct batch_opts){.micro_batch = c->train.micro_batch, .global_batch = c->train.global_batch,
                                         .dp_rank = t->model.mesh.dp_rank, .dp_size = t->model.mesh.dp,
                                         .eod = t->tok.eod, .eod_mask = c->data.eod_mask, .eod_mask_loss = c->data.eod_mask,
@@ -86,6 +92,8 @@ static int open_data(struct trainer *t, struct err *e)
         return ST_OK;
     struct data_opts valid = data_options(t, c->data.valid[0] ? c->data.valid : c->data.train, DATA_VALID);
     TRY(dataset_open(&t->valid_data, &valid, e));
+    if (dataset_has_text(t->valid_data))
+        TRY(tokenizer_fits(c, &t->tok, e));
     TRY(batch_alloc(&t->eval_batch, c->train.micro_batch, c->train.seq, e));
     t->has_eval = true;
     return ST_OK;

@@ -123,13 +123,13 @@ static int one_rank(struct trainer *t, const struct rank_place *place, struct jo
     TRY(j->steps < 0 ? trainer_run(t, e) : take_steps(t, j, rank, e));
     j->skipped[rank] = t->skipped;
     j->at[rank] = t->step;
-    double loss = 0, bits = 0;
+    struct eval_result r = {0};
     if (t->has_eval && j->steps >= 0)
-        TRY(trainer_eval(t, &loss, &bits, e));
+        TRY(trainer_eval(t, &r, e));
     j->replayed[rank] = t->replayed;
     if (rank == 0) {
-        j->eval = loss;
-        j->bits = bits;
+        j->eval = r.loss;
+        j->bits = r.bits_per_byte;
     }
     return j->save ? trainer_save(t, e) : ST_OK;
 }

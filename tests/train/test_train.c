@@ -218,17 +218,18 @@ static void evaluation_equals_its_definition(void **state)
         struct err e = {0};
         struct trainer t;
         char options[256];
-        double loss, bits, want_loss, want_bits, again;
+        double want_loss, want_bits;
+        struct eval_result r, again;
         snprintf(options, sizeof options, "%s data.split=70,30 train.eval_batches=3", cases[i]);
         run_config(&c, &pg, options);
         assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
         run_steps(&t, 2, NULL);
-        assert_ok(trainer_eval(&t, &loss, &bits, &e), &e);
+        assert_ok(trainer_eval(&t, &r, &e), &e);
         direct_eval(&t, &want_loss, &want_bits);
-        assert_true(fabs(loss - want_loss) < 1e-12 * want_loss);
-        assert_true(fabs(bits - want_bits) < 1e-12 * want_bits);
-        assert_ok(trainer_eval(&t, &again, &bits, &e), &e);
-        assert_true(again == loss); /* the same batches each time */
+        assert_true(fabs(r.loss - want_loss) < 1e-12 * want_loss);
+        assert_true(fabs(r.bits_per_byte - want_bits) < 1e-12 * want_bits);
+        assert_ok(trainer_eval(&t, &again, &e), &e);
+        assert_true(again.loss == r.loss); /* the same batches each time */
         trainer_close(&t);
         config_release(&c);
     }
@@ -240,7 +241,7 @@ static void evaluation_ignores_dropout(void **state)
 {
     (void)state;
     struct playground pg;
-    double loss[2], bits;
+    double loss[2];
     playground_open(&pg);
     for (int i = 0; i < 2; i++) {
         struct config c;
@@ -248,7 +249,9 @@ static void evaluation_ignores_dropout(void **state)
         struct trainer t;
         run_config(&c, &pg, i ? "model.dropout=0.5 data.split=70,30" : "data.split=70,30");
         assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
-        assert_ok(trainer_eval(&t, &loss[i], &bits, &e), &e);
+        struct eval_result r;
+        assert_ok(trainer_eval(&t, &r, &e), &e);
+        loss[i] = r.loss;
         trainer_close(&t);
         config_release(&c);
     }
