@@ -300,7 +300,7 @@ static int sizes(struct build *b, struct moe *m)
                       .bias_rate = c->router_bias_rate,
                       .seq = b->seq,
                       .jitter = training(b) ? c->router_jitter : 0,
-                      .hashed = in_stack && b->number <= c->router_hash_layers};
+                      .hashed = in_stack && b->layer < c->router_hash_layers};
     m->shared_act = (struct act_rule){.kind = (enum act_kind)c->act,
                                       .clamp = c->act_clamp,
                                       .alpha = c->act_alpha,

@@ -111,7 +111,7 @@ static int small_numbers(struct config *c, const struct config *user, struct err
         {"model.gdn_chunk", 8, false}, {"model.mamba_heads", 4, true}, {"model.mamba_head_dim", 8, false}, {"model.mamba_state", 6, false},
         {"model.mamba_groups", 2, true}, {"model.mamba_chunk", 8, false}, {"model.experts", 8, true}, {"model.expert_ffn", 12, true},
         {"model.shared_ffn", 10, false}, {"model.glu_interleave", 4, false}, {"model.attn_window", 7, false},
-        {"model.router_hash_layers", 1, false}, {"train.seq", 16, true}, {"train.micro_batch", 1, true},
+        {"train.seq", 16, true}, {"train.micro_batch", 1, true},
         {"train.global_batch", VERIFY_BATCH, true}, {"train.steps", VERIFY_STEPS, true}, {"train.warmup", 0, true},
         {"train.decay_steps", 0, true}, {"train.wsd_steps", 0, true}, {"train.loss_chunk", 0, true}, {"train.eval_every", 0, true}, {"run.threads", 1, true},
         {"run.save_every", 0, true}, {"parallel.ranks", 0, true}, {"parallel.pp", 1, true}, {"parallel.vpp", 0, true}, {"parallel.ep", 1, true},
@@ -125,6 +125,17 @@ static int small_numbers(struct config *c, const struct config *user, struct err
     bool grouped = u->router_group_topk > 0;
     TRY(set_number(c, "model.router_groups", grouped ? 4 : 0, e));
     return set_number(c, "model.router_group_topk", grouped ? 2 : 0, e);
+}
+
+/* Layers are counted over all kinds: up to the first with experts where the user's first one is hashed, else none. */
+static int small_hash_layers(struct config *c, const struct config *user, const char *pattern, struct err *e)
+{
+    struct pattern p;
+    int64_t wanted = user->model.router_hash_layers;
+    TRY(pattern_parse(&p, user->model.pattern, e));
+    bool hashed = (int64_t)strcspn(p.symbols, "E") < min_i64(wanted, p.n_layers);
+    TRY(pattern_parse(&p, pattern, e));
+    return set_number(c, "model.router_hash_layers", hashed ? (int64_t)strcspn(p.symbols, "E") + 1 : 0, e);
 }
 
 static int set_words(struct config *c, const char *const (*words)[2], int n, struct err *e)
@@ -177,6 +188,7 @@ static int shrink(struct config *small, const struct config *user, const char *d
     small_pattern(&b, &p);
     TRY_OUT(buf_check(&b, e));
     TRY_OUT(config_set(small, "model.pattern", b.text, NULL, e));
+    TRY_OUT(small_hash_layers(small, user, b.text, e));
 out:
     buf_release(&b);
     return st;

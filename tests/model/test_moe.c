@@ -45,6 +45,27 @@ static void every_layer_reports_for_itself(void **state)
     tiny_close(&t);
 }
 
+/* As in Megatron layers of every kind count, and those of prediction depths do not. */
+static void hash_layers_count_all_layers(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *options;
+        bool first, second;
+    } cases[] = {{"model.pattern=*E-E/E model.router_hash_layers=1", false, false},
+                 {"model.pattern=*E-E/E model.router_hash_layers=2", true, false},
+                 {"model.pattern=*E-E/E model.router_hash_layers=3", true, false},
+                 {"model.pattern=*E-E/E model.router_hash_layers=64", true, true}};
+    for (int i = 0; i < countof(cases); i++) {
+        struct tiny t;
+        tiny_open(&t, cases[i].options, DEV_CPU, 1);
+        assert_int_equal(param_find(&t.m.params, "decoder.layers.1.mlp.router.tid2eid") >= 0, cases[i].first);
+        assert_int_equal(param_find(&t.m.params, "decoder.layers.3.mlp.router.tid2eid") >= 0, cases[i].second);
+        assert_int_equal(param_find(&t.m.params, "mtp.layers.0.mtp_model_layer.layers.0.mlp.router.tid2eid"), -1);
+        tiny_close(&t);
+    }
+}
+
 static void each_biased_router_brings_one_update(void **state)
 {
     (void)state;
@@ -331,6 +352,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_layer_reports_for_itself),
         cmocka_unit_test(each_biased_router_brings_one_update),
+        cmocka_unit_test(hash_layers_count_all_layers),
         cmocka_unit_test(interleaved_weights_mean_the_same_as_halves),
         cmocka_unit_test(one_expert_is_a_dense_layer),
         cmocka_unit_test(recomputing_noise_changes_no_bit),

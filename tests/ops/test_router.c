@@ -154,6 +154,25 @@ static void capacity_keeps_the_most_probable_or_the_earliest(void **state)
     }
 }
 
+/* Two sequences of four tokens that all want expert 0, which keeps three of them: both first positions and the second of
+ * the first sequence, not the first three rows. */
+static void position_counts_before_the_sequence(void **state)
+{
+    struct bench *t = *state;
+    struct call c;
+    prepare(&c, 8, 4, 1);
+    for (int r = 0; r < 8; r++)
+        for (int e = 0; e < 4; e++)
+            c.logits[r * 4 + e] = e == 0 ? 3 : 0;
+    c.a.rule.pre_softmax = true;
+    c.a.rule.seq = 4;
+    c.a.rule.capacity = 1.5; /* of 8 / 4 */
+    c.a.rule.drop_late = true;
+    run(t, &c);
+    const int32_t want[] = {0, 0, -1, -1, 0, -1, -1, -1};
+    assert_memory_equal(c.idx, want, sizeof want);
+}
+
 static void a_table_decides_and_the_logits_weigh(void **state)
 {
     struct bench *t = *state;
@@ -390,6 +409,7 @@ int main(void)
         TEST(a_bias_changes_the_choice_and_not_the_probability),
         TEST(chosen_experts_come_from_the_best_groups_only),
         TEST(capacity_keeps_the_most_probable_or_the_earliest),
+        TEST(position_counts_before_the_sequence),
         TEST(a_table_decides_and_the_logits_weigh),
         TEST(a_table_without_tokens_is_a_choice_of_its_own),
         TEST(the_losses_have_their_known_values),

@@ -15,8 +15,8 @@
  * may be chosen. token I32 [T] with table I32 [vocab, k]: experts come from the table instead (hash
  * routing); softmax then means the softmax over all E. table I32 [T, k] without token: row t goes to the
  * experts of its row t (the choices of another run); all else is as if they had been chosen. capacity f > 0: an expert keeps at most
- * ceil(T k / E * f) tokens: those of largest probability, or with drop_late the earliest; ties keep
- * the earlier token.
+ * ceil(T k / E * f) tokens: those of largest probability, where ties keep the earlier row, or with drop_late those of
+ * the smallest router_rank: earliest position first, and at one position the earlier sequence.
  *
  * Losses are computed from the logits alone, whatever bias, groups, capacity and scale do: s =
  * softmax, or the score over its row sum; F = how often an expert is in the plain top k; N tokens:
@@ -112,6 +112,8 @@ static inline int64_t router_table_row(const struct router_fwd_args *a, int64_t 
 {
     return a->token.data != NULL ? ((const int32_t *)a->token.data)[t] : t;
 }
+/* Where row t stands when positions of all sequences alternate (Megatron's order of tokens, s B + b). */
+HOST_DEVICE static inline int64_t router_rank(int64_t t, int64_t rows, int64_t seq) { return t % seq * (rows / seq) + t / seq; }
 /* Tokens one expert may keep; T when nothing can be dropped. */
 int64_t router_capacity(const struct router_rule *r, int64_t tokens, int64_t experts, int64_t k);
 

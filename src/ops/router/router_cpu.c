@@ -260,6 +260,14 @@ static uint32_t order_of(float p)
     return bits;
 }
 
+/* What choice i is kept by: larger first. */
+static uint32_t drop_key(const struct router_fwd_args *a, int32_t i)
+{
+    int64_t rows = a->logits.dim[0], k = a->probs.dim[1];
+    return a->rule.drop_late ? (uint32_t)(rows - router_rank(i / k, rows, a->rule.seq))
+                             : order_of(((const float *)a->probs.data)[i]);
+}
+
 /* The choices of one expert, in order of tokens; all but `capacity` of them are marked. */
 static void drop_expert(const struct router_fwd_args *a, const int32_t *list, int64_t n,
                         int64_t capacity)
@@ -267,24 +275,23 @@ static void drop_expert(const struct router_fwd_args *a, const int32_t *list, in
     float *p = a->probs.data;
     int32_t *idx = a->idx.data;
     int64_t kept = 0, above = 0;
-    uint32_t low = 0, high = 0x7f800001u; /* the capacity-th largest lies in [low, high) */
-    while (!a->rule.drop_late && high - low > 1) {
+    uint32_t low = 0, high = 0x80000001u; /* the capacity-th largest lies in [low, high) */
+    while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         int64_t count = 0;
         for (int64_t i = 0; i < n; i++)
-            count += order_of(p[list[i]]) >= middle;
+            count += drop_key(a, list[i]) >= middle;
         if (count >= capacity)
             low = middle;
         else
             high = middle;
     }
-    for (int64_t i = 0; !a->rule.drop_late && i < n; i++)
-        above += order_of(p[list[i]]) > low;
+    for (int64_t i = 0; i < n; i++)
+        above += drop_key(a, list[i]) > low;
     for (int64_t i = 0; i < n; i++) {
-        uint32_t v = order_of(p[list[i]]);
-        bool stays =
-            a->rule.drop_late ? kept < capacity : v > low || (v == low && kept < capacity - above);
-        kept += stays && (a->rule.drop_late || v == low);
+        uint32_t v = drop_key(a, list[i]);
+        bool stays = v > low || (v == low && kept < capacity - above);
+        kept += stays && v == low;
         if (!stays) {
             idx[list[i]] = -1 - idx[list[i]];
             p[list[i]] = 0;

@@ -243,10 +243,14 @@ struct drop_job {
     int32_t *idx;
     int n, capacity; /* n choices in all */
     bool late;
+    int k, rows, seq;
 };
 
-/* What an expert's choices are kept by: larger first; the same for all where only the order counts. */
-__device__ __forceinline__ unsigned drop_key(const struct drop_job &p, int i) { return p.late ? 1u : router_key(p.probs[i]); }
+/* What an expert's choices are kept by: larger first, never 0. */
+__device__ __forceinline__ unsigned drop_key(const struct drop_job &p, int i)
+{
+    return p.late ? (unsigned)(p.rows - router_rank(i / p.k, p.rows, p.seq)) : router_key(p.probs[i]);
+}
 
 /* Warp 0: the digit at which the count from the top reaches *need, which becomes what is still needed inside it.
  * Returns the digit, or -1 if there are not that many. *inside: how many have that digit. */
@@ -578,7 +582,7 @@ extern "C" int router_fwd_cuda(struct lane *l, const struct router_fwd_args *a)
     });
     int64_t capacity = router_capacity(&a->rule, rows, n, k);
     if (capacity < rows) {
-        struct drop_job d = {p.probs, p.idx, (int)(rows * k), (int)capacity, a->rule.drop_late};
+        struct drop_job d = {p.probs, p.idx, (int)(rows * k), (int)capacity, a->rule.drop_late, (int)k, (int)rows, (int)a->rule.seq};
         LAUNCH(l, drop_choices, (unsigned)n, DROP_THREADS, 0, d);
     }
     if (!p.balance && !p.counts)

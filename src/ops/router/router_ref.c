@@ -113,9 +113,10 @@ static int64_t rank_in_expert(const struct router_fwd_args *a, int64_t t, int64_
     const int32_t *idx = a->idx.data;
     for (int64_t i = 0; i < rows * k; i++) {
         bool early = i < t * k + j, same = router_expert(idx[i]) == e && i != t * k + j;
+        bool before = router_rank(i / k, rows, a->rule.seq) < router_rank(t, rows, a->rule.seq);
         rank +=
             same &&
-            (a->rule.drop_late ? early : p[i] > p[t * k + j] || (p[i] == p[t * k + j] && early));
+            (a->rule.drop_late ? before : p[i] > p[t * k + j] || (p[i] == p[t * k + j] && early));
     }
     return rank;
 }
