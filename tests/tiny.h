@@ -64,7 +64,7 @@ static inline const char *const *tiny_models(int *n)
         "model.router_bias=on model.router_groups=3 model.router_group_topk=2 "
         "model.router_scale=2.5 model.shared_ffn=8 model.router_hash_layers=1",
         "model.pattern=+-+ model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
-        "model.mla_q_rank=10 model.dropout=0.1 data.eod=on data.eod_mask=on",
+        "model.mla_q_rank=10 model.bias=on model.dropout=0.1 data.eod=on data.eod_mask=on",
         "model.pattern=+E- model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
         "model.experts=4 model.seq_aux_loss=0.1 model.shared_ffn=8",
         "model.pattern=*-/*-/*- model.mtp_scale=0.3",

@@ -31,6 +31,8 @@ int cmd_config(struct config *c, int argc, char **argv, struct config_args *args
 int cmd_words(const struct config_args *args, int most, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int cmd_finish(struct config *c, struct err *e);
+/* A note on stderr for every option that was set and has no effect; nothing with run.quiet. */
+void cmd_say_unused(const struct config *c);
 /* The checkpoint an eval or generate means: the positional word, run.load or run.dir; takes the model's
  * options from it. */
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e);

@@ -136,6 +136,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
         TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
     }
     TRY(cmd_finish(&j->c, e));
+    cmd_say_unused(&j->c);
     TRY(routes_refuse(&j->c, "braid grads", e));
     TRY(read_batch(j, extra[0].value, e));
     TRY(compute(j, e));

@@ -72,6 +72,7 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     if ((extra[0].value && !parse_bool(extra[0].value, &steps)) || (extra[1].value && !parse_bool(extra[1].value, &params)))
         return err_set(e, ST_USAGE, "--steps and --params take on or off");
     TRY(cmd_finish(c, e));
+    cmd_say_unused(c);
     if (extra[2].value != NULL || extra[3].value != NULL) {
         const struct timeline_words w = {extra[2].value, extra[3].value, extra[4].value, extra[5].value, extra[6].value, extra[7].value, extra[8].value,
                                          extra[9].value, extra[10].value, extra[11].value, extra[12].value, extra[13].value};

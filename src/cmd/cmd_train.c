@@ -150,6 +150,8 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
         TRY(config_load_saved(c, text, strlen(text), ckpt_path(j->from), CFG_SAVED_MODEL, NULL, e));
     }
     TRY(cmd_finish(c, e));
+    if (cmd_speaks(&j->ranks))
+        cmd_say_unused(c);
     if (c->run.dir[0] != '\0' && cmd_speaks(&j->ranks))
         TRY(file_make_dirs(c->run.dir, e));
     return ST_OK;

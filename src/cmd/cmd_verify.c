@@ -62,6 +62,7 @@ static int run(struct config *c, struct config *small, const char *dir, int argc
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
     TRY(cmd_finish(c, e));
+    cmd_say_unused(c);
     TRY(verify_config(small, c, dir, e));
     printf("model: %s, pattern %s, as small as %s\n", args.ini != NULL ? args.ini : "defaults", c->model.pattern, small->model.pattern);
     return run_ways(small, extra[0].value, failed, e);

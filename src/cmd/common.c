@@ -55,6 +55,16 @@ int cmd_words(const struct config_args *args, int most, struct err *e)
 
 int cmd_finish(struct config *c, struct err *e) { return config_complete(c, e); }
 
+void cmd_say_unused(const struct config *c)
+{
+    struct buf lines;
+    buf_init(&lines, 0);
+    if (!c->run.quiet && config_unused(c, &lines) > 0 && lines.text != NULL)
+        for (const char *line = lines.text; *line != '\0'; line += strcspn(line, "\n") + 1)
+            fprintf(stderr, "note: %.*s\n", (int)strcspn(line, "\n"), line);
+    buf_release(&lines);
+}
+
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e)
 {
     const char *path = args->n_positional > 0 ? args->positional[0] : c->run.load[0] ? c->run.load : c->run.dir;

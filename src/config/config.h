@@ -330,6 +330,9 @@ bool config_ratio_pattern(int64_t layers, double attn, double mlp, char out[CONF
 /* Derive the automatic values and check all rules. May be called again after a change. */
 int config_finish(struct config *c, struct err *e);
 
+/* Options that the user set and that nothing reads: a line for each, with the reason; returns how many. After config_finish. */
+int config_unused(const struct config *c, struct buf *out);
+
 /* INI text with every option; it reads back to the same config. Model values are written resolved;
  * run values that were derived are written as 0, so that they follow when a resume changes what
  * they were derived from. with_sources adds a comment to each line. Check the buffer when done. */

@@ -70,6 +70,10 @@ void option_range_text(const struct option *o, struct buf *out); /* "1 to 65536"
 const char *option_type_name(const struct option *o);
 void real_text(double v, struct buf *out); /* the shortest text that parses back exactly */
 
+/* Automatic values from the others. */
+void derive_values(struct config *c);
+/* An error if a layer of the pattern cannot do what an option says (uses.c). */
+int config_refused(const struct config *c, struct err *e);
 /* model.mtp_pattern and mtp_layers become part of model.pattern. Doing it again changes nothing. */
 int derive_depths(struct config *c, struct err *e);
 

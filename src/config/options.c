@@ -106,7 +106,7 @@ const struct option config_options[] = {
         "Store norm weights as their difference from 1, so that weight decay pulls them to 1.")),
     ROW(model.qk_norm, "off", OPT_MODEL, FLAG("qk-layernorm", "on"), HELP(
         "RMSNorm on each query and key head before rotary embedding; keeps attention logits "
-        "small.")),
+        "small. Latent attention (+) always norms its latents instead.")),
     ROW(model.attn_gate, "off", OPT_MODEL, FLAG("attention-output-gate", "on"), HELP(
         "Multiply the attention output by a learned sigmoid gate, as Qwen3-Next does.")),
     ROW(model.attn_window, "0", OPT_MODEL, RANGE(0, 1 << 30), HELP(
@@ -122,7 +122,8 @@ const struct option config_options[] = {
     ROW(model.qkv_bias, "off", OPT_MODEL, FLAG("add-qkv-bias", "on"), HELP(
         "Bias on the query, key and value projection only, as in Qwen2.")),
     ROW(model.bias, "off", OPT_MODEL, FLAG("disable-bias-linear", "off"), HELP(
-        "Bias on every linear layer.")),
+        "Bias on the linear layers of attention (*) and MLP (-), and on the output projection of latent attention (+), as in "
+        "Megatron. Experts have expert_bias; shared experts, Mamba-2 and gated delta nets have none.")),
     ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
         FLAG("rotary-interleaved", "interleaved"), HELP(
         "Rotary position embedding: half rotates channel c with c + dim/2, interleaved rotates "
@@ -130,7 +131,7 @@ const struct option config_options[] = {
     ROW(model.rope_base, "10000", OPT_MODEL, RANGE(1, 1e12), ALIAS("rotary-base"), HELP(
         "Base of the rotary frequencies; larger suits longer contexts.")),
     ROW(model.rope_percent, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("rotary-percent"), HELP(
-        "Share of each head's channels that is rotated; the rest carries no position.")),
+        "Share of each head's channels that is rotated; the rest carries no position. With yarn scaling it must be 1.")),
     ROW(model.rope_scaling, "none", OPT_MODEL, ONE_OF(rope_scaling_values),
         FLAG("use-rope-scaling", "llama3"), HELP(
         "Stretch rotary frequencies for contexts longer than rope_original.")),
@@ -165,7 +166,8 @@ const struct option config_options[] = {
         "Initial scale of projections back into the residual stream, over L layers: hybrid divides "
         "init_std by sqrt(L), gpt by sqrt(2 L), none not at all. auto is hybrid.")),
     ROW(model.dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("hidden-dropout"),
-        HELP("Share of each layer's output dropped while training; never while evaluating.")),
+        HELP("Share of each layer's output, and of the embedding, dropped while training, as in Megatron; never while "
+        "evaluating.")),
     ROW(model.mtp_scale, "0.1", OPT_RUN | OPT_INHERIT, RANGE(0, 100), ALIAS("mtp-loss-scaling-factor"),
         HELP("Weight of the multi-token prediction losses together; each depth gets an equal share.")),
     ROW(model.mla_q_rank, "0", OPT_MODEL, RANGE(0, 65536), ALIAS("q-lora-rank"),
@@ -277,8 +279,8 @@ const struct option config_options[] = {
     ROW(model.router_bias_rate, "1e-3", OPT_RUN | OPT_INHERIT, RANGE(0, 1),
         ALIAS("moe-router-bias-update-rate"), HELP("How far router_bias moves each step.")),
     ROW(model.router_hash_layers, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("moe-n-hash-layers"), HELP(
-        "Mixture-of-experts layers up to this number, counted over all layers from 1, choose "
-        "experts by a table of token ids; the router only weighs them. 0 = none.")),
+        "Mixture-of-experts layers up to this number choose experts by a table of token ids; the router only weighs "
+        "them. Layers of every kind count, from 1, as in Megatron; those of prediction depths are never meant. 0 = none.")),
     ROW(model.aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), ALIAS("moe-aux-loss-coeff"),
         HELP("Weight of the loss that spreads the tokens of a microbatch over the experts.")),
     ROW(model.seq_aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), HELP(
@@ -296,8 +298,8 @@ const struct option config_options[] = {
         "0 = nothing is dropped. Never while generating.")),
     ROW(model.router_drop, "probs", OPT_RUN | OPT_INHERIT, ONE_OF(drop_values),
         ALIAS("moe-token-drop-policy"), HELP(
-        "Which tokens an expert keeps under router_capacity: those of largest probability, or the "
-        "earliest.")),
+        "Which tokens an expert keeps under router_capacity: those of largest probability, or those of the earliest "
+        "positions, of all sequences alike.")),
     ROW(model.router_force_balance, "off", OPT_RUN | OPT_LOCAL,
         FLAG("moe-router-force-load-balancing", "on"), HELP(
         "Benchmarks only: random router logits while training, so that every expert gets its "
@@ -380,7 +382,9 @@ const struct option config_options[] = {
         "Append an end-of-document token to each document of text. With bytes it is token 256, so "
         "the vocabulary grows to 257.")),
     ROW(data.eod_mask, "off", OPT_RUN, HELP(
-        "Attention and positions start anew at each document of a sequence.")),
+        "Attention, recurrent states and positions start anew at each document of a sequence, and the first token of a "
+        "document, which nothing before it tells, is no label: Megatron's reset-attention-mask, reset-position-ids and "
+        "eod-mask-loss together.")),
 
     /* ---- [run] ---------------------------------------------------------------------------- */
     ROW(run.dir, "", OPT_RUN | OPT_LOCAL, ALIAS("save"), HELP(

@@ -40,7 +40,7 @@ static void derive_f64(struct config *c, const char *name, double *field, double
     }
 }
 
-static void derive(struct config *c)
+void derive_values(struct config *c)
 {
     struct config_model *m = &c->model;
     struct config_train *t = &c->train;
@@ -191,11 +191,13 @@ static bool pattern_and_ratios(const struct config *c)
              memcmp(made, m->pattern, n) == 0);
 }
 
-static bool heads_do_not_divide_hidden(const struct config *c) { return c->model.head_dim == 0; }
+static bool has_attention(const struct config *c) { return strchr(c->model.pattern, '*') != NULL; }
+
+static bool heads_do_not_divide_hidden(const struct config *c) { return has_attention(c) && c->model.head_dim == 0; }
 
 static bool kv_heads_do_not_divide_heads(const struct config *c)
 {
-    return c->model.heads % c->model.kv_heads != 0;
+    return has_attention(c) && c->model.heads % c->model.kv_heads != 0;
 }
 
 static int64_t rotary_dim(const struct config *c)
@@ -205,12 +207,22 @@ static int64_t rotary_dim(const struct config *c)
 
 static bool rotary_dim_odd_or_zero(const struct config *c)
 {
-    return c->model.rope != CFG_ROPE_NONE && (rotary_dim(c) % 2 != 0 || rotary_dim(c) == 0);
+    return has_attention(c) && c->model.rope != CFG_ROPE_NONE && (rotary_dim(c) % 2 != 0 || rotary_dim(c) == 0);
 }
 
 static bool window_skip_without_window(const struct config *c)
 {
     return c->model.attn_window_skip != 0 && c->model.attn_window == 0;
+}
+
+static bool latent_without_rope(const struct config *c)
+{
+    return c->model.rope == CFG_ROPE_NONE && strchr(c->model.pattern, '+') != NULL;
+}
+
+static bool yarn_of_a_part(const struct config *c)
+{
+    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN && c->model.rope_percent != 1;
 }
 
 static bool rope_options_without_rope(const struct config *c)
@@ -292,6 +304,8 @@ static bool mamba_steps_crossed(const struct config *c)
 {
     return c->model.mamba_dt_max > 0 && c->model.mamba_dt_min > c->model.mamba_dt_max;
 }
+
+static bool ep_without_experts(const struct config *c) { return c->parallel.ep > 1 && strchr(c->model.pattern, 'E') == NULL; }
 
 static bool experts_do_not_divide(const struct config *c) { return c->model.experts % max_i64(c->parallel.ep, 1) != 0; }
 
@@ -487,6 +501,12 @@ const struct rule config_rules[] = {
     {"rope-options-need-rope", rope_options_without_rope,
      "model.rope_scaling and model.no_rope_freq need rotary embedding",
      {"model.rope", "model.rope_scaling", "model.no_rope_freq"}},
+    {"latent-needs-rope", latent_without_rope,
+     "latent attention (+) has rotary channels of its own: model.rope cannot be none",
+     {"model.rope", "model.pattern", "model.mla_rope"}},
+    {"yarn-rotates-all", yarn_of_a_part,
+     "yarn scaling rotates all channels of a head, as in Megatron: model.rope_percent must be 1",
+     {"model.rope_scaling", "model.rope_percent"}},
     {"rope-factor-needs-scaling", rope_factor_without_scaling,
      "model.rope_factor above 1 needs model.rope_scaling",
      {"model.rope_factor", "model.rope_scaling"}},
@@ -529,6 +549,9 @@ const struct rule config_rules[] = {
     {"topk-within-experts", topk_above_experts,
      "model.topk must not be above model.experts",
      {"model.topk", "model.experts"}},
+    {"ep-needs-experts", ep_without_experts,
+     "parallel.ep shares the experts of a layer among ranks, and no layer of model.pattern has experts (E)",
+     {"parallel.ep", "model.pattern"}},
     {"experts-over-ranks", experts_do_not_divide,
      "model.experts must be a multiple of parallel.ep, the ranks that share them",
      {"model.experts", "parallel.ep"}},
@@ -636,7 +659,8 @@ int config_finish(struct config *c, struct err *e)
 {
     TRY(derive_pattern(c, e));
     TRY(derive_depths(c, e));
-    derive(c);
+    derive_values(c);
+    TRY(config_refused(c, e));
     for (int i = 0; i < config_n_rules; i++)
         if (config_rules[i].broken(c))
             return broken_rule(c, &config_rules[i], e);

@@ -332,7 +332,9 @@ static int mla_declare(struct build *b, struct core_io *io)
     declare_keys(b, m, &s, io);
     declare_core(b, m, &s);
     struct param p = param_matrix("self_attention.linear_proj.weight", c->hidden, m->heads * m->v, output_std(b));
-    linear_declare(b, "proj", &(struct linear){.x = s.o, .y = io->f, .dy = io->df, .dx = s.d_o, .w = build_weight(b, &p), .bias = no_weight(),
+    struct param pb = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
+    struct weight wo = build_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight(); /* the others have none, as in Megatron */
+    linear_declare(b, "proj", &(struct linear){.x = s.o, .y = io->f, .dy = io->df, .dx = s.d_o, .w = wo, .bias = bo,
                                                .in = m->heads * m->v, .out = c->hidden});
     return b->g->err.code;
 }

@@ -52,7 +52,7 @@ static void declare_batch(struct build *b, int64_t depths)
     b->in.label = decode || !head ? NO_SLOT : graph_slot(g, "label", ids);
     b->in.doc_start = !decode && b->cfg->data.eod_mask ? graph_slot(g, "doc_start", ids) : NO_SLOT;
     const struct config_model *c = &b->cfg->model;
-    bool draws = c->dropout > 0 || c->router_jitter > 0 || c->router_force_balance;
+    bool noise = (c->router_jitter > 0 || c->router_force_balance) && strchr(c->pattern, 'E') != NULL, draws = c->dropout > 0 || noise;
     b->in.info = training(b) && draws ? graph_slot(g, "info", tensor_1d(NULL, DT_I64, 4)) : NO_SLOT;
     b->in.start = decode ? graph_slot(g, "start", tensor_1d(NULL, DT_I64, 1)) : NO_SLOT;
     b->in.scale = training(b) && head ? graph_slot(g, "scale", tensor_1d(NULL, DT_F64, 1 + depths)) : NO_SLOT;

@@ -174,7 +174,7 @@ static int shrink(struct config *small, const struct config *user, const char *d
         {"run.report", "off"}, {"run.dir", ""}, {"data.valid", ""}, {"data.split", ""}, {"data.tokenizer", "bytes"}, {"plan.trace", ""},
         {"plan.find_nan", "off"}, {"train.schedule", "constant"}, {"train.record_routes", ""}, {"train.replay_routes", ""}, {"train.min_lr", "0"},
         {"parallel.comm", "auto"}, {"parallel.overlap", "none"}, {"parallel.ep_capacity", "0"}, {"parallel.bucket_mb", "0.01"}, {"model.init_std", "0.1"},
-        {"model.mtp_pattern", ""}, {"model.attn_ratio", "0"}, {"model.mlp_ratio", "0"},
+        {"model.mtp_pattern", ""}, {"model.softmax_scale", "0"}, {"model.attn_ratio", "0"}, {"model.mlp_ratio", "0"},
     };
     struct pattern p;
     struct buf b;
