@@ -65,6 +65,9 @@ static int run(struct config *c, struct config *small, const char *dir, int argc
     cmd_say_unused(c);
     TRY(verify_config(small, c, dir, e));
     printf("model: %s, pattern %s, as small as %s\n", args.ini != NULL ? args.ini : "defaults", c->model.pattern, small->model.pattern);
+    if (c->model.global_aux_loss > 0 && (c->model.aux_loss > 0 || c->model.router_capacity > 0))
+        printf("left out: model.aux_loss and model.router_capacity, which are about one microbatch; model.global_aux_loss is about a step. "
+               "Verify them with --model.global_aux_loss=0.\n");
     return run_ways(small, extra[0].value, failed, e);
 }
 

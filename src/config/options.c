@@ -286,7 +286,9 @@ const struct option config_options[] = {
     ROW(model.seq_aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), HELP(
         "Weight of the loss that spreads the tokens of each sequence over the experts.")),
     ROW(model.global_aux_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), HELP(
-        "Weight of the loss that spreads the tokens of a whole step over the experts.")),
+        "Weight of the loss that spreads the tokens of a whole step over the experts: of all data-parallel ranks, and of the "
+        "microbatches so far. Its gradient does not depend on how many ranks share the batch; Megatron's is smaller by that "
+        "number, so multiply its weight by it to compare.")),
     ROW(model.router_z_loss, "0", OPT_RUN | OPT_INHERIT, RANGE(0, 1e3), ALIAS("moe-z-loss-coeff"),
         HELP("Weight of the mean squared log-sum-exp of the router logits, which keeps them small.")),
     ROW(model.router_jitter, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1),

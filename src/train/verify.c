@@ -9,12 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the plain rank had. */
-struct verify {
-    struct config cfg;
+/* What a plain rank had. */
+struct plain {
+    bool ran;
     struct param_table params;
     double **moment, **value; /* [param], whole */
     double loss[VERIFY_STEPS], norm[VERIFY_STEPS];
+};
+
+/* Balance over a step (model.global_aux_loss) takes the mean of the microbatches that are known so far, and those of all
+ * data-parallel ranks at once. So D of them are one rank whose microbatches have D times as many sequences. Without that loss
+ * one plain rank stands for all. */
+enum { MOST_DP = 8 };
+struct verify {
+    struct config cfg;
+    struct plain plain[MOST_DP + 1]; /* [D], run when first asked for */
     bool has_config;
 };
 
@@ -82,7 +91,7 @@ static int keep(double **out, const struct tensor *t, struct err *e)
     return ST_OK;
 }
 
-static int keep_moments(struct verify *v, const struct trainer *t, struct err *e)
+static int keep_moments(struct plain *v, const struct trainer *t, struct err *e)
 {
     for (int k = 0; k < t->model.params.n; k++) {
         int index;
@@ -95,9 +104,9 @@ static int keep_moments(struct verify *v, const struct trainer *t, struct err *e
     return ST_OK;
 }
 
-static int run_plain(struct verify *v, struct trainer *t, struct err *e)
+static int run_plain(struct plain *v, const struct config *cfg, struct trainer *t, struct err *e)
 {
-    TRY(trainer_open(t, &v->cfg, NULL, true, e));
+    TRY(trainer_open(t, cfg, NULL, true, e));
     TRY(mem_array((void **)&v->moment, (size_t)t->model.params.n, sizeof *v->moment, e));
     TRY(mem_array((void **)&v->value, (size_t)t->model.params.n, sizeof *v->value, e));
     for (int s = 0; s < VERIFY_STEPS; s++) {
@@ -115,35 +124,67 @@ static int run_plain(struct verify *v, struct trainer *t, struct err *e)
     return ST_OK;
 }
 
+/* The plain rank that dp data-parallel ones are compared with. */
+static int plain_for(struct verify *v, int dp, const struct plain **out, struct err *e)
+{
+    struct trainer t = {0};
+    struct config c = {0};
+    int d = v->cfg.model.global_aux_loss > 0 ? dp : 1, st;
+    if (d > MOST_DP)
+        return err_set(e, ST_INTERNAL, "%d data-parallel ranks are more than %d", d, MOST_DP);
+    struct plain *p = &v->plain[d];
+    *out = p;
+    if (p->ran)
+        return ST_OK;
+    char size[16];
+    snprintf(size, sizeof size, "%lld", (long long)(v->cfg.train.micro_batch * d));
+    param_table_init(&p->params);
+    p->ran = true;
+    TRY_OUT(config_init(&c, e));
+    TRY_OUT(verify_copy(&c, &v->cfg, e));
+    TRY_OUT(config_set(&c, "train.micro_batch", size, NULL, e));
+    TRY_OUT(config_complete(&c, e));
+    TRY_OUT(run_plain(p, &c, &t, e));
+out:
+    trainer_close(&t);
+    config_release(&c);
+    return st;
+}
+
 int verify_open(struct verify **out, const struct config *small, struct err *e)
 {
     struct verify *v = NULL;
-    struct trainer t = {0};
+    const struct plain *first;
     TRY(mem_array((void **)&v, 1, sizeof *v, e));
     *out = v;
-    param_table_init(&v->params);
     v->has_config = true;
     TRY(config_init(&v->cfg, e));
     TRY(verify_copy(&v->cfg, small, e));
     TRY(config_complete(&v->cfg, e));
-    int st = run_plain(v, &t, e);
-    trainer_close(&t);
-    return st;
+    return plain_for(v, 1, &first, e);
+}
+
+static void plain_release(struct plain *p)
+{
+    if (!p->ran)
+        return;
+    for (int k = 0; k < p->params.n; k++) {
+        if (p->moment != NULL)
+            free(p->moment[k]);
+        if (p->value != NULL)
+            free(p->value[k]);
+    }
+    free(p->moment);
+    free(p->value);
+    param_table_release(&p->params);
 }
 
 void verify_close(struct verify *v)
 {
     if (v == NULL)
         return;
-    for (int k = 0; k < v->params.n; k++) {
-        if (v->moment != NULL)
-            free(v->moment[k]);
-        if (v->value != NULL)
-            free(v->value[k]);
-    }
-    free(v->moment);
-    free(v->value);
-    param_table_release(&v->params);
+    for (int d = 0; d < countof(v->plain); d++)
+        plain_release(&v->plain[d]);
     if (v->has_config)
         config_release(&v->cfg);
     free(v);
@@ -153,6 +194,7 @@ void verify_close(struct verify *v)
 
 struct rank_run {
     const struct verify *v;
+    const struct plain *plain;
     const struct verify_case *way;
     const struct verify_sabotage *wrong;
     struct rank_found {
@@ -187,7 +229,7 @@ static void note(struct rank_found *f, double *worst, double d, const char *key)
 static void compare_params(struct rank_run *run, const struct trainer *t, bool moments)
 {
     struct rank_found *f = &run->found[t->model.mesh.rank];
-    const struct verify *v = run->v;
+    const struct plain *v = run->plain;
     for (int k = 0; k < t->model.params.n; k++) {
         const struct param *p = &t->model.params.list[k].p;
         int at = param_find(&v->params, p->key);
@@ -214,8 +256,8 @@ static int run_steps(struct rank_run *run, struct trainer *t, struct err *e)
     for (int s = 0; s < VERIFY_STEPS; s++) {
         struct step_result r;
         TRY(trainer_step(t, &r, e));
-        f->loss = fmax(f->loss, relative(r.loss, run->v->loss[s]));
-        f->norm = fmax(f->norm, relative(r.grad_norm, run->v->norm[s]));
+        f->loss = fmax(f->loss, relative(r.loss, run->plain->loss[s]));
+        f->norm = fmax(f->norm, relative(r.grad_norm, run->plain->norm[s]));
         if (s == 0)
             compare_params(run, t, true);
     }
@@ -276,6 +318,7 @@ int verify_run(struct verify *v, const struct verify_case *way, const struct ver
     *row = (struct verify_row){.way = way};
     if (way->ranks > countof(run.found))
         return err_set(e, ST_INTERNAL, "%d ranks are more than %d", way->ranks, countof(run.found));
+    TRY(plain_for(v, way->ranks / way->pp, &run.plain, e));
     int st = world_threads(&o, run_rank, &run, &why);
     row->seconds = time_now() - begin;
     if (st == ST_USAGE) {

@@ -95,6 +95,51 @@ static void all_ways_agree(void **state)
     every_way("+-+-", "2");
 }
 
+/* ---- balance over a step ---------------------------------------------------------------------------------------------- */
+
+static int no_sum(const struct step_ctx *c)
+{
+    (void)c;
+    return ST_OK;
+}
+
+static void without_load_sum(struct trainer *t)
+{
+    struct graph *g = &t->train.g;
+    int found = 0;
+    for (int i = 0; i < g->n_nodes; i++)
+        if (strstr(g->nodes[i].name, "load_sum") != NULL) {
+            g->nodes[i].phase[PH_FWD].fn = no_sum;
+            found++;
+        }
+    assert_true(found > 0);
+}
+
+/* Its running mean depends on how many microbatches are known at once; what must be equal is, on every mesh. */
+static void balance_over_a_step_agrees(void **state)
+{
+    (void)state;
+    struct fixture f;
+    int n;
+    const struct verify_case *all = verify_cases(&n);
+    fixture_open(&f, "*E-E/*E");
+    set(&f.user, "model.global_aux_loss", "0.1");
+    set(&f.user, "model.aux_loss", "0.1");
+    set(&f.user, "model.router_capacity", "1.1");
+    fixture_run(&f);
+    for (int i = 0; i < n; i++) {
+        struct verify_row row;
+        assert_ok(verify_run(f.v, &all[i], NULL, &row, &f.e), &f.e);
+        if (row.outcome > VERIFY_CLOSE)
+            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", all[i].name, row.loss, row.norm, row.grad, row.param, row.where,
+                     row.why.msg);
+    }
+    struct verify_row wrong;
+    assert_ok(verify_run(f.v, way_named("DP2"), &(struct verify_sabotage){.trainer = without_load_sum}, &wrong, &f.e), &f.e);
+    assert_int_equal(wrong.outcome, VERIFY_DIFFERS);
+    fixture_close(&f);
+}
+
 /* ---- wrong on purpose -------------------------------------------------------------------------------------------------- */
 
 static void expect_found(const char *pattern, const char *way, const struct verify_sabotage *wrong, const char *where)
