@@ -68,6 +68,9 @@ static int run(struct config *c, struct config *small, const char *dir, int argc
     if (c->model.global_aux_loss > 0 && (c->model.aux_loss > 0 || c->model.router_capacity > 0))
         printf("left out: model.aux_loss and model.router_capacity, which are about one microbatch; model.global_aux_loss is about a step. "
                "Verify them with --model.global_aux_loss=0.\n");
+    if (c->model.global_aux_loss > 0)
+        printf("model.global_aux_loss balances what is known of a step: D data-parallel ranks are compared with one whose microbatches are D "
+               "times as large\n");
     return run_ways(small, extra[0].value, failed, e);
 }
 

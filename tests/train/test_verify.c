@@ -218,7 +218,7 @@ static void swapped_segment_is_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_ways_agree),         cmocka_unit_test(missing_reduction_is_found), cmocka_unit_test(wrong_scale_is_found),
+        cmocka_unit_test(balance_over_a_step_agrees), cmocka_unit_test(all_ways_agree),         cmocka_unit_test(missing_reduction_is_found), cmocka_unit_test(wrong_scale_is_found),
         cmocka_unit_test(swapped_segment_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
