@@ -31,6 +31,10 @@ int cmd_config(struct config *c, int argc, char **argv, struct config_args *args
 int cmd_words(const struct config_args *args, int most, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int cmd_finish(struct config *c, struct err *e);
+/* Parameters from run.load_weights, the model being as configured; rank 0 says what was forgiven. */
+int cmd_take_weights(struct model *m, struct err *e);
+/* For commands that take their weights from elsewhere: an error when run.load_weights is given. */
+int cmd_refuse_weights(const struct config *c, const char *command, struct err *e);
 /* A note on stderr for every option that was set and has no effect; nothing with run.quiet. */
 void cmd_say_unused(const struct config *c);
 /* The checkpoint an eval or generate means: the positional word, run.load or run.dir; takes the model's

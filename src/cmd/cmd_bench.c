@@ -272,6 +272,7 @@ static int prepare_train(struct steps_job *j, int argc, char **argv, struct err 
     j->json = extra[2].value;
     TRY(cmd_count_ranks(&j->c, &j->ranks, e));
     TRY(cmd_finish(&j->c, e));
+    TRY(cmd_refuse_weights(&j->c, "braid bench", e));
     cmd_say_unused(&j->c);
     if (j->ranks.kind != COMM_THREADS || j->c.data.train[0] != '\0')
         return ST_OK;

@@ -22,6 +22,7 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
     if (c->data.train[0] == '\0')
         TRY(config_set(c, "data.train", c->data.valid, NULL, e));
     TRY(cmd_finish(c, e));
+    TRY(cmd_refuse_weights(c, "braid eval", e));
     TRY(trainer_open(t, c, *from, true, e));
     TRY(trainer_eval(t, &r, e));
     if (r.failed) {

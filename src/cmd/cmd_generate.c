@@ -75,6 +75,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     TRY(cmd_words(&args, 1, e));
     TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
     TRY(cmd_finish(&j->c, e));
+    TRY(cmd_refuse_weights(&j->c, "braid generate", e));
     TRY(tokenizer_for(&j->c, &j->tok, e));
     const char *prompt = j->c.generate.prompt[0] ? j->c.generate.prompt : "\n";
     size_t n = strlen(prompt), n_ids = 0;

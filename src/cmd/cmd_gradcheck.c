@@ -58,6 +58,7 @@ static int run(struct config *c, int argc, char **argv, int *failed, struct err 
     bool ops = only == NULL || strcmp(only, "model") != 0, model = only == NULL || strcmp(only, "model") == 0;
     const char *filter = only != NULL && strcmp(only, "ops") != 0 ? only : NULL;
     TRY(cmd_finish(c, e));
+    TRY(cmd_refuse_weights(c, "braid gradcheck", e));
     cmd_say_unused(c);
     if (ops)
         TRY(check_ops(filter, failed, e));

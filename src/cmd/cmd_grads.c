@@ -5,7 +5,7 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: braid grads FILE.ini --in=TOKENS.safetensors --out=OUT.safetensors [--ckpt=DIR] [--section.key=value ...]\n\n"
+    "usage: braid grads FILE.ini --in=TOKENS.safetensors --out=OUT.safetensors [--ckpt=DIR | --run.load_weights=FILE] [--section.key=value ...]\n\n"
     "The input holds `tokens` and optionally `labels` (-1: ignored), I32 [batch, seq]; without labels they are the tokens\n"
     "shifted by one. The output holds `loss` (mean over labels), `logits`, and param.KEY and grad.KEY of every parameter.\n";
 
@@ -66,6 +66,8 @@ static int compute(struct job *j, struct err *e)
     TRY(model_plan_build(&j->model, &j->plan, &o, e));
     TRY(model_commit(&j->model, plans, 1, e));
     TRY(j->from ? load_params(&j->model, j->from, e) : model_init_params(&j->model, e));
+    if (j->c.run.load_weights[0] != '\0')
+        TRY(cmd_take_weights(&j->model, e));
     exec_init(&j->exec, &j->dev);
     plan_options(&j->exec, &j->c);
     TRY(exec_prepare(&j->exec, &j->plan.p, e));
@@ -136,6 +138,8 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
         TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
     }
     TRY(cmd_finish(&j->c, e));
+    if (j->from != NULL && j->c.run.load_weights[0] != '\0')
+        return err_set(e, ST_USAGE, "--ckpt takes the model and its weights, run.load_weights the weights alone: give one of them");
     cmd_say_unused(&j->c);
     TRY(routes_refuse(&j->c, "braid grads", e));
     TRY(read_batch(j, extra[0].value, e));

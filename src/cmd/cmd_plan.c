@@ -86,6 +86,7 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     int st = ST_OK;
     model_print_stack(&t->model, &out);
     totals(t, &out);
+    model_print_kernels(c, &t->dev, &out);
     buf_add(&out, "\n");
     memory_print(&t->model.mem, &out);
     buf_add(&out, "\n");

@@ -1,7 +1,5 @@
 /* braid train: a new run, or the continuation of one. */
 #include "cmd/cmd.h"
-#include "dev/cuda.h"
-#include "ops/mhc/mhc_choose.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -88,22 +86,10 @@ static void announce(const struct trainer *t)
     fprintf(stderr, "%s\nmodel %s: %s parameters%s, %s planned and allocated\n%s", t->dev.name, t->cfg->model.pattern,
             human_count((double)param_table_elems(&t->model.params), count, sizeof count), m->world > 1 ? " on this rank" : "",
             human_bytes((double)bytes, memory, sizeof memory), text.text ? text.text : "");
-    if (t->cfg->model.mhc_streams > 0 && t->dev.kind == DEV_CUDA) {
-        const struct cuda_dev *gpu = t->dev.impl;
-        struct mhc_shape s = {.real = t->dev.real, .streams = t->cfg->model.mhc_streams, .channels = t->cfg->model.hidden, .hopper = gpu->hopper, .aligned = true};
-        fprintf(stderr, "hyper-connections: %s\n", mhc_way_name(mhc_choose((enum mhc_kernels)t->cfg->mhc.kernels, &s)));
-    }
+    buf_clear(&text);
+    model_print_kernels(t->cfg, &t->dev, &text);
+    fputs(text.text ? text.text : "", stderr);
     buf_release(&text);
-}
-
-/* The model is as configured; only values come from the file. */
-static int take_weights(struct trainer *t, struct err *e)
-{
-    struct err note = {0};
-    TRY(load_weights(&t->model, t->cfg->run.load_weights, t->cfg->run.load_allow, &note, e));
-    if (note.msg[0] != '\0' && trainer_speaks(t))
-        fprintf(stderr, "note: %s\n", note.msg);
-    return ST_OK;
 }
 
 /* Continuing takes everything from the checkpoint; a warm start takes the weights and begins at step 0. */
@@ -116,7 +102,7 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
     if (j->warm)
         TRY(load_params(&t->model, j->from, e));
     if (j->from == NULL && c->run.load_weights[0] != '\0')
-        TRY(take_weights(t, e));
+        TRY(cmd_take_weights(&t->model, e));
     if (!c->run.quiet && trainer_speaks(t))
         announce(t);
     if (t->step < c->train.steps)

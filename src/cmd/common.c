@@ -55,6 +55,23 @@ int cmd_words(const struct config_args *args, int most, struct err *e)
 
 int cmd_finish(struct config *c, struct err *e) { return config_complete(c, e); }
 
+int cmd_take_weights(struct model *m, struct err *e)
+{
+    struct err note = {0};
+    TRY(load_weights(m, m->cfg->run.load_weights, m->cfg->run.load_allow, &note, e));
+    if (note.msg[0] != '\0' && m->mesh.rank == 0)
+        fprintf(stderr, "note: %s\n", note.msg);
+    return ST_OK;
+}
+
+int cmd_refuse_weights(const struct config *c, const char *command, struct err *e)
+{
+    if (c->run.load_weights[0] == '\0')
+        return ST_OK;
+    err_set(e, ST_USAGE, "run.load_weights = %.200s: %s does not read it", c->run.load_weights, command);
+    return err_hint(e, "`braid train` and `braid grads` do; `braid ckpt convert` makes a checkpoint of a file");
+}
+
 void cmd_say_unused(const struct config *c)
 {
     struct buf lines;

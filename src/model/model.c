@@ -10,6 +10,7 @@ int model_init(struct model *m, const struct config *cfg, struct dev *dev, struc
     param_table_init(&m->params);
     TRY(pattern_parse(&m->pattern, cfg->model.pattern, e));
     TRY(pattern_check_cores(&m->pattern, e));
+    TRY(model_check_kernels(cfg, dev, e));
     return pattern_check_keys(&m->pattern, e);
 }
 

@@ -87,5 +87,9 @@ void model_print_stack(const struct model *m, struct buf *out);
 /* What every pipeline stage holds; nothing without a pipeline. */
 void model_print_stages(const struct model *m, struct buf *out);
 void model_print_params(const struct model *m, struct buf *out);
+/* The kernels of each class of ops on a device, with the reason where another could be expected (kernels.c). */
+void model_print_kernels(const struct config *cfg, const struct dev *d, struct buf *out);
+/* An error where kernels that were asked for by name do not exist for this model. */
+int model_check_kernels(const struct config *cfg, const struct dev *d, struct err *e);
 
 #endif

@@ -67,6 +67,8 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
     TRY_OUT(list_params(&full, space, &params, &index, &n, e));
     TRY_OUT(keymap_open(&map, f, space, params, n, m->dev->wide, e));
     st = keymap_check(map, allow, e);
+    if (st == ST_OK && n > 0 && keymap_missing(map) == n)
+        st = err_set(e, ST_CONFLICT, "%.200s holds none of the model's %d parameters", f->label, n);
     if (st != ST_OK && note != NULL)
         err_hint(e, "run.load_allow=missing, unexpected or both goes on without them; `braid ckpt "
                     "ls` lists a file's tensors");

@@ -179,7 +179,7 @@ static int one_balance(struct config *small, struct err *e)
 static int shrink(struct config *small, const struct config *user, const char *data, struct err *e)
 {
     static const char *const words[][2] = {
-        {"run.device", "ref"}, {"run.resume", "never"}, {"run.load", ""}, {"run.load_weights", ""}, {"run.quiet", "on"}, {"run.tensorboard", "off"},
+        {"run.device", "ref"}, {"run.resume", "never"}, {"run.load", ""}, {"run.load_weights", ""}, {"run.load_allow", "none"}, {"run.quiet", "on"}, {"run.tensorboard", "off"},
         {"run.report", "off"}, {"run.dir", ""}, {"data.valid", ""}, {"data.split", ""}, {"data.tokenizer", "bytes"}, {"plan.trace", ""},
         {"plan.find_nan", "off"}, {"train.schedule", "constant"}, {"train.record_routes", ""}, {"train.replay_routes", ""}, {"train.min_lr", "0"},
         {"parallel.comm", "auto"}, {"parallel.overlap", "none"}, {"parallel.ep_capacity", "0"}, {"parallel.bucket_mb", "0.01"}, {"model.init_std", "0.1"},

@@ -54,4 +54,47 @@ ok "on several ranks either" says 'validation loss is left out' tokens --data.tr
     --model.vocab=210 --parallel.ranks=2 --parallel.pp=2
 ok "eval of such data is an error" fails 1 'large.bin: token' "$BRAID" eval bad --data.valid=large.bin --run.threads=1
 
+# ---- options without effect -------------------------------------------------------------------------------------------
+ok "an option that no layer reads is a note" says 'note: model.gdn_conv = 3 (command line) has no effect: .* no gated delta net (G) layer' \
+    tokens --data.train="$book" --model.gdn_conv=3
+ok "with what is missing" says 'note: model.router_drop = position (command line) has no effect: it needs model.router_capacity' \
+    tokens --data.train="$book" --model.pattern='*E' --model.router_drop=position
+ok "on several ranks once" runs tokens --data.train="$book" --model.gdn_conv=3 --parallel.ranks=2
+ok "that is one line" test "$(grep -c 'note: model.gdn_conv' err)" -eq 1
+ok "not when quiet" runs train --model.gdn_conv=3 --train.steps=1 --train.warmup=0
+ok "that is no line" test "$(grep -c 'note:' err)" -eq 0
+ok "plan says it, too" says 'note: model.gdn_conv' "$BRAID" plan "$tiny" --model.gdn_conv=3
+ok "an option that counts is none" runs "$BRAID" plan "$tiny" --model.attn_window=3
+ok "that is silent" test "$(grep -c 'note:' err)" -eq 0
+ok "what latent attention cannot do is an error" fails 2 'latent attention (+) cannot do what model.attn_gate = on says' \
+    "$BRAID" plan "$tiny" --model.pattern=+- --model.attn_gate=on
+ok "experts to share are needed" fails 2 'no layer of model.pattern has experts' "$BRAID" plan "$tiny" --parallel.ranks=2 --parallel.ep=2
+for f in "$root"/configs/*.ini; do
+    ok "$(basename "$f") asks for nothing in vain" runs "$BRAID" plan "$f"
+    ok "as its plan says" test "$(grep -c 'note:' err)" -eq 0
+done
+
+# ---- kernels ------------------------------------------------------------------------------------------------------------
+ok "the start of a run names the kernels" says '^  matrix products  *OpenBLAS' tokens --data.train="$book"
+ok "and why experts have separate ones" says '^  experts .*: fused on a GPU only' \
+    tokens --data.train="$book" --model.pattern='*E'
+ok "so does a plan" prints '^  experts .*: fused on a GPU only' "$BRAID" plan "$tiny" --model.pattern='*E'
+
+# ---- weights of a file ----------------------------------------------------------------------------------------------------
+header='{"tokens":{"dtype":"I32","shape":[2,8],"data_offsets":[0,64]}}  '
+{ number ${#header} 8; printf %s "$header"; for i in $(seq 16); do number $((i * 37 % 256)) 4; done; } >in.st
+ok "a run" runs train --train.steps=3 --run.dir=run
+ok "gradients of its checkpoint" runs "$BRAID" grads "$tiny" --run.threads=1 --in=in.st --out=ckpt.st --ckpt=run
+ok "gradients of fresh weights" runs "$BRAID" grads "$tiny" --run.threads=1 --in=in.st --out=fresh.st
+ok "are others" test "$("$BRAID" ckpt diff ckpt.st fresh.st >/dev/null; echo $?)" -eq 1
+ok "gradients of its weights alone" runs "$BRAID" grads "$tiny" --run.threads=1 --in=in.st --out=weights.st --run.load_weights=run
+ok "are those of the checkpoint" same ckpt.st weights.st
+ok "both at once are refused" fails 2 'give one of them' "$BRAID" grads "$tiny" --run.threads=1 --in=in.st --out=x.st --ckpt=run --run.load_weights=run
+for command in "eval run --data.valid=$book" "generate run" "gradcheck $tiny --only=model"; do
+    ok "$command does not ignore run.load_weights" fails 2 'does not read it' "$BRAID" $command --run.load_weights=run
+done
+ok "weights of which nothing fits are no weights" fails 1 "none of the model's" \
+    train --train.steps=1 --train.warmup=0 --run.load_weights=in.st --run.load_allow=both
+ok "with some of them missing they are" runs train --train.steps=1 --train.warmup=0 --model.pattern='*-*-*-' --run.load_weights=run --run.load_allow=missing
+
 finish

@@ -5,8 +5,6 @@
  * the other fit together. */
 #include "ops/attention/attention_cuda.cuh"
 
-enum { SHORTEST_FOR_LIBRARY = 64, LONGEST_FOR_LIBRARY = 1 << 23, WIDEST_FOR_LIBRARY = 256 };
-
 /* ---- sums by row --------------------------------------------------------------------------------------------------- */
 
 /* delta[b][h][i] = sum of do * o: a warp for each row, rows in the order of memory. */
@@ -109,12 +107,10 @@ template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_ar
 
 /* ---- the library ------------------------------------------------------------------------------------------------------ */
 
-/* Known from shapes: rank tells of a sink before memory is given. Positions are compared as fp32 there. */
+/* Known from shapes, before memory is given. */
 static bool library_shape(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *sink, bool sink_zero)
 {
-    bool length = q->dim[1] == k->dim[1] && q->dim[1] >= SHORTEST_FOR_LIBRARY && q->dim[1] <= LONGEST_FOR_LIBRARY;
-    bool width = q->dim[3] % 8 == 0 && v->dim[3] % 8 == 0 && q->dim[3] <= WIDEST_FOR_LIBRARY && v->dim[3] <= WIDEST_FOR_LIBRARY;
-    return q->dtype == DT_BF16 && length && width && sink->rank == 0 && !sink_zero && tensor_elems(q) > 0 && tensor_elems(v) > 0;
+    return attention_not_library(q, k, v, sink, sink_zero) == NULL;
 }
 
 static struct dnn_attention library_call(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *o,

@@ -6,11 +6,7 @@ extern "C" {
 
 static const struct expert_parts parts = {gmm_fwd_cuda, gmm_bwd_cuda, act_fwd_cuda, act_bwd_cuda};
 
-/* What the kernels know: the sigmoid family with a gate in halves, and the squared relu. */
-static bool known(const struct act_rule *r)
-{
-    return r->kind == ACT_RELU2 || ((r->kind == ACT_SWIGLU || r->kind == ACT_QUICK_GEGLU) && r->interleave == 0);
-}
+static bool known(const struct act_rule *r) { return expert_not_fused(r) == NULL; }
 static struct gmm_tma_job job_of(const struct act_rule *r, const struct tensor *prob, const struct tensor *offset)
 {
     struct gmm_tma_job j = {};

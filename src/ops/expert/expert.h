@@ -23,5 +23,7 @@ struct expert_down_bwd_args {
 };
 int expert_up_check(const struct expert_up_args *a, struct err *e);
 int expert_down_bwd_check(const struct expert_down_bwd_args *a, struct err *e);
+/* Why no kernel of a GPU has this activation beside the product; NULL: one has (bf16 on Hopper). */
+const char *expert_not_fused(const struct act_rule *r);
 
 #endif

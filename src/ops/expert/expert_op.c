@@ -41,6 +41,16 @@ int expert_down_bwd_check(const struct expert_down_bwd_args *a, struct err *e)
     return check_work(op, &a->work, expert_down_bwd_work_by(a), e);
 }
 
+/* The kernels know the sigmoid family with a gate in halves, and the squared relu. */
+const char *expert_not_fused(const struct act_rule *r)
+{
+    if (r->kind == ACT_RELU2)
+        return NULL;
+    if (r->kind != ACT_SWIGLU && r->kind != ACT_QUICK_GEGLU)
+        return "the fused kernels know swiglu, quick_geglu and relu2 (model.act)";
+    return r->interleave == 0 ? NULL : "the fused kernels take gate and up rows in halves (model.glu_interleave = 0)";
+}
+
 /* ---- the composition ----------------------------------------------------------------------------------------------------- */
 
 int expert_up_by(const struct expert_parts *p, struct lane *l, const struct expert_up_args *a)
