@@ -107,8 +107,8 @@ refused() { # text, options...: one error, with this text, before long
     fi
 }
 ok "$by: ranks that do not divide into stages" refused "4 ranks do not divide into parallel.pp = 3" --parallel.pp=3
-ok "$by: ranks that do not divide by ep" refused "do not divide by parallel.ep = 3" --parallel.ep=3 --model.experts=6
-ok "$by: experts that do not divide by ep" refused "model.experts must be a multiple of parallel.ep" --parallel.ep=4 --model.experts=6
+ok "$by: ranks that do not divide by ep" refused "do not divide by parallel.ep = 3" --model.pattern="*E" --parallel.ep=3 --model.experts=6
+ok "$by: experts that do not divide by ep" refused "model.experts must be a multiple of parallel.ep" --model.pattern="*E" --parallel.ep=4 --model.experts=6
 ok "$by: segments that do not divide by pp" refused "3 segments" --parallel.pp=2 --model.pattern='*-|*-|*-'
 ok "$by: another number of ranks than asked for" refused "the number of ranks differs" --parallel.ranks=3
 ok "$by: a batch that does not divide" refused "train.global_batch = 6 does not divide" --train.global_batch=6 --train.micro_batch=1
