@@ -66,7 +66,7 @@ LIBS += $(filter -L% -l% -Wl%,$(MPI_SHOW))
 endif
 
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
-FOLDERS := base tensor config data dev comm ckpt ops plan layers model optim train cmd
+FOLDERS := base tensor config data dev comm ckpt hf ops plan layers model optim train cmd
 uses_base   :=
 uses_tensor := base
 uses_config := base
@@ -74,12 +74,13 @@ uses_data   := tensor base
 uses_dev    := tensor base
 uses_comm   := dev tensor base
 uses_ckpt   := comm dev tensor base
+uses_hf     := ckpt comm dev config tensor base
 uses_ops    := dev tensor base
 uses_plan   := ops comm dev tensor base
 uses_layers := plan ops comm dev config tensor base
 uses_model  := layers plan ops comm dev config tensor base
 uses_optim  := model layers plan ops comm dev config tensor base
-uses_train  := optim model layers plan ckpt ops comm dev data config tensor base
+uses_train  := optim model layers plan hf ckpt ops comm dev data config tensor base
 uses_cmd    := train $(uses_train)
 
 # Fast CPU ops are compiled once per instruction set; ops/ops.c picks a table at start.

@@ -88,6 +88,10 @@ struct ckpt_source {
     int (*fetch)(void *ctx, const char *key, struct tensor *host, struct err *e);
     void *ctx;
 };
+/* A new file (path must not exist), synced, whose values are asked for one tensor at a time. On error it is removed. */
+int st_write_stream(const char *path, const struct st_item *items, int n, const struct ckpt_source *from,
+                    const struct st_meta *meta, int n_meta, struct err *e);
+
 struct ckpt_save_args {
     const char *run_dir;
     int64_t step;

@@ -234,6 +234,13 @@ out:
     return st;
 }
 
+int st_write_stream(const char *path, const struct st_item *items, int n, const struct ckpt_source *from,
+                    const struct st_meta *meta, int n_meta, struct err *e)
+{
+    struct file_sum sum;
+    return st_write_from(path, items, n, from, meta, n_meta, &sum, e);
+}
+
 int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_sum *sum,
                     struct err *e)
 {

@@ -15,6 +15,8 @@ int cmd_bench(int argc, char **argv);
 int cmd_op(int argc, char **argv);
 int cmd_grads(int argc, char **argv);
 int cmd_ckpt(int argc, char **argv);
+int cmd_import(int argc, char **argv);
+int cmd_export(int argc, char **argv);
 int ckpt_convert(int argc, char **argv, struct err *e); /* words after `braid ckpt convert` */
 int cmd_data(int argc, char **argv);
 int cmd_help(int argc, char **argv);

@@ -21,6 +21,8 @@ static const struct command commands[] = {
     {"op", cmd_op, "run one op on tensors from a file"},
     {"grads", cmd_grads, "write loss, logits and all gradients of one batch to a file"},
     {"ckpt", cmd_ckpt, "list, verify and compare checkpoints"},
+    {"import", cmd_import, "make a checkpoint of a Hugging Face model folder"},
+    {"export", cmd_export, "write a checkpoint as a folder that transformers loads"},
     {"data", cmd_data, "turn text into token files, inspect them"},
     {"help", cmd_help, "this list; `braid help SECTION` explains options, `braid help docs` writes them all"},
 };

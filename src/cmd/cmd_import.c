@@ -1,0 +1,145 @@
+/* braid import: a Hugging Face folder becomes a run folder with one checkpoint. braid export: the other way round. */
+#include "cmd/cmd.h"
+#include "train/interop.h"
+
+#include <string.h>
+#include <unistd.h>
+
+static const char import_usage[] =
+    "usage: braid import FOLDER OUT [--section.key=value ...]\n\n"
+    "FOLDER holds config.json and safetensors files as transformers writes them; FP8 (128 x 128 blocks) and MXFP4 weights are\n"
+    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. Then:\n"
+    "  braid train --run.load=OUT --data.train=FILE --run.dir=runs/tuned      train on from it\n"
+    "  braid generate OUT --generate.prompt=TEXT                              let it write\n"
+    "  braid export OUT HF_FOLDER                                             back again\n";
+
+static const char export_usage[] =
+    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n\n"
+    "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT, which must not exist, becomes a folder that\n"
+    "transformers loads with from_pretrained. The family is the first that can express the model; --family=NAME asks for one.\n";
+
+/* ---- progress ------------------------------------------------------------------------------------------------- */
+
+struct bar {
+    double started, drawn;
+    bool live;
+};
+
+static void draw(void *ctx, int64_t done, int64_t all)
+{
+    struct bar *b = ctx;
+    double now = time_now();
+    char a[32], r[32];
+    if (!b->live || (now - b->drawn < 0.2 && done < all))
+        return;
+    b->drawn = now;
+    double seconds = now - b->started;
+    fprintf(stderr, "\r%3.0f %%  %s, %s/s ", all > 0 ? 100.0 * (double)done / (double)all : 100.0, human_bytes((double)done, a, sizeof a),
+            human_bytes(seconds > 0 ? (double)done / seconds : 0, r, sizeof r));
+    if (done >= all)
+        fputc('\n', stderr);
+}
+
+static struct bar bar_new(void) { return (struct bar){.started = time_now(), .live = isatty(STDERR_FILENO) != 0}; }
+
+/* ---- import --------------------------------------------------------------------------------------------------- */
+
+static void print_notes(const struct buf *notes)
+{
+    for (const char *line = notes->text; line != NULL && *line;) {
+        size_t n = strcspn(line, "\n");
+        fprintf(stderr, "note: %.*s\n", (int)n, line);
+        line += n + (line[n] == '\n');
+    }
+}
+
+static int run_import(struct config *c, struct hf_folder **f, struct buf *notes, int argc, char **argv, struct err *e)
+{
+    struct config_args args = {.n_positional = 0};
+    struct bar bar = bar_new();
+    struct interop_progress progress = {draw, &bar};
+    TRY(cmd_config(c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 2, e));
+    if (args.n_positional < 2)
+        return err_set(e, ST_USAGE, "braid import needs a folder to read and one to write");
+    const char *from = args.positional[0], *to = args.positional[1];
+    if (!hf_is_folder(from)) {
+        err_set(e, ST_INVALID, "%s is no folder with a config.json", from);
+        return err_hint(e, "a model folder of Hugging Face holds config.json and model*.safetensors");
+    }
+    if (file_exists(to))
+        return err_set(e, ST_CONFLICT, "%s exists; import writes a new run folder", to);
+    TRY(hf_open(f, from, e));
+    TRY(hf_options(*f, c, notes, e));
+    TRY(cmd_finish(c, e));
+    int st = import_hf(*f, c, to, &progress, notes, e);
+    if (st != ST_OK) {
+        file_remove_tree(to, NULL);
+        return st;
+    }
+    print_notes(notes);
+    printf("imported %s model: %s\n", hf_family_name(*f), to);
+    return ST_OK;
+}
+
+int cmd_import(int argc, char **argv)
+{
+    if (cmd_wants_help(argc, argv, import_usage, false))
+        return 0;
+    struct config c = {.run = {.seed = 0}};
+    struct hf_folder *f = NULL;
+    struct buf notes;
+    struct err e = {0};
+    buf_init(&notes, 0);
+    int code = cmd_exit(run_import(&c, &f, &notes, argc, argv, &e), &e);
+    hf_close(f);
+    buf_release(&notes);
+    config_release(&c);
+    return code;
+}
+
+/* ---- export --------------------------------------------------------------------------------------------------- */
+
+static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
+{
+    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}};
+    struct config_args args = {.extra = extra, .n_extra = countof(extra)};
+    struct bar bar = bar_new();
+    struct interop_progress progress = {draw, &bar};
+    struct export_opts o = {.dtype = DT_BF16, .shard_bytes = 5000000000, .progress = &progress};
+    TRY(cmd_config(c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 2, e));
+    if (args.n_positional < 2)
+        return err_set(e, ST_USAGE, "braid export needs a checkpoint and a folder to write");
+    if (extra[0].value != NULL && strcmp(extra[0].value, "hf") != 0)
+        return err_set(e, ST_USAGE, "--format=%s: braid export writes hf", extra[0].value);
+    if (extra[2].value != NULL && strcmp(extra[2].value, "bf16") != 0 && strcmp(extra[2].value, "f32") != 0)
+        return err_set(e, ST_USAGE, "--dtype=%s: bf16 and f32 can be written", extra[2].value);
+    if (extra[2].value != NULL && strcmp(extra[2].value, "f32") == 0)
+        o.dtype = DT_F32;
+    if (extra[3].value != NULL && (!parse_i64(extra[3].value, &o.shard_bytes) || o.shard_bytes < 1))
+        return err_set(e, ST_USAGE, "--shard=%s is no number of bytes, such as 5g", extra[3].value);
+    o.path = args.positional[1];
+    o.family = extra[1].value;
+    TRY(cmd_open_checkpoint(c, &args, from, e));
+    TRY(cmd_finish(c, e));
+    const char *family;
+    TRY(hf_family_of(c, o.family, &family, e));
+    o.family = family;
+    TRY(export_hf(*from, c, &o, e));
+    printf("exported as %s: %s\n", family, o.path);
+    return ST_OK;
+}
+
+int cmd_export(int argc, char **argv)
+{
+    if (cmd_wants_help(argc, argv, export_usage, false))
+        return 0;
+    struct config c = {.run = {.seed = 0}};
+    struct ckpt *from = NULL;
+    struct err e = {0};
+    int code = cmd_exit(run_export(&c, &from, argc, argv, &e), &e);
+    ckpt_close(from);
+    config_release(&c);
+    return code;
+}

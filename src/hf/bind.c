@@ -1,0 +1,263 @@
+/* Binding: which tensors of the folder make up each parameter of the model. Nothing is read before all of it is known to fit. */
+#include "hf/hf_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- keys and names ------------------------------------------------------------------------------------------- */
+
+/* A number at s and what follows it and a dot; NULL if there is none. */
+static const char *numbered(const char *s, int64_t *n)
+{
+    char *end;
+    if (*s < '0' || *s > '9')
+        return NULL;
+    *n = strtoll(s, &end, 10);
+    return *end == '.' ? end + 1 : NULL;
+}
+
+void hf_key_of(const char *key, struct hf_key *out)
+{
+    static const char decoder[] = "decoder.layers.", mtp[] = "mtp.layers.", nested[] = "mtp_model_layer.layers.";
+    const char *rest;
+    *out = (struct hf_key){.rest = key, .layer = -1, .depth = -1};
+    if (str_starts(key, decoder) && (rest = numbered(key + sizeof decoder - 1, &out->layer)) != NULL) {
+        out->rest = rest;
+    } else if (str_starts(key, mtp) && (rest = numbered(key + sizeof mtp - 1, &out->depth)) != NULL) {
+        out->rest = rest;
+        if (str_starts(rest, nested) && (rest = numbered(rest + sizeof nested - 1, &out->layer)) != NULL)
+            out->rest = rest;
+    }
+}
+
+int64_t hf_pattern_layers(const struct config *c)
+{
+    int64_t n = 0;
+    bool inside = false;
+    for (const char *p = c->model.pattern; *p && *p != '/'; p++) {
+        if (*p == '[' || *p == ']')
+            inside = *p == '[';
+        n += *p == '[' || (!inside && strchr("MG*D+-E", *p) != NULL);
+    }
+    return n;
+}
+
+static bool rule_fits(const struct hf_rule *r, const struct hf_key *k)
+{
+    if (k->depth >= 0 && k->layer < 0)
+        return str_starts(r->key, "mtp.") && strcmp(r->key + 4, k->rest) == 0;
+    return strcmp(r->key, k->rest) == 0;
+}
+
+const struct hf_rule *hf_next_rule(const struct hf_family *fam, const struct hf_key *k, const struct hf_rule *after)
+{
+    bool passed = after == NULL;
+    for (int i = 0; fam->rules[i] != NULL; i++)
+        for (const struct hf_rule *r = fam->rules[i]; r->key != NULL; r++) {
+            if (passed && rule_fits(r, k))
+                return r;
+            passed |= r == after;
+        }
+    return NULL;
+}
+
+char *hf_part_name(struct arena *a, const struct hf_family *fam, const char *root, const struct config *c, const struct hf_key *k,
+                   const char *name, int64_t expert)
+{
+    struct buf b;
+    buf_init(&b, HF_NAME);
+    if (*name == '@') {
+        buf_addf(&b, "%s", root);
+        name++;
+    } else if (k->depth >= 0 && fam->mtp_layers != NULL) {
+        buf_addf(&b, "%s%lld.", fam->mtp_layers, (long long)k->depth);
+    } else if (k->depth >= 0) {
+        buf_addf(&b, "%s%s%lld.", root, fam->layers, (long long)(hf_pattern_layers(c) + k->depth));
+    } else if (k->layer >= 0) {
+        buf_addf(&b, "%s%s%lld.", root, fam->layers, (long long)k->layer);
+    }
+    const char *mark = strstr(name, "{e}");
+    if (mark != NULL)
+        buf_addf(&b, "%.*s%lld%s", (int)(mark - name), name, (long long)expert, mark + 3);
+    else
+        buf_add(&b, name);
+    char *text = b.failed ? NULL : arena_strdup(a, b.text);
+    buf_release(&b);
+    return text;
+}
+
+/* ---- links ---------------------------------------------------------------------------------------------------- */
+
+int hf_link_rule(struct hf_folder *f, int param, const struct hf_key *k, const struct hf_rule *r, struct err *e)
+{
+    struct hf_matrix m = hf_matrix_of(f->params[param]);
+    bool each = f->params[param]->expert && !(r->flags & HF_FUSED);
+    for (int64_t x = 0; x < (each ? m.experts : 1); x++)
+        for (int i = 0; i < HF_MAX_PARTS && r->part[i].name != NULL; i++) {
+            char *name = hf_part_name(&f->memory, f->family, f->root, f->config, k, r->part[i].name, x);
+            if (name == NULL)
+                return err_set(e, ST_NOMEM, "out of memory");
+            TRY(mem_grow((void **)&f->links, &f->links_cap, (size_t)f->n_links + 1, sizeof *f->links, e));
+            f->links[f->n_links++] = (struct hf_link){.param = param, .expert = each ? x : -1, .rule = r, .part = i, .name = name};
+        }
+    return ST_OK;
+}
+
+static bool has_tensor(struct hf_folder *f, const char *name)
+{
+    struct hf_tensor t;
+    return hf_find(f, name, &t);
+}
+
+/* The rule whose first tensor is there; else the first one, for the message. */
+static int choose_rule(struct hf_folder *f, int param, struct err *e)
+{
+    const struct param *p = f->params[param];
+    const struct hf_rule *chosen = NULL, *first;
+    struct hf_key k;
+    hf_key_of(p->key, &k);
+    first = hf_next_rule(f->family, &k, NULL);
+    if (first == NULL)
+        return err_set(e, ST_UNSUPPORTED, "a %s model has nothing for our parameter %s", f->family->model_type, p->key);
+    for (const struct hf_rule *r = first; r != NULL && chosen == NULL; r = hf_next_rule(f->family, &k, r)) {
+        char *name = hf_part_name(&f->memory, f->family, f->root, f->config, &k, r->part[0].name, 0);
+        if (name == NULL)
+            return err_set(e, ST_NOMEM, "out of memory");
+        if (has_tensor(f, name))
+            chosen = r;
+    }
+    return hf_link_rule(f, param, &k, chosen != NULL ? chosen : first, e);
+}
+
+static int check_link(struct hf_folder *f, const struct hf_link *l, struct err *e)
+{
+    const struct param *p = f->params[l->param];
+    struct hf_matrix m = hf_matrix_of(p);
+    struct hf_span s;
+    struct hf_tensor t;
+    struct hf_rule rule = *l->rule;
+    int64_t want[TENSOR_MAX_RANK] = {0};
+    char a[128], b[128];
+    if (!hf_find(f, l->name, &t))
+        return err_set(e, ST_INVALID, "%s: no tensor '%s' in the folder, which our %s is made of", f->path, l->name, p->key);
+    if (t.quant == HF_MXFP4)
+        rule.flags &= ~(unsigned)HF_TRANSPOSED; /* blocks lie along the inputs: rows are outputs */
+    TRY(hf_span_of(l->rule, l->part, &f->config->model, m.rows, &s, e));
+    int rank = hf_part_shape(&rule, &s, p, want);
+    struct tensor is = tensor_shape(t.data->view.dtype, t.rank, t.dim), should = tensor_shape(is.dtype, rank, want);
+    if (!tensor_same_shape(&is, &should))
+        return err_set(e, ST_INVALID, "%s: tensor '%s' is %s, but config.json makes it %s", f->path, l->name,
+                       tensor_text(&is, a, sizeof a), tensor_text(&should, b, sizeof b));
+    if (is.dtype == DT_F8_E4M3 && t.quant != HF_FP8)
+        return err_set(e, ST_INVALID, "%s: tensor '%s' is FP8 and has no '%s_scale_inv'", f->path, l->name, l->name);
+    return ST_OK;
+}
+
+/* What a folder may hold beside the model. */
+static bool harmless(const struct hf_folder *f, const char *name)
+{
+    static const char *const ends[] = {".rotary_emb.inv_freq", "_extra_state", ".attn.bias", ".attn.masked_bias"};
+    static const char *const starts[] = {"model.visual.", "visual.", "vision_tower.", "multi_modal_projector."};
+    for (int i = 0; i < countof(ends); i++)
+        if (str_ends(name, ends[i]))
+            return true;
+    for (int i = 0; i < countof(starts); i++)
+        if (str_starts(name, starts[i]))
+            return true;
+    (void)f;
+    return false;
+}
+
+/* A tied model's folder may carry the head all the same: then it must be the embedding. */
+static int check_tied_head(struct hf_folder *f, struct hf_name *head, struct err *e)
+{
+    struct hf_key k;
+    struct st_difference diff;
+    struct hf_tensor embedding;
+    hf_key_of("embedding.word_embeddings.weight", &k);
+    const struct hf_rule *r = hf_next_rule(f->family, &k, NULL);
+    char *name = r ? hf_part_name(&f->memory, f->family, f->root, f->config, &k, r->part[0].name, -1) : NULL;
+    if (name == NULL || !hf_find(f, name, &embedding))
+        return err_set(e, ST_INTERNAL, "the embedding was there before");
+    TRY(st_compare(&embedding.data->view, &head->entry->view, &diff, e));
+    if (diff.count != 0)
+        return err_set(e, ST_CONFLICT, "%s: config.json ties the head to the embedding, but '%s' differs from '%s' in %lld values", f->path,
+                       head->name, name, (long long)diff.count);
+    head->used = true;
+    return ST_OK;
+}
+
+static bool is_prediction(const struct hf_folder *f, const char *name)
+{
+    char prefix[HF_NAME];
+    int n = snprintf(prefix, sizeof prefix, "%s%s%lld.", f->root, f->family->layers, (long long)hf_pattern_layers(f->config));
+    return str_starts(name, "mtp.") || (n > 0 && (size_t)n < sizeof prefix && str_starts(name, prefix));
+}
+
+static int check_leftovers(struct hf_folder *f, struct buf *notes, struct err *e)
+{
+    int64_t predictions = 0;
+    for (int i = 0; i < f->n_names; i++) {
+        struct hf_name *n = &f->names[i];
+        if (n->used || harmless(f, n->name))
+            continue;
+        if (strcmp(n->name, "lm_head.weight") == 0 && f->config->model.tied) {
+            TRY(check_tied_head(f, n, e));
+        } else if (is_prediction(f, n->name)) {
+            predictions++;
+        } else {
+            err_set(e, ST_UNSUPPORTED, "%s: tensor '%.160s' belongs to no parameter of the %s model that config.json describes", f->path,
+                    n->name, f->family->model_type);
+            return err_hint(e, "the folder holds more than braid can express; nothing was written");
+        }
+    }
+    if (predictions > 0 && notes != NULL)
+        buf_addf(notes, "%lld tensors of multi-token prediction were left out\n", (long long)predictions);
+    return ST_OK;
+}
+
+int hf_bind(struct hf_folder *f, const struct config *c, const struct param *const *params, int n, struct buf *notes, struct err *e)
+{
+    f->config = c;
+    f->params = params;
+    f->n_params = n;
+    f->n_links = 0;
+    TRY(mem_array((void **)&f->first, (size_t)n + 1, sizeof *f->first, e));
+    for (int i = 0; i < n; i++) {
+        f->first[i] = f->n_links;
+        TRY(choose_rule(f, i, e));
+    }
+    f->first[n] = f->n_links;
+    for (int i = 0; i < f->n_names; i++)
+        f->names[i].used = false;
+    for (int i = 0; i < f->n_links; i++)
+        TRY(check_link(f, &f->links[i], e));
+    return check_leftovers(f, notes, e);
+}
+
+/* ---- loading -------------------------------------------------------------------------------------------------- */
+
+int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e)
+{
+    const struct param *p = f->params[i];
+    struct hf_matrix m = hf_matrix_of(p);
+    for (int k = f->first[i]; k < f->first[i + 1]; k++) {
+        const struct hf_link *l = &f->links[k];
+        struct hf_span s;
+        struct hf_tensor t;
+        const float *values;
+        float add = l->rule->flags & HF_MINUS_ONE && f->config->model.norm_zero_centered ? -1.0f : 0.0f;
+        TRY(hf_span_of(l->rule, l->part, &f->config->model, m.rows, &s, e));
+        if (!hf_find(f, l->name, &t))
+            return err_set(e, ST_INTERNAL, "tensor '%s' was there before", l->name);
+        TRY(hf_read(f, &t, l->name, &values, e));
+        bool transposed = l->rule->flags & HF_TRANSPOSED && t.quant != HF_MXFP4;
+        for (int64_t x = 0; x < m.experts; x++) {
+            if (l->expert >= 0 && l->expert != x)
+                continue;
+            const float *from = values + (l->rule->flags & HF_FUSED ? x * s.total * m.cols : 0);
+            hf_copy_in(&s, m.cols, transposed, add, (float *)dst->data + x * m.rows * m.cols, from);
+        }
+    }
+    return ST_OK;
+}

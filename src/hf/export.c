@@ -1,0 +1,379 @@
+/* Writing a folder that transformers reads: config.json, safetensors files of bounded size, their index. Everything goes into
+ * a folder beside the one asked for, which gets its name when all of it is on the disk. */
+#include "hf/hf_int.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- which family can say it ---------------------------------------------------------------------------------- */
+
+/* Options of the model that no config.json holds: how it was begun, and how its memory lies. */
+static bool outside_config(const char *option)
+{
+    static const char *const names[] = {"model.layers",     "model.attn_ratio",     "model.mlp_ratio",  "model.mtp_pattern", "model.mtp_layers",
+                                        "model.init_std",   "model.embed_init_std", "model.init_scale", "model.mhc_gating",  "model.dropout",
+                                        "model.glu_interleave", "model.vocab_multiple", "model.mamba_chunk", "model.gdn_chunk", "model.aux_loss",
+                                        "model.seq_aux_loss", "model.global_aux_loss", "model.router_z_loss", "model.router_jitter",
+                                        "model.router_bias_rate", "model.mtp_scale", "model.router_force_balance"};
+    for (int i = 0; i < countof(names); i++)
+        if (strcmp(option, names[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Options that only some kinds of layers read: where the pattern has none of these, they say nothing. */
+static bool unused_by(const struct config *c, const char *option)
+{
+    static const struct {
+        const char *start, *symbols;
+    } owners[] = {{"model.gdn_", "G"},        {"model.mamba_", "M"},      {"model.mla_", "+D"},          {"model.experts", "E"},
+                  {"model.topk", "E"},        {"model.expert_", "E"},     {"model.shared_", "E"},        {"model.router_", "E"},
+                  {"model.ffn", "-"},         {"model.heads", "*+D"},     {"model.kv_heads", "*"},       {"model.head_dim", "*"},
+                  {"model.qk_norm", "*"},     {"model.attn_", "*"},       {"model.softmax_scale", "*"},  {"model.qkv_bias", "*"},
+                  {"model.rope", "*+D"},      {"model.no_rope_freq", "*"}, {"model.act", "-E"}};
+    for (int i = 0; i < countof(owners); i++)
+        if (str_starts(option, owners[i].start))
+            return strpbrk(c->model.pattern, owners[i].symbols) == NULL;
+    if (str_starts(option, "model.mhc_"))
+        return c->model.mhc_streams < 2;
+    return str_starts(option, "model.rope_") && c->model.rope == CFG_ROPE_NONE;
+}
+
+static int first_difference(const struct config *c, const struct config *again, const struct hf_family *fam, struct err *e)
+{
+    int st = ST_OK;
+    struct buf a, b;
+    buf_init(&a, 0);
+    buf_init(&b, 0);
+    for (int i = 0; st == ST_OK && i < config_option_count(); i++) {
+        const char *name = config_option_name(i);
+        if (!str_starts(name, "model.") || outside_config(name) || unused_by(c, name))
+            continue;
+        buf_clear(&a);
+        buf_clear(&b);
+        const char *is = config_value_text(c, name, &a), *would = config_value_text(again, name, &b);
+        if (is == NULL || would == NULL || strcmp(is, would) != 0)
+            st = err_set(e, ST_UNSUPPORTED, "a %s model cannot say %s = %.80s (it would be read as %.80s)", fam->model_type, name, is ? is : "?",
+                         would ? would : "?");
+    }
+    buf_release(&a);
+    buf_release(&b);
+    return st;
+}
+
+/* A family can express a model if its config.json, read again, gives the same options. */
+static int expresses(const struct hf_family *fam, const struct config *c, enum dtype dtype, json_t **out, struct err *e)
+{
+    struct config again;
+    struct hf_json j = {.label = "the exported config.json"};
+    int st;
+    *out = NULL;
+    TRY(config_init(&again, e));
+    TRY_OUT(hf_config_write(fam, c, dtype, &j.root, e));
+    j.text = j.root;
+    TRY_OUT(hf_config_read(fam, &j, &again, NULL, e));
+    TRY_OUT(config_finish(&again, e));
+    st = first_difference(c, &again, fam, e);
+out:
+    config_release(&again);
+    if (st != ST_OK)
+        json_decref(j.root);
+    else
+        *out = j.root;
+    return st;
+}
+
+static int choose(const struct config *c, const char *family, enum dtype dtype, const struct hf_family **out, json_t **json, struct err *e)
+{
+    struct buf tried;
+    *json = NULL;
+    buf_init(&tried, 480);
+    for (int i = 0; hf_families[i] != NULL; i++) {
+        struct err why;
+        err_clear(&why);
+        if (family != NULL && strcmp(family, hf_families[i]->model_type) != 0)
+            continue;
+        int st = expresses(hf_families[i], c, dtype, json, &why);
+        if (st == ST_OK) {
+            *out = hf_families[i];
+            buf_release(&tried);
+            return ST_OK;
+        }
+        if (family != NULL) {
+            *e = why;
+            buf_release(&tried);
+            return st;
+        }
+        buf_addf(&tried, "%s%s: %.70s", tried.len ? "; " : "", hf_families[i]->model_type, why.msg);
+    }
+    err_set(e, ST_UNSUPPORTED, family ? "there is no family '%s'" : "no family of transformers that braid writes can express this model", family);
+    err_hint(e, "%s", tried.text ? tried.text : "see braid export --help for the families");
+    buf_release(&tried);
+    return ST_UNSUPPORTED;
+}
+
+int hf_family_of(const struct config *c, const char *family, const char **name, struct err *e)
+{
+    const struct hf_family *fam;
+    json_t *json;
+    TRY(choose(c, family, DT_F32, &fam, &json, e));
+    json_decref(json);
+    *name = fam->model_type;
+    return ST_OK;
+}
+
+/* ---- tensors -------------------------------------------------------------------------------------------------- */
+
+struct out_tensor { /* links [first, end) write into it */
+    const char *name;
+    struct tensor shape;
+    int first, end, shard;
+};
+struct writer {
+    const struct hf_export *x;
+    struct hf_folder links; /* only what binding needs of a folder */
+    struct out_tensor *tensors; /* sorted by name once the shards are known */
+    int n_tensors, n_shards;
+    int64_t all_bytes, done_bytes;
+    float *values;
+    void *narrow;
+    size_t values_cap, narrow_cap;
+    char *tmp;
+};
+
+static int list_tensors(struct writer *w, struct err *e)
+{
+    struct hf_folder *f = &w->links;
+    TRY(mem_array((void **)&w->tensors, (size_t)f->n_links, sizeof *w->tensors, e));
+    for (int i = 0; i < f->n_links; i++) {
+        const struct hf_link *l = &f->links[i];
+        struct out_tensor *last = w->n_tensors ? &w->tensors[w->n_tensors - 1] : NULL;
+        if (last != NULL && strcmp(last->name, l->name) == 0) {
+            last->end = i + 1;
+            continue;
+        }
+        struct hf_span s;
+        int64_t dim[TENSOR_MAX_RANK] = {0};
+        const struct param *p = f->params[l->param];
+        TRY(hf_span_of(l->rule, l->part, &f->config->model, hf_matrix_of(p).rows, &s, e));
+        int rank = hf_part_shape(l->rule, &s, p, dim);
+        enum dtype dtype = l->rule->flags & HF_KEEP_F32 ? DT_F32 : w->x->dtype;
+        w->tensors[w->n_tensors++] = (struct out_tensor){.name = l->name, .shape = tensor_shape(dtype, rank, dim), .first = i, .end = i + 1};
+    }
+    return ST_OK;
+}
+
+static int bind_rules(struct writer *w, struct err *e)
+{
+    struct hf_folder *f = &w->links;
+    for (int i = 0; i < f->n_params; i++) {
+        struct hf_key k;
+        hf_key_of(f->params[i]->key, &k);
+        const struct hf_rule *r = hf_next_rule(f->family, &k, NULL);
+        if (r == NULL)
+            return err_set(e, ST_UNSUPPORTED, "a %s model has nothing for our parameter %s", f->family->model_type, f->params[i]->key);
+        TRY(hf_link_rule(f, i, &k, r, e));
+    }
+    return list_tensors(w, e);
+}
+
+static void make_shards(struct writer *w)
+{
+    int64_t in_shard = 0;
+    for (int i = 0; i < w->n_tensors; i++) {
+        int64_t bytes = tensor_bytes(&w->tensors[i].shape);
+        if (i > 0 && in_shard + bytes > w->x->shard_bytes) {
+            w->n_shards++;
+            in_shard = 0;
+        }
+        w->tensors[i].shard = w->n_shards;
+        in_shard += bytes;
+        w->all_bytes += bytes;
+    }
+    w->n_shards++;
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const struct out_tensor *)a)->name, ((const struct out_tensor *)b)->name);
+}
+
+static int fill(struct writer *w, const struct out_tensor *t, struct err *e)
+{
+    struct hf_folder *f = &w->links;
+    for (int i = t->first; i < t->end; i++) {
+        const struct hf_link *l = &f->links[i];
+        const struct param *p = f->params[l->param];
+        struct hf_matrix m = hf_matrix_of(p);
+        struct tensor host = tensor_shape(DT_F32, p->rank, p->dim);
+        struct hf_span s;
+        float add = l->rule->flags & HF_MINUS_ONE && f->config->model.norm_zero_centered ? -1.0f : 0.0f;
+        TRY(hf_span_of(l->rule, l->part, &f->config->model, m.rows, &s, e));
+        TRY(w->x->fetch(w->x->ctx, l->param, &host, e));
+        for (int64_t x = 0; x < m.experts; x++) {
+            if (l->expert >= 0 && l->expert != x)
+                continue;
+            float *to = w->values + (l->rule->flags & HF_FUSED ? x * s.total * m.cols : 0);
+            hf_copy_out(&s, m.cols, l->rule->flags & HF_TRANSPOSED, add, (const float *)host.data + x * m.rows * m.cols, to);
+        }
+    }
+    return ST_OK;
+}
+
+/* ckpt_source: one tensor of the folder. */
+static int fetch_tensor(void *ctx, const char *name, struct tensor *host, struct err *e)
+{
+    struct writer *w = ctx;
+    struct out_tensor want = {.name = name}, *t = bsearch(&want, w->tensors, (size_t)w->n_tensors, sizeof want, by_name);
+    int64_t n = tensor_elems(host);
+    if (t == NULL)
+        return err_set(e, ST_INTERNAL, "nobody exports '%s'", name);
+    TRY(mem_grow((void **)&w->values, &w->values_cap, (size_t)n, sizeof *w->values, e));
+    TRY(fill(w, t, e));
+    host->data = w->values;
+    if (host->dtype != DT_F32) {
+        TRY(mem_grow(&w->narrow, &w->narrow_cap, (size_t)n, dtype_bytes(host->dtype), e));
+        struct tensor wide = tensor_1d(w->values, DT_F32, n), narrow = tensor_1d(w->narrow, host->dtype, n);
+        tensor_convert(&narrow, &wide);
+        host->data = w->narrow;
+    }
+    w->done_bytes += tensor_bytes(host);
+    if (w->x->progress != NULL)
+        w->x->progress(w->x->ctx, w->done_bytes, w->all_bytes);
+    return ST_OK;
+}
+
+/* ---- files ---------------------------------------------------------------------------------------------------- */
+
+static void shard_name(const struct writer *w, int shard, char out[64])
+{
+    if (w->n_shards == 1)
+        snprintf(out, 64, "model.safetensors");
+    else
+        snprintf(out, 64, "model-%05d-of-%05d.safetensors", shard + 1, w->n_shards);
+}
+
+static int write_shard(struct writer *w, int shard, struct err *e)
+{
+    static const struct st_meta meta[] = {{"format", "pt"}};
+    struct ckpt_source source = {fetch_tensor, w};
+    struct st_item *items = NULL;
+    char name[64];
+    int n = 0;
+    shard_name(w, shard, name);
+    char *path = path_join(w->tmp, name);
+    int st = mem_array((void **)&items, (size_t)w->n_tensors, sizeof *items, e);
+    for (int i = 0; st == ST_OK && i < w->n_tensors; i++)
+        if (w->tensors[i].shard == shard)
+            items[n++] = (struct st_item){.name = w->tensors[i].name, .host = w->tensors[i].shape};
+    if (st == ST_OK)
+        st = path ? st_write_stream(path, items, n, &source, meta, countof(meta), e) : err_set(e, ST_NOMEM, "out of memory");
+    free(items);
+    free(path);
+    return st;
+}
+
+static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e)
+{
+    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL, *path = path_join(w->tmp, name);
+    struct buf b;
+    buf_init(&b, 0);
+    if (text != NULL)
+        buf_addf(&b, "%s\n", text);
+    int st = text != NULL && path != NULL && !b.failed ? file_write_atomic(path, b.text, b.len, e) : err_set(e, ST_NOMEM, "out of memory for %s", name);
+    buf_release(&b);
+    free(text);
+    free(path);
+    return st;
+}
+
+static int write_index(struct writer *w, struct err *e)
+{
+    json_t *map = json_object(), *root = NULL;
+    int st = ST_OK;
+    for (int i = 0; st == ST_OK && i < w->n_tensors; i++) {
+        char name[64];
+        shard_name(w, w->tensors[i].shard, name);
+        st = hf_put(map, w->tensors[i].name, json_string(name), e);
+    }
+    root = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)w->all_bytes, "weight_map", map);
+    if (st == ST_OK)
+        st = write_json(w, "model.safetensors.index.json", root, e);
+    json_decref(root);
+    json_decref(map);
+    return st;
+}
+
+static int copy_file(struct writer *w, const char *from, struct err *e)
+{
+    const char *slash = strrchr(from, '/');
+    char *path = path_join(w->tmp, slash ? slash + 1 : from), *text = NULL;
+    size_t len;
+    int st = path == NULL ? err_set(e, ST_NOMEM, "out of memory") : file_read(from, (size_t)1 << 30, &text, &len, e);
+    if (st == ST_OK)
+        st = file_write_atomic(path, text, len, e);
+    free(text);
+    free(path);
+    return st;
+}
+
+static int write_folder(struct writer *w, json_t *config, struct err *e)
+{
+    TRY(file_make_dirs(w->tmp, e));
+    for (int s = 0; s < w->n_shards; s++)
+        TRY(write_shard(w, s, e));
+    if (w->n_shards > 1)
+        TRY(write_index(w, e));
+    TRY(write_json(w, "config.json", config, e));
+    json_t *generation = json_pack("{s:b}", "_from_model_config", 1);
+    int st = write_json(w, "generation_config.json", generation, e);
+    json_decref(generation);
+    TRY(st);
+    for (int i = 0; i < w->x->n_extra_files; i++)
+        TRY(copy_file(w, w->x->extra_files[i], e));
+    TRY(file_sync_dir(w->tmp, e));
+    if (rename(w->tmp, w->x->path) != 0)
+        return err_errno(e, "cannot rename %s to %s", w->tmp, w->x->path);
+    return ST_OK;
+}
+
+static void writer_release(struct writer *w)
+{
+    free(w->links.links);
+    arena_release(&w->links.memory);
+    free(w->tensors);
+    free(w->values);
+    free(w->narrow);
+    free(w->tmp);
+}
+
+int hf_export(const struct hf_export *x, struct err *e)
+{
+    struct writer w = {.x = x};
+    json_t *config = NULL;
+    struct buf tmp;
+    int st;
+    if (file_exists(x->path))
+        return err_hint((err_set(e, ST_CONFLICT, "%s exists", x->path), e), "give a folder that does not exist yet");
+    arena_init(&w.links.memory);
+    buf_init(&tmp, 0);
+    buf_addf(&tmp, "%s.tmp-%ld", x->path, (long)getpid());
+    w.tmp = tmp.text;
+    TRY_OUT(buf_check(&tmp, e));
+    TRY_OUT(choose(x->config, x->family, x->dtype, &w.links.family, &config, e));
+    w.links.root = w.links.family->roots[0];
+    w.links.config = x->config;
+    w.links.params = x->params;
+    w.links.n_params = x->n_params;
+    TRY_OUT(bind_rules(&w, e));
+    make_shards(&w);
+    qsort(w.tensors, (size_t)w.n_tensors, sizeof *w.tensors, by_name);
+    st = write_folder(&w, config, e);
+    if (st != ST_OK)
+        file_remove_tree(w.tmp, NULL);
+out:
+    json_decref(config);
+    writer_release(&w);
+    return st;
+}

@@ -1,0 +1,53 @@
+/* Hugging Face model folders: config.json and safetensors files under transformers' names.
+ *
+ *     hf_open        reads config.json and every header of a folder; nothing is loaded
+ *     hf_options     sets the [model] options that the config describes, or says which field cannot be expressed
+ *     hf_bind        finds, for each parameter of a model with these options, the tensors that make it up
+ *     hf_load        one parameter, converted, dequantised and in the row order of our files
+ *     hf_export      writes such a folder from a model's options and parameters
+ *
+ * A family (families.c) is a table: which option comes from which field, which of our parameters is made of which tensors. Both
+ * directions read the same rows, so what is exported is what would be imported. */
+#ifndef BRAID_HF_H
+#define BRAID_HF_H
+
+#include "ckpt/ckpt.h"
+#include "config/config.h"
+
+struct hf_folder;
+/* True where path is a folder that holds a config.json. */
+bool hf_is_folder(const char *path);
+int hf_open(struct hf_folder **out, const char *path, struct err *e);
+void hf_close(struct hf_folder *f); /* NULL is allowed */
+const char *hf_family_name(const struct hf_folder *f); /* transformers' model_type */
+
+/* Sets options as if they stood in a file of the folder's name. notes (may be NULL) gets a line for every field that was
+ * left aside and might matter. */
+int hf_options(const struct hf_folder *f, struct config *c, struct buf *notes, struct err *e);
+
+/* params: those of the whole model, in any order. Everything is checked here: names, shapes, dtypes, tensors that nothing
+ * uses. c and params must outlive the folder's use. notes gets what was left out on purpose. */
+int hf_bind(struct hf_folder *f, const struct config *c, const struct param *const *params, int n, struct buf *notes, struct err *e);
+/* Fill dst, dense and F32 on the host with the shape of parameter i, in the row order of our files. */
+int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e);
+
+struct hf_export {
+    const char *path; /* must not exist; written beside and renamed */
+    const struct config *config;
+    const struct param *const *params;
+    int n_params;
+    /* host gets the values of parameter i, F32 in the row order of our files, valid until the next call. */
+    int (*fetch)(void *ctx, int i, struct tensor *host, struct err *e);
+    void *ctx;
+    const char *family; /* NULL: the first that can express the model */
+    enum dtype dtype;   /* DT_BF16 or DT_F32 */
+    int64_t shard_bytes;
+    const char *const *extra_files; /* copied into the folder under their own names: tokenizer files */
+    int n_extra_files;
+    void (*progress)(void *ctx, int64_t done_bytes, int64_t all_bytes); /* may be NULL */
+};
+int hf_export(const struct hf_export *x, struct err *e);
+/* The family that would be written; with a reason in e if none can express the model. */
+int hf_family_of(const struct config *c, const char *family, const char **name, struct err *e);
+
+#endif

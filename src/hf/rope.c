@@ -1,0 +1,125 @@
+/* Rotary embedding in config.json: rope_parameters as transformers 5 writes them, rope_theta and rope_scaling as 4 does. */
+#include "hf/hf_int.h"
+
+#include <math.h>
+#include <string.h>
+
+struct number {
+    const char *field, *option;
+    double absent;
+};
+static const struct number llama3[] = {
+    {"factor", "model.rope_factor", 1}, {"low_freq_factor", "model.rope_low", 1}, {"high_freq_factor", "model.rope_high", 4}, {NULL, NULL, 0}};
+static const struct number linear[] = {{"factor", "model.rope_factor", 1}, {NULL, NULL, 0}};
+static const struct number yarn[] = {{"factor", "model.rope_factor", 1},
+                                     {"beta_fast", "model.rope_beta_fast", 32},
+                                     {"beta_slow", "model.rope_beta_slow", 1},
+                                     {"mscale", "model.rope_mscale", 0},
+                                     {"mscale_all_dim", "model.rope_mscale_all_dim", 0},
+                                     {NULL, NULL, 0}};
+static const struct {
+    const char *type;
+    const struct number *numbers;
+    bool original;
+} kinds[] = {[CFG_ROPE_SCALING_NONE] = {"default", NULL, false},
+             [CFG_ROPE_SCALING_LINEAR] = {"linear", linear, false},
+             [CFG_ROPE_SCALING_LLAMA3] = {"llama3", llama3, true},
+             [CFG_ROPE_SCALING_YARN] = {"yarn", yarn, true}};
+static const char *const kind_options[] = {"none", "linear", "llama3", "yarn"};
+
+/* ---- reading -------------------------------------------------------------------------------------------------- */
+
+static int read_scaling(const struct hf_json *j, struct config *c, const char *field, json_t *o, struct err *e)
+{
+    struct hf_json part = {.root = o, .text = o, .label = j->label};
+    const char *type = json_string_value(json_object_get(o, "rope_type"));
+    int64_t original;
+    if (type == NULL)
+        type = json_string_value(json_object_get(o, "type"));
+    if (type == NULL || strcmp(type, "default") == 0)
+        return ST_OK;
+    for (int k = 0; k < countof(kinds); k++) {
+        if (strcmp(type, kinds[k].type) != 0)
+            continue;
+        TRY(hf_set_text(j, c, "model.rope_scaling", kind_options[k], e));
+        for (const struct number *n = kinds[k].numbers; n->field != NULL; n++) {
+            double v;
+            TRY(hf_json_real(&part, n->field, n->absent, &v, e));
+            TRY(hf_set_real(j, c, n->option, v, e));
+        }
+        if (kinds[k].original) {
+            TRY(hf_json_int(j, "max_position_embeddings", 4096, &original, e));
+            TRY(hf_json_int(&part, "original_max_position_embeddings", original, &original, e));
+            TRY(hf_set_int(j, c, "model.rope_original", original, e));
+        }
+        if (json_object_get(o, "attention_factor") != NULL && !json_is_null(json_object_get(o, "attention_factor")))
+            return hf_refuse(j, field, "an attention_factor of its own has no option in braid", e);
+        return ST_OK;
+    }
+    return hf_refuse(j, field, "this kind of rotary scaling is not in braid (default, linear, llama3 and yarn are)", e);
+}
+
+int hf_rope_read(const struct hf_json *j, struct config *c, double base, struct err *e)
+{
+    json_t *now = hf_json_get(j, "rope_parameters"), *old = hf_json_get(j, "rope_scaling");
+    struct hf_json part = {.root = now, .text = now, .label = j->label};
+    double percent, theta;
+    TRY(hf_json_real(j, "rope_theta", base, &theta, e));
+    TRY(hf_json_real(j, "partial_rotary_factor", 1, &percent, e));
+    if (json_is_object(now)) {
+        TRY(hf_json_real(&part, "rope_theta", theta, &theta, e));
+        TRY(hf_json_real(&part, "partial_rotary_factor", percent, &percent, e));
+    }
+    TRY(hf_set_text(j, c, "model.rope", "half", e));
+    TRY(hf_set_real(j, c, "model.rope_base", theta, e));
+    TRY(hf_set_real(j, c, "model.rope_percent", percent, e));
+    TRY(hf_set_text(j, c, "model.rope_scaling", "none", e));
+    if (json_is_object(now))
+        return read_scaling(j, c, "rope_parameters", now, e);
+    return json_is_object(old) ? read_scaling(j, c, "rope_scaling", old, e) : ST_OK;
+}
+
+/* ---- writing -------------------------------------------------------------------------------------------------- */
+
+static int put_number(json_t *o, const struct config *c, const struct number *n, struct err *e)
+{
+    struct buf text;
+    double v;
+    buf_init(&text, 0);
+    const char *value = config_value_text(c, n->option, &text);
+    bool known = value != NULL && parse_f64(value, &v);
+    buf_release(&text);
+    if (!known)
+        return err_set(e, ST_INTERNAL, "option %s is no number", n->option);
+    /* transformers takes an mscale of 0 for one that is given. */
+    return v == n->absent && n->absent == 0 ? ST_OK : hf_put(o, n->field, json_real(v), e);
+}
+
+static int scaling_object(const struct config *c, json_t *o, struct err *e)
+{
+    int k = c->model.rope_scaling;
+    TRY(hf_put(o, "rope_type", json_string(kinds[k].type), e));
+    for (const struct number *n = kinds[k].numbers; n != NULL && n->field != NULL; n++)
+        TRY(put_number(o, c, n, e));
+    return kinds[k].original ? hf_put(o, "original_max_position_embeddings", json_integer(c->model.rope_original), e) : ST_OK;
+}
+
+int hf_rope_write(const struct config *c, json_t *out, struct err *e)
+{
+    const struct config_model *m = &c->model;
+    bool scaled = m->rope_scaling != CFG_ROPE_SCALING_NONE;
+    json_t *now = json_object();
+    TRY(hf_put(out, "rope_parameters", now, e));
+    TRY(hf_put(now, "rope_theta", json_real(m->rope_base), e));
+    TRY(scaling_object(c, now, e));
+    TRY(hf_put(out, "rope_theta", json_real(m->rope_base), e));
+    if (scaled) {
+        json_t *old = json_object();
+        TRY(hf_put(out, "rope_scaling", old, e));
+        TRY(scaling_object(c, old, e));
+    }
+    if (m->rope_percent == 1)
+        return ST_OK;
+    TRY(hf_put(now, "partial_rotary_factor", json_real(m->rope_percent), e));
+    return hf_put(out, "partial_rotary_factor", json_real(m->rope_percent), e);
+}

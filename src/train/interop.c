@@ -1,0 +1,148 @@
+/* Whole models to and from folders of other programs: what the import and export commands and run.load_weights call. The
+ * model is laid out on paper only, for its list of parameters; values pass through one tensor at a time. */
+#include "train/interop.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+int paper_open(struct paper *p, const struct config *c, struct err *e)
+{
+    struct model_plan_opts o = {.name = "paper", .mode = BUILD_TRAIN, .batch = 1, .seq = c->train.seq};
+    int st;
+    *p = (struct paper){.n = 0};
+    TRY(dev_open(&p->dev, DEV_CPU, 1, e));
+    TRY_OUT(model_init(&p->model, c, &p->dev, e));
+    TRY_OUT(model_plan_build(&p->model, &p->plan, &o, e));
+    TRY_OUT(mem_array((void **)&p->params, (size_t)p->model.params.n, sizeof *p->params, e));
+    for (int i = 0; i < p->model.params.n; i++)
+        p->params[p->n++] = &p->model.params.list[i].p;
+    return ST_OK;
+out:
+    paper_close(p);
+    return st;
+}
+
+void paper_close(struct paper *p)
+{
+    free(p->params);
+    model_plan_release(&p->plan);
+    model_release(&p->model);
+    dev_close(&p->dev);
+    *p = (struct paper){.n = 0};
+}
+
+/* ---- import --------------------------------------------------------------------------------------------------- */
+
+struct importer {
+    struct hf_folder *folder;
+    const struct param *const *params;
+    int n;
+    void *values;
+    size_t cap;
+    const struct interop_progress *progress;
+    int64_t done, all;
+};
+
+static int fetch_param(void *ctx, const char *key, struct tensor *host, struct err *e)
+{
+    struct importer *m = ctx;
+    for (int i = 0; i < m->n; i++)
+        if (strcmp(m->params[i]->key, key) == 0) {
+            TRY(mem_grow(&m->values, &m->cap, (size_t)tensor_elems(host), sizeof(float), e));
+            host->data = m->values;
+            TRY(hf_load(m->folder, i, host, e));
+            m->done += tensor_bytes(host);
+            if (m->progress != NULL)
+                m->progress->fn(m->progress->ctx, m->done, m->all);
+            return ST_OK;
+        }
+    return err_set(e, ST_INTERNAL, "nobody imports %s", key);
+}
+
+int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const struct interop_progress *progress, struct buf *notes, struct err *e)
+{
+    struct paper paper;
+    struct ckpt_item *items = NULL;
+    struct buf text;
+    int st;
+    TRY(paper_open(&paper, c, e));
+    buf_init(&text, 0);
+    struct importer m = {.folder = f, .params = paper.params, .n = paper.n, .progress = progress};
+    TRY_OUT(hf_bind(f, c, paper.params, paper.n, notes, e));
+    TRY_OUT(mem_array((void **)&items, (size_t)paper.n, sizeof *items, e));
+    for (int i = 0; i < paper.n; i++) {
+        const struct param *p = paper.params[i];
+        items[i] = (struct ckpt_item){.key = p->key, .host = tensor_shape(DT_F32, p->rank, p->dim), .section = CKPT_MODEL};
+        m.all += tensor_bytes(&items[i].host);
+    }
+    config_write(c, &text, false);
+    TRY_OUT(buf_check(&text, e));
+    struct ckpt_source source = {fetch_param, &m};
+    struct ckpt_save_args args = {.run_dir = run_dir, .items = items, .n_items = paper.n, .source = &source, .config_text = text.text,
+                                  .counters = {.seed = (uint64_t)c->run.seed}};
+    st = ckpt_save(&args, e);
+out:
+    free(m.values);
+    free(items);
+    buf_release(&text);
+    paper_close(&paper);
+    return st;
+}
+
+/* ---- export --------------------------------------------------------------------------------------------------- */
+
+struct exporter {
+    const struct ckpt *from;
+    const struct param *const *params;
+    void *values;
+    size_t cap;
+    int held; /* parameter whose values these are; -1: none */
+    const struct interop_progress *progress;
+};
+
+/* Straight from the map where the file has F32 at an aligned place, else by way of a copy. */
+static int fetch_stored(void *ctx, int i, struct tensor *host, struct err *e)
+{
+    struct exporter *x = ctx;
+    const char *key = x->params[i]->key;
+    if (x->held == i) {
+        host->data = x->values;
+        return ST_OK;
+    }
+    for (int k = 0; k < ckpt_count(x->from); k++) {
+        struct ckpt_tensor t = ckpt_at(x->from, k);
+        if (t.section != CKPT_MODEL || strcmp(t.key, key) != 0)
+            continue;
+        if (t.view.dtype == DT_F32 && (uintptr_t)t.view.data % sizeof(float) == 0 && tensor_same_shape(&t.view, host)) {
+            host->data = t.view.data;
+            return ST_OK;
+        }
+    }
+    x->held = -1;
+    TRY(mem_grow(&x->values, &x->cap, (size_t)tensor_elems(host), sizeof(float), e));
+    host->data = x->values;
+    TRY(ckpt_load(x->from, key, CKPT_MODEL, host, NULL, e));
+    x->held = i;
+    return ST_OK;
+}
+
+static void pass_progress(void *ctx, int64_t done, int64_t all)
+{
+    const struct exporter *x = ctx;
+    if (x->progress != NULL)
+        x->progress->fn(x->progress->ctx, done, all);
+}
+
+int export_hf(const struct ckpt *from, const struct config *c, const struct export_opts *o, struct err *e)
+{
+    struct paper paper;
+    TRY(paper_open(&paper, c, e));
+    struct exporter x = {.from = from, .params = paper.params, .held = -1, .progress = o->progress};
+    struct hf_export args = {.path = o->path, .config = c, .params = paper.params, .n_params = paper.n, .fetch = fetch_stored, .ctx = &x,
+                             .family = o->family, .dtype = o->dtype, .shard_bytes = o->shard_bytes, .extra_files = o->extra_files,
+                             .n_extra_files = o->n_extra_files, .progress = pass_progress};
+    int st = hf_export(&args, e);
+    free(x.values);
+    paper_close(&paper);
+    return st;
+}

@@ -1,0 +1,38 @@
+/* Models of other programs: import into a checkpoint, export of a checkpoint. */
+#ifndef BRAID_TRAIN_INTEROP_H
+#define BRAID_TRAIN_INTEROP_H
+
+#include "hf/hf.h"
+#include "train/train.h"
+
+/* The parameters of a model of these options, without memory for any of them. */
+struct paper {
+    const struct param **params;
+    int n;
+    /* private */
+    struct dev dev;
+    struct model model;
+    struct model_plan plan;
+};
+int paper_open(struct paper *p, const struct config *c, struct err *e);
+void paper_close(struct paper *p);
+
+struct interop_progress {
+    void (*fn)(void *ctx, int64_t done_bytes, int64_t all_bytes);
+    void *ctx;
+};
+/* Writes checkpoint 0 of run_dir. c: the folder's options (hf_options), completed. */
+int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const struct interop_progress *progress, struct buf *notes,
+              struct err *e);
+
+struct export_opts {
+    const char *path, *family; /* family NULL: the first that fits */
+    enum dtype dtype;
+    int64_t shard_bytes;
+    const char *const *extra_files;
+    int n_extra_files;
+    const struct interop_progress *progress;
+};
+int export_hf(const struct ckpt *from, const struct config *c, const struct export_opts *o, struct err *e);
+
+#endif
