@@ -1,14 +1,17 @@
 /* braid import: a Hugging Face folder becomes a run folder with one checkpoint. braid export: the other way round. */
 #include "cmd/cmd.h"
 #include "train/interop.h"
+#include "train/probe.h"
 
 #include <string.h>
 #include <unistd.h>
 
 static const char import_usage[] =
-    "usage: braid import FOLDER OUT [--section.key=value ...]\n\n"
+    "usage: braid import FOLDER OUT [--verify=GOLDEN.safetensors] [--section.key=value ...]\n\n"
     "FOLDER holds config.json and safetensors files as transformers writes them; FP8 (128 x 128 blocks) and MXFP4 weights are\n"
-    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. Then:\n"
+    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. --verify compares with another program's\n"
+    "values: the file holds tokens [batch, seq], logits, and maybe the gradient grad.NAME of every tensor of the folder; beyond\n"
+    "1e-5 of the largest logit or 1e-4 of a gradient's norm the exit code is 1. Then:\n"
     "  braid train --run.load=OUT --data.train=FILE --run.dir=runs/tuned      train on from it\n"
     "  braid generate OUT --generate.prompt=TEXT                              let it write\n"
     "  braid export OUT HF_FOLDER                                             back again\n";
@@ -53,9 +56,38 @@ static void print_notes(const struct buf *notes)
     }
 }
 
+static int verify(const struct config *given, const char *golden, const char *folder, const char *run_dir, struct err *e)
+{
+    struct config c = *given; /* sizes of a batch change in the copy; strings stay the original's */
+    struct probe p = {.loss = 0};
+    struct probe_batch b = {.batch = 0};
+    struct probe_difference d;
+    struct st_file *in = NULL;
+    struct ckpt *from = NULL;
+    int st;
+    TRY(st_open(&in, golden, e));
+    TRY_OUT(probe_batch_read(&b, in, golden, e));
+    TRY_OUT(ckpt_open(&from, run_dir, e));
+    TRY_OUT(probe_run(&p, &c, &b, from, e));
+    TRY_OUT(probe_compare(&p, &c, golden, folder, &d, e));
+    printf("verify: logits differ by %.2e of the largest, KL %.2e nats", d.logits, d.kl);
+    if (d.n_gradients > 0)
+        printf("; %d gradients by at most %.2e of their norm (%s)", d.n_gradients, d.gradient, d.worst);
+    printf("\n");
+    if (!(d.logits <= 1e-5) || !(d.gradient <= 1e-4))
+        st = err_set(e, ST_CONFLICT, "%s differs from %s by more than fp32 rounding", run_dir, golden);
+out:
+    probe_release(&p);
+    probe_batch_release(&b);
+    ckpt_close(from);
+    st_close(in);
+    return st;
+}
+
 static int run_import(struct config *c, struct hf_folder **f, struct buf *notes, int argc, char **argv, struct err *e)
 {
-    struct config_args args = {.n_positional = 0};
+    struct config_extra extra[] = {{.name = "verify"}};
+    struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
     TRY(cmd_config(c, argc, argv, &args, e));
@@ -79,7 +111,7 @@ static int run_import(struct config *c, struct hf_folder **f, struct buf *notes,
     }
     print_notes(notes);
     printf("imported %s model: %s\n", hf_family_name(*f), to);
-    return ST_OK;
+    return extra[0].value != NULL ? verify(c, extra[0].value, from, to, e) : ST_OK;
 }
 
 int cmd_import(int argc, char **argv)

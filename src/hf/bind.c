@@ -154,7 +154,7 @@ static int check_link(struct hf_folder *f, const struct hf_link *l, struct err *
 }
 
 /* What a folder may hold beside the model. */
-static bool harmless(const struct hf_folder *f, const char *name)
+static bool harmless(const char *name)
 {
     static const char *const ends[] = {".rotary_emb.inv_freq", "_extra_state", ".attn.bias", ".attn.masked_bias"};
     static const char *const starts[] = {"model.visual.", "visual.", "vision_tower.", "multi_modal_projector."};
@@ -164,7 +164,6 @@ static bool harmless(const struct hf_folder *f, const char *name)
     for (int i = 0; i < countof(starts); i++)
         if (str_starts(name, starts[i]))
             return true;
-    (void)f;
     return false;
 }
 
@@ -187,11 +186,15 @@ static int check_tied_head(struct hf_folder *f, struct hf_name *head, struct err
     return ST_OK;
 }
 
+/* Tensors of multi-token prediction: under names of their own, or as the layer behind the last one. */
 static bool is_prediction(const struct hf_folder *f, const char *name)
 {
+    struct hf_key k = {.rest = "enorm.weight", .layer = -1, .depth = 0};
     char prefix[HF_NAME];
+    if (f->family->mtp_layers != NULL)
+        return str_starts(name, "mtp.");
     int n = snprintf(prefix, sizeof prefix, "%s%s%lld.", f->root, f->family->layers, (long long)hf_pattern_layers(f->config));
-    return str_starts(name, "mtp.") || (n > 0 && (size_t)n < sizeof prefix && str_starts(name, prefix));
+    return hf_next_rule(f->family, &k, NULL) != NULL && n > 0 && (size_t)n < sizeof prefix && str_starts(name, prefix);
 }
 
 static int check_leftovers(struct hf_folder *f, struct buf *notes, struct err *e)
@@ -199,7 +202,7 @@ static int check_leftovers(struct hf_folder *f, struct buf *notes, struct err *e
     int64_t predictions = 0;
     for (int i = 0; i < f->n_names; i++) {
         struct hf_name *n = &f->names[i];
-        if (n->used || harmless(f, n->name))
+        if (n->used || harmless(n->name))
             continue;
         if (strcmp(n->name, "lm_head.weight") == 0 && f->config->model.tied) {
             TRY(check_tied_head(f, n, e));
@@ -231,7 +234,8 @@ int hf_bind(struct hf_folder *f, const struct config *c, const struct param *con
     for (int i = 0; i < f->n_names; i++)
         f->names[i].used = false;
     for (int i = 0; i < f->n_links; i++)
-        TRY(check_link(f, &f->links[i], e));
+        if (!(f->gradients && params[f->links[i].param]->buffer))
+            TRY(check_link(f, &f->links[i], e));
     return check_leftovers(f, notes, e);
 }
 
@@ -246,7 +250,7 @@ int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e)
         struct hf_span s;
         struct hf_tensor t;
         const float *values;
-        float add = l->rule->flags & HF_MINUS_ONE && f->config->model.norm_zero_centered ? -1.0f : 0.0f;
+        float add = l->rule->flags & HF_MINUS_ONE && f->config->model.norm_zero_centered && !f->gradients ? -1.0f : 0.0f;
         TRY(hf_span_of(l->rule, l->part, &f->config->model, m.rows, &s, e));
         if (!hf_find(f, l->name, &t))
             return err_set(e, ST_INTERNAL, "tensor '%s' was there before", l->name);

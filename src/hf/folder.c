@@ -62,7 +62,9 @@ static int list_tensors(struct hf_folder *f, struct err *e)
     for (int i = 0; i < f->n_files; i++)
         for (int k = 0; k < st_count(f->files[i]); k++) {
             const struct st_entry *entry = st_entry(f->files[i], k);
-            f->names[f->n_names++] = (struct hf_name){.name = entry->name, .entry = entry};
+            const char *name = !f->gradients ? entry->name : str_starts(entry->name, "grad.") ? entry->name + 5 : NULL;
+            if (name != NULL)
+                f->names[f->n_names++] = (struct hf_name){.name = name, .entry = entry};
         }
     qsort(f->names, (size_t)f->n_names, sizeof *f->names, by_name);
     for (int i = 1; i < f->n_names; i++)
@@ -167,7 +169,15 @@ static int find_root(struct hf_folder *f, struct err *e)
     return err_set(e, ST_INVALID, "%s: no embedding of a %s model is in the folder's files", f->path, f->family->model_type);
 }
 
-int hf_open(struct hf_folder **out, const char *path, struct err *e)
+static int open_gradients(struct hf_folder *f, const char *file, struct err *e)
+{
+    TRY(mem_array((void **)&f->files, 1, sizeof *f->files, e));
+    TRY(st_open(&f->files[0], file, e));
+    f->n_files = 1;
+    return list_tensors(f, e);
+}
+
+static int open_folder(struct hf_folder **out, const char *path, const char *gradients, struct err *e)
 {
     struct hf_folder *f = calloc(1, sizeof *f);
     int st = ST_OK;
@@ -177,9 +187,10 @@ int hf_open(struct hf_folder **out, const char *path, struct err *e)
         return err_set(e, ST_NOMEM, "out of memory");
     }
     arena_init(&f->memory);
-    TRY_OUT(hf_json_open(&f->json, path, e));
+    f->gradients = gradients != NULL;
+    TRY_OUT(hf_json_open(&f->json, f->path, e));
     TRY_OUT(find_family(f, e));
-    TRY_OUT(open_files(f, e));
+    TRY_OUT(gradients ? open_gradients(f, gradients, e) : open_files(f, e));
     st = find_root(f, e);
 out:
     if (st != ST_OK) {
@@ -188,6 +199,13 @@ out:
     }
     *out = f;
     return ST_OK;
+}
+
+int hf_open(struct hf_folder **out, const char *path, struct err *e) { return open_folder(out, path, NULL, e); }
+
+int hf_open_gradients(struct hf_folder **out, const char *path, const char *file, struct err *e)
+{
+    return open_folder(out, path, file, e);
 }
 
 void hf_close(struct hf_folder *f)

@@ -18,6 +18,9 @@ struct hf_folder;
 /* True where path is a folder that holds a config.json. */
 bool hf_is_folder(const char *path);
 int hf_open(struct hf_folder **out, const char *path, struct err *e);
+/* The config of a folder with gradients of its tensors, named grad.NAME in one file: loaded like the weights they belong to. Tables
+ * that are not trained may be absent. */
+int hf_open_gradients(struct hf_folder **out, const char *path, const char *file, struct err *e);
 void hf_close(struct hf_folder *f); /* NULL is allowed */
 const char *hf_family_name(const struct hf_folder *f); /* transformers' model_type */
 

@@ -119,6 +119,7 @@ struct hf_folder {
     struct hf_json json;
     const struct hf_family *family;
     const char *root; /* what '@' is in this folder */
+    bool gradients;   /* of a model, instead of its values */
     struct st_file **files;
     int n_files;
     struct hf_name *names; /* sorted */

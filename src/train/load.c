@@ -1,6 +1,7 @@
 /* Filling a model from a checkpoint or a file of weights, whatever layout its keys have and whatever ranks wrote it. A rank checks
  * the file against all parameters of the model and takes what it holds of each. */
 #include "ckpt/keymap.h"
+#include "hf/hf.h"
 #include "train/reshard_int.h"
 
 #include <stdlib.h>
@@ -122,6 +123,60 @@ int load_moments(struct model *m, const struct ckpt *c, struct err *e)
     return st;
 }
 
+/* Values in the row order of files, as the dense tensor that memory holds. */
+static void to_memory(const struct param *p, const float *disk, const struct tensor *mem)
+{
+    int64_t rows = p->rows.matrices > 0 ? p->dim[0] * p->dim[1] : p->rank > 0 ? p->dim[0] : 1, n = param_elems(p), cols = rows > 0 ? n / rows : 0;
+    size_t size = dtype_bytes(mem->dtype);
+    for (int64_t r = 0; r < rows; r++) {
+        struct tensor from = tensor_1d((void *)(uintptr_t)(disk + r * cols), DT_F32, cols), to = from;
+        to.dtype = mem->dtype;
+        to.data = (char *)mem->data + (size_t)(param_row_from_disk(p, r) * cols) * size;
+        tensor_convert(&to, &from);
+    }
+}
+
+static int load_from_folder(struct model *m, struct hf_folder *f, int i, const struct param *whole, int index, struct err *e)
+{
+    struct tensor disk = tensor_shape(DT_F32, whole->rank, whole->dim), mem = tensor_shape(param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
+    int st;
+    TRY(mem_aligned(&disk.data, (size_t)max_i64(tensor_bytes(&disk), 1), DEV_ALIGN, e));
+    TRY_OUT(mem_aligned(&mem.data, (size_t)max_i64(tensor_bytes(&mem), 1), DEV_ALIGN, e));
+    TRY_OUT(hf_load(f, i, &disk, e));
+    to_memory(whole, disk.data, &mem);
+    st = take_part(m, index, KEYS_MODEL, &mem, e);
+out:
+    free(disk.data);
+    free(mem.data);
+    return st;
+}
+
+static int load_folder(struct model *m, const char *path, struct err *note, struct err *e)
+{
+    const struct param **params = NULL;
+    struct hf_folder *f = NULL;
+    struct full_table full;
+    struct buf notes;
+    int *index = NULL, n, st;
+    buf_init(&notes, sizeof note->msg - 1);
+    TRY(full_table_open(&full, m, e));
+    TRY_OUT(list_params(&full, KEYS_MODEL, &params, &index, &n, e));
+    TRY_OUT(hf_open(&f, path, e));
+    TRY_OUT(hf_bind(f, m->cfg, params, n, &notes, e));
+    if (notes.len > 0)
+        err_set(note, ST_CONFLICT, "%s: %s", path, notes.text);
+    for (int i = 0; st == ST_OK && i < n; i++)
+        if (index[i] >= 0)
+            st = load_from_folder(m, f, i, params[i], index[i], e);
+out:
+    hf_close(f);
+    buf_release(&notes);
+    free(params);
+    free(index);
+    full_table_close(&full);
+    return st;
+}
+
 int load_weights(struct model *m, const char *path, int allow, struct err *note, struct err *e)
 {
     static const unsigned flags[] = {[CFG_LOAD_ALLOW_NONE] = 0,
@@ -131,6 +186,10 @@ int load_weights(struct model *m, const char *path, int allow, struct err *note,
                                          CKPT_ALLOW_MISSING | CKPT_ALLOW_UNEXPECTED};
     struct key_file f;
     err_clear(note);
+    if (hf_is_folder(path) && allow != CFG_LOAD_ALLOW_NONE)
+        return err_set(e, ST_USAGE, "run.load_allow is for files of weights; %s is a Hugging Face folder, which is loaded whole", path);
+    if (hf_is_folder(path))
+        return load_folder(m, path, note, e);
     TRY(key_file_open(&f, path, e));
     int st = load_space(m, &f, KEYS_MODEL, flags[allow], note, e);
     key_file_close(&f);

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# Folders of Hugging Face models (tools/golden_hf.py made them with transformers): imported, they give transformers' logits and
+# gradients; exported, they are the same bits under the same names; a folder that lies is refused and leaves nothing behind.
+. "$(dirname "$0")/../cmd/lib.sh"
+fixtures=$root/tests/hf/fixtures
+
+for folder in "$fixtures"/*/; do
+    name=$(basename "$folder")
+    ok "$name: logits and gradients of transformers" prints '^verify: ' "$BRAID" import "$folder" "$dir/$name" --verify="$folder/golden.safetensors"
+    ok "$name: export" prints '^exported as' "$BRAID" export "$dir/$name" "$dir/$name-hf" --dtype=f32 --family="${name%_tied}"
+    ok "$name: the same tensors" same "$folder/model.safetensors" "$dir/$name-hf/model.safetensors"
+    ok "$name: import of the export" prints '^verify: ' "$BRAID" import "$dir/$name-hf" "$dir/$name-again" --verify="$folder/golden.safetensors"
+    ok "$name: the same bits" same "$dir/$name" "$dir/$name-again"
+done
+
+# ---- shards, bf16, the family by itself ------------------------------------------------------------------------
+ok "a family is found" prints 'exported as llama' "$BRAID" export "$dir/llama" "$dir/found"
+ok "in bf16" prints 'BF16' "$BRAID" ckpt ls "$dir/found/model.safetensors"
+ok "bf16 imports" runs "$BRAID" import "$dir/found" "$dir/narrow"
+ok "shards" runs "$BRAID" export "$dir/qwen3_next" "$dir/shards" --dtype=f32 --shard=20k
+ok "are several" test "$(ls "$dir/shards"/model-*-of-*.safetensors | wc -l)" -gt 3
+ok "with an index" grep -q '"weight_map"' "$dir/shards/model.safetensors.index.json"
+ok "and import to the same bits" runs "$BRAID" import "$dir/shards" "$dir/unsharded"
+ok "as one file does" same "$dir/qwen3_next" "$dir/unsharded"
+ok "an export never replaces" fails 1 'exists' "$BRAID" export "$dir/llama" "$dir/found"
+ok "a model that no family has" runs train --model.pattern="[*-]" --model.mhc_streams=2 --train.steps=1 --train.warmup=0 --run.dir="$dir/mhc"
+ok "is refused with the option" fails 1 'mhc_streams' "$BRAID" export "$dir/mhc" "$dir/none" --family=llama
+
+# ---- on the fly ------------------------------------------------------------------------------------------------
+grads() { "$BRAID" grads --in="$fixtures/qwen3/golden.safetensors" "$@"; }
+options=(--model.pattern='[*-][*-]' --model.hidden=16 --model.heads=4 --model.kv_heads=2 --model.head_dim=8 --model.ffn=24 --model.vocab=40
+    --model.tied=off --model.qk_norm=on --model.norm_eps=1e-6)
+ok "gradients of the imported model" runs grads --ckpt="$dir/qwen3" --out="$dir/a.safetensors"
+ok "gradients with run.load_weights" runs grads "${options[@]}" --run.load_weights="$fixtures/qwen3" --out="$dir/b.safetensors"
+ok "are the same bits" same "$dir/a.safetensors" "$dir/b.safetensors"
+
+# ---- folders that lie --------------------------------------------------------------------------------------------
+broken() { # name: a copy of a folder to be damaged
+    rm -rf "$dir/bad"
+    cp -r "$fixtures/$1" "$dir/bad"
+}
+refused() { # text: import says it, and leaves nothing
+    fails 1 "$1" "$BRAID" import "$dir/bad" "$dir/made" && ! ls -d "$dir"/made* 2>/dev/null
+}
+broken llama
+truncate -s -100 "$dir/bad/model.safetensors"
+ok "a truncated file" refused 'model.safetensors'
+broken llama
+sed -i 's/"intermediate_size": 24/"intermediate_size": 32/' "$dir/bad/config.json"
+ok "another width: the tensor is named" refused "mlp.gate_proj.weight' is F32 [24, 16], but config.json makes it F32 [32, 16]"
+broken llama
+sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' "$dir/bad/config.json"
+ok "a missing layer: the tensor is named" refused "no tensor 'model.layers.2."
+broken llama
+sed -i 's/"num_hidden_layers": 2/"num_hidden_layers": 1/' "$dir/bad/config.json"
+ok "a layer too many: the tensor is named" refused "model.layers.1."
+broken llama
+sed -i 's/"hidden_act": "silu"/"hidden_act": "gelu"/' "$dir/bad/config.json"
+ok "what cannot be expressed: the field is named" refused 'hidden_act = "gelu"'
+broken llama
+sed -i 's/"rope_type": "llama3"/"rope_type": "longrope"/' "$dir/bad/config.json"
+ok "rotary scaling that braid has not: the field is named" refused 'rope_parameters'
+broken llama
+sed -i 's/"model_type": "llama"/"model_type": "opt"/' "$dir/bad/config.json"
+ok "an unknown family: those known are listed" refused "model_type 'opt'"
+broken llama
+echo '{' >"$dir/bad/config.json"
+ok "a config that is no JSON" refused 'config.json'
+broken llama
+rm "$dir/bad/model.safetensors"
+ok "no weights" refused 'no model*.safetensors'
+rm -rf "$dir/bad"
+cp -r "$dir/shards" "$dir/bad"
+rm "$dir/bad/model-00002-of-"*
+ok "a missing shard: the tensor and its file are named" refused 'should be in model-00002-of-'
+finish
