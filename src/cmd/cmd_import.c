@@ -17,9 +17,13 @@ static const char import_usage[] =
     "  braid export OUT HF_FOLDER                                             back again\n";
 
 static const char export_usage[] =
-    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n\n"
-    "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT, which must not exist, becomes a folder that\n"
-    "transformers loads with from_pretrained. The family is the first that can express the model; --family=NAME asks for one.\n";
+    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n"
+    "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n\n"
+    "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT must not exist.\n"
+    "hf: a folder that transformers loads with from_pretrained. The family is the first that can express the model;\n"
+    "    --family=NAME asks for one.\n"
+    "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in transformers.\n"
+    "    Matrices are stored as --dtype says, vectors and routers as F32.\n";
 
 /* ---- progress ------------------------------------------------------------------------------------------------- */
 
@@ -132,34 +136,56 @@ int cmd_import(int argc, char **argv)
 
 /* ---- export --------------------------------------------------------------------------------------------------- */
 
+/* The words of braid export that say what is written. */
+struct target {
+    bool gguf;
+    enum gguf_type type;
+    struct export_opts opts;
+};
+
+static int read_target(struct target *t, const struct config_extra *extra, struct err *e)
+{
+    const char *format = extra[0].value, *dtype = extra[2].value ? extra[2].value : "bf16", *shard = extra[3].value;
+    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0)
+        return err_set(e, ST_USAGE, "--format=%s: hf and gguf can be written", format);
+    t->gguf = format != NULL && strcmp(format, "gguf") == 0;
+    if (t->gguf && (extra[1].value != NULL || shard != NULL))
+        return err_set(e, ST_USAGE, "--family and --shard belong to --format=hf");
+    if (t->gguf && !gguf_type_from_name(dtype, &t->type))
+        return err_set(e, ST_USAGE, "--dtype=%s: f32, bf16 and q8_0 can be written to GGUF", dtype);
+    if (!t->gguf && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
+        return err_set(e, ST_USAGE, "--dtype=%s: bf16 and f32 can be written", dtype);
+    t->opts.dtype = strcmp(dtype, "f32") == 0 ? DT_F32 : DT_BF16;
+    t->opts.shard_bytes = 5000000000;
+    if (shard != NULL && (!parse_i64(shard, &t->opts.shard_bytes) || t->opts.shard_bytes < 1))
+        return err_set(e, ST_USAGE, "--shard=%s is no number of bytes, such as 5g", shard);
+    t->opts.family = extra[1].value;
+    return ST_OK;
+}
+
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
     struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
-    struct export_opts o = {.dtype = DT_BF16, .shard_bytes = 5000000000, .progress = &progress};
+    struct target t = {.opts = {.progress = &progress}};
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 2, e));
     if (args.n_positional < 2)
-        return err_set(e, ST_USAGE, "braid export needs a checkpoint and a folder to write");
-    if (extra[0].value != NULL && strcmp(extra[0].value, "hf") != 0)
-        return err_set(e, ST_USAGE, "--format=%s: braid export writes hf", extra[0].value);
-    if (extra[2].value != NULL && strcmp(extra[2].value, "bf16") != 0 && strcmp(extra[2].value, "f32") != 0)
-        return err_set(e, ST_USAGE, "--dtype=%s: bf16 and f32 can be written", extra[2].value);
-    if (extra[2].value != NULL && strcmp(extra[2].value, "f32") == 0)
-        o.dtype = DT_F32;
-    if (extra[3].value != NULL && (!parse_i64(extra[3].value, &o.shard_bytes) || o.shard_bytes < 1))
-        return err_set(e, ST_USAGE, "--shard=%s is no number of bytes, such as 5g", extra[3].value);
-    o.path = args.positional[1];
-    o.family = extra[1].value;
+        return err_set(e, ST_USAGE, "braid export needs a checkpoint and a folder or file to write");
+    TRY(read_target(&t, extra, e));
+    t.opts.path = args.positional[1];
     TRY(cmd_open_checkpoint(c, &args, from, e));
     TRY(cmd_finish(c, e));
-    const char *family;
-    TRY(hf_family_of(c, o.family, &family, e));
-    o.family = family;
-    TRY(export_hf(*from, c, &o, e));
-    printf("exported as %s: %s\n", family, o.path);
+    if (t.gguf) {
+        TRY(export_gguf(*from, c, &t.opts, t.type, e));
+        printf("exported as GGUF: %s\n", t.opts.path);
+        return ST_OK;
+    }
+    TRY(hf_family_of(c, t.opts.family, &t.opts.family, e));
+    TRY(export_hf(*from, c, &t.opts, e));
+    printf("exported as %s: %s\n", t.opts.family, t.opts.path);
     return ST_OK;
 }
 

@@ -1,6 +1,6 @@
 /* Writing a folder that transformers reads: config.json, safetensors files of bounded size, their index. Everything goes into
  * a folder beside the one asked for, which gets its name when all of it is on the disk. */
-#include "hf/hf_int.h"
+#include "hf/out.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +84,7 @@ out:
     return st;
 }
 
-static int choose(const struct config *c, const char *family, enum dtype dtype, const struct hf_family **out, json_t **json, struct err *e)
+int hf_choose(const struct config *c, const char *family, enum dtype dtype, const struct hf_family **out, json_t **json, struct err *e)
 {
     struct buf tried;
     *json = NULL;
@@ -117,7 +117,7 @@ int hf_family_of(const struct config *c, const char *family, const char **name, 
 {
     const struct hf_family *fam;
     json_t *json;
-    TRY(choose(c, family, DT_F32, &fam, &json, e));
+    TRY(hf_choose(c, family, DT_F32, &fam, &json, e));
     json_decref(json);
     *name = fam->model_type;
     return ST_OK;
@@ -125,69 +125,33 @@ int hf_family_of(const struct config *c, const char *family, const char **name, 
 
 /* ---- tensors -------------------------------------------------------------------------------------------------- */
 
-struct out_tensor { /* links [first, end) write into it */
-    const char *name;
-    struct tensor shape;
-    int first, end, shard;
-};
 struct writer {
     const struct hf_export *x;
-    struct hf_folder links; /* only what binding needs of a folder */
-    struct out_tensor *tensors; /* sorted by name once the shards are known */
-    int n_tensors, n_shards;
+    struct hf_out out; /* sorted by name once the shards are known */
+    int n_shards;
     int64_t all_bytes, done_bytes;
-    float *values;
     void *narrow;
-    size_t values_cap, narrow_cap;
+    size_t narrow_cap;
     char *tmp;
 };
 
-static int list_tensors(struct writer *w, struct err *e)
-{
-    struct hf_folder *f = &w->links;
-    TRY(mem_array((void **)&w->tensors, (size_t)f->n_links, sizeof *w->tensors, e));
-    for (int i = 0; i < f->n_links; i++) {
-        const struct hf_link *l = &f->links[i];
-        struct out_tensor *last = w->n_tensors ? &w->tensors[w->n_tensors - 1] : NULL;
-        if (last != NULL && strcmp(last->name, l->name) == 0) {
-            last->end = i + 1;
-            continue;
-        }
-        struct hf_span s;
-        int64_t dim[TENSOR_MAX_RANK] = {0};
-        const struct param *p = f->params[l->param];
-        TRY(hf_span_of(l->rule, l->part, &f->config->model, hf_matrix_of(p).rows, &s, e));
-        int rank = hf_part_shape(l->rule, &s, p, dim);
-        enum dtype dtype = l->rule->flags & HF_KEEP_F32 ? DT_F32 : w->x->dtype;
-        w->tensors[w->n_tensors++] = (struct out_tensor){.name = l->name, .shape = tensor_shape(dtype, rank, dim), .first = i, .end = i + 1};
-    }
-    return ST_OK;
-}
+static enum dtype dtype_on_disk(const struct writer *w, const struct hf_out_tensor *t) { return t->keep_f32 ? DT_F32 : w->x->dtype; }
 
-static int bind_rules(struct writer *w, struct err *e)
+static int64_t bytes_on_disk(const struct writer *w, const struct hf_out_tensor *t)
 {
-    struct hf_folder *f = &w->links;
-    for (int i = 0; i < f->n_params; i++) {
-        struct hf_key k;
-        hf_key_of(f->params[i]->key, &k);
-        const struct hf_rule *r = hf_next_rule(f->family, &k, NULL);
-        if (r == NULL)
-            return err_set(e, ST_UNSUPPORTED, "a %s model has nothing for our parameter %s", f->family->model_type, f->params[i]->key);
-        TRY(hf_link_rule(f, i, &k, r, e));
-    }
-    return list_tensors(w, e);
+    return tensor_elems(&t->shape) * (int64_t)dtype_bytes(dtype_on_disk(w, t));
 }
 
 static void make_shards(struct writer *w)
 {
     int64_t in_shard = 0;
-    for (int i = 0; i < w->n_tensors; i++) {
-        int64_t bytes = tensor_bytes(&w->tensors[i].shape);
+    for (int i = 0; i < w->out.n_tensors; i++) {
+        int64_t bytes = bytes_on_disk(w, &w->out.tensors[i]);
         if (i > 0 && in_shard + bytes > w->x->shard_bytes) {
             w->n_shards++;
             in_shard = 0;
         }
-        w->tensors[i].shard = w->n_shards;
+        w->out.tensors[i].shard = w->n_shards;
         in_shard += bytes;
         w->all_bytes += bytes;
     }
@@ -196,45 +160,23 @@ static void make_shards(struct writer *w)
 
 static int by_name(const void *a, const void *b)
 {
-    return strcmp(((const struct out_tensor *)a)->name, ((const struct out_tensor *)b)->name);
-}
-
-static int fill(struct writer *w, const struct out_tensor *t, struct err *e)
-{
-    struct hf_folder *f = &w->links;
-    for (int i = t->first; i < t->end; i++) {
-        const struct hf_link *l = &f->links[i];
-        const struct param *p = f->params[l->param];
-        struct hf_matrix m = hf_matrix_of(p);
-        struct tensor host = tensor_shape(DT_F32, p->rank, p->dim);
-        struct hf_span s;
-        float add = l->rule->flags & HF_MINUS_ONE && f->config->model.norm_zero_centered ? -1.0f : 0.0f;
-        TRY(hf_span_of(l->rule, l->part, &f->config->model, m.rows, &s, e));
-        TRY(w->x->fetch(w->x->ctx, l->param, &host, e));
-        for (int64_t x = 0; x < m.experts; x++) {
-            if (l->expert >= 0 && l->expert != x)
-                continue;
-            float *to = w->values + (l->rule->flags & HF_FUSED ? x * s.total * m.cols : 0);
-            hf_copy_out(&s, m.cols, l->rule->flags & HF_TRANSPOSED, add, (const float *)host.data + x * m.rows * m.cols, to);
-        }
-    }
-    return ST_OK;
+    return strcmp(((const struct hf_out_tensor *)a)->name, ((const struct hf_out_tensor *)b)->name);
 }
 
 /* ckpt_source: one tensor of the folder. */
 static int fetch_tensor(void *ctx, const char *name, struct tensor *host, struct err *e)
 {
     struct writer *w = ctx;
-    struct out_tensor want = {.name = name}, *t = bsearch(&want, w->tensors, (size_t)w->n_tensors, sizeof want, by_name);
+    struct hf_out_tensor want = {.name = name}, *t = bsearch(&want, w->out.tensors, (size_t)w->out.n_tensors, sizeof want, by_name);
     int64_t n = tensor_elems(host);
+    float *values;
     if (t == NULL)
         return err_set(e, ST_INTERNAL, "nobody exports '%s'", name);
-    TRY(mem_grow((void **)&w->values, &w->values_cap, (size_t)n, sizeof *w->values, e));
-    TRY(fill(w, t, e));
-    host->data = w->values;
+    TRY(hf_out_values(&w->out, t, &values, e));
+    host->data = values;
     if (host->dtype != DT_F32) {
         TRY(mem_grow(&w->narrow, &w->narrow_cap, (size_t)n, dtype_bytes(host->dtype), e));
-        struct tensor wide = tensor_1d(w->values, DT_F32, n), narrow = tensor_1d(w->narrow, host->dtype, n);
+        struct tensor wide = tensor_1d(values, DT_F32, n), narrow = tensor_1d(w->narrow, host->dtype, n);
         tensor_convert(&narrow, &wide);
         host->data = w->narrow;
     }
@@ -263,10 +205,12 @@ static int write_shard(struct writer *w, int shard, struct err *e)
     int n = 0;
     shard_name(w, shard, name);
     char *path = path_join(w->tmp, name);
-    int st = mem_array((void **)&items, (size_t)w->n_tensors, sizeof *items, e);
-    for (int i = 0; st == ST_OK && i < w->n_tensors; i++)
-        if (w->tensors[i].shard == shard)
-            items[n++] = (struct st_item){.name = w->tensors[i].name, .host = w->tensors[i].shape};
+    int st = mem_array((void **)&items, (size_t)w->out.n_tensors, sizeof *items, e);
+    for (int i = 0; st == ST_OK && i < w->out.n_tensors; i++) {
+        const struct hf_out_tensor *t = &w->out.tensors[i];
+        if (t->shard == shard)
+            items[n++] = (struct st_item){.name = t->name, .host = tensor_shape(dtype_on_disk(w, t), t->shape.rank, t->shape.dim)};
+    }
     if (st == ST_OK)
         st = path ? st_write_stream(path, items, n, &source, meta, countof(meta), e) : err_set(e, ST_NOMEM, "out of memory");
     free(items);
@@ -292,10 +236,10 @@ static int write_index(struct writer *w, struct err *e)
 {
     json_t *map = json_object(), *root = NULL;
     int st = ST_OK;
-    for (int i = 0; st == ST_OK && i < w->n_tensors; i++) {
+    for (int i = 0; st == ST_OK && i < w->out.n_tensors; i++) {
         char name[64];
-        shard_name(w, w->tensors[i].shard, name);
-        st = hf_put(map, w->tensors[i].name, json_string(name), e);
+        shard_name(w, w->out.tensors[i].shard, name);
+        st = hf_put(map, w->out.tensors[i].name, json_string(name), e);
     }
     root = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)w->all_bytes, "weight_map", map);
     if (st == ST_OK)
@@ -338,42 +282,30 @@ static int write_folder(struct writer *w, json_t *config, struct err *e)
     return ST_OK;
 }
 
-static void writer_release(struct writer *w)
-{
-    free(w->links.links);
-    arena_release(&w->links.memory);
-    free(w->tensors);
-    free(w->values);
-    free(w->narrow);
-    free(w->tmp);
-}
-
 int hf_export(const struct hf_export *x, struct err *e)
 {
     struct writer w = {.x = x};
+    const struct hf_family *fam;
     json_t *config = NULL;
     struct buf tmp;
     int st;
     if (file_exists(x->path))
         return err_hint((err_set(e, ST_CONFLICT, "%s exists", x->path), e), "give a folder that does not exist yet");
-    arena_init(&w.links.memory);
     buf_init(&tmp, 0);
     buf_addf(&tmp, "%s.tmp-%ld", x->path, (long)getpid());
     w.tmp = tmp.text;
     TRY_OUT(buf_check(&tmp, e));
-    TRY_OUT(choose(x->config, x->family, x->dtype, &w.links.family, &config, e));
-    w.links.root = w.links.family->roots[0];
-    w.links.config = x->config;
-    w.links.params = x->params;
-    w.links.n_params = x->n_params;
-    TRY_OUT(bind_rules(&w, e));
+    TRY_OUT(hf_choose(x->config, x->family, x->dtype, &fam, &config, e));
+    TRY_OUT(hf_out_open(&w.out, x, fam, e));
     make_shards(&w);
-    qsort(w.tensors, (size_t)w.n_tensors, sizeof *w.tensors, by_name);
+    qsort(w.out.tensors, (size_t)w.out.n_tensors, sizeof *w.out.tensors, by_name);
     st = write_folder(&w, config, e);
     if (st != ST_OK)
         file_remove_tree(w.tmp, NULL);
 out:
     json_decref(config);
-    writer_release(&w);
+    hf_out_close(&w.out);
+    free(w.narrow);
+    free(w.tmp);
     return st;
 }

@@ -16,6 +16,7 @@ struct hf_part {
     const char *name; /* '@' at the start: the root of the names, else below the layer; {e}: number of the expert */
     const char *rows; /* NULL: all rows of the parameter */
     const char *chunk, *stride, *offset;
+    const char *pairs; /* channels of a head: its halves are interleaved in the tensor, 0, n/2, 1, n/2 + 1, ... */
 };
 
 enum {
@@ -150,7 +151,7 @@ struct hf_matrix {
 struct hf_matrix hf_matrix_of(const struct param *p);
 /* Where part `part` of a rule lies in the parameter and in the tensor. */
 struct hf_span {
-    int64_t rows, chunk, stride, offset; /* in the tensor */
+    int64_t rows, chunk, stride, offset, pairs; /* in the tensor */
     int64_t total;                       /* rows of the tensor */
     int64_t groups, per_group;           /* rows of this part in a group */
     int64_t group_rows, group_at;        /* rows of a group, and where this part's begin */

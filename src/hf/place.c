@@ -34,6 +34,7 @@ int hf_span_of(const struct hf_rule *r, int part, const struct config_model *m, 
         return err_set(e, ST_INVALID, "%lld rows of %s cannot be cut into runs of %lld", (long long)s->rows, p->name,
                        (long long)s->chunk);
     s->total = s->rows / s->chunk * s->stride;
+    s->pairs = p->pairs ? hf_size(m, p->pairs) : 0;
     return ST_OK;
 }
 
@@ -44,7 +45,11 @@ static int64_t param_row(const struct hf_span *s, int64_t j)
 
 static int64_t tensor_row(const struct hf_span *s, int64_t j)
 {
-    return s->offset + j / s->chunk * s->stride + j % s->chunk;
+    int64_t row = s->offset + j / s->chunk * s->stride + j % s->chunk;
+    if (s->pairs == 0)
+        return row;
+    int64_t half = s->pairs / 2, in_head = row % s->pairs;
+    return row - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1);
 }
 
 void hf_copy_in(const struct hf_span *s, int64_t cols, bool transposed, float add, float *param, const float *tensor)

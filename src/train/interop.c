@@ -133,7 +133,8 @@ static void pass_progress(void *ctx, int64_t done, int64_t all)
         x->progress->fn(x->progress->ctx, done, all);
 }
 
-int export_hf(const struct ckpt *from, const struct config *c, const struct export_opts *o, struct err *e)
+/* gguf: the type of a GGUF file's matrices; NULL: a folder. */
+static int export_as(const struct ckpt *from, const struct config *c, const struct export_opts *o, const enum gguf_type *gguf, struct err *e)
 {
     struct paper paper;
     TRY(paper_open(&paper, c, e));
@@ -141,8 +142,18 @@ int export_hf(const struct ckpt *from, const struct config *c, const struct expo
     struct hf_export args = {.path = o->path, .config = c, .params = paper.params, .n_params = paper.n, .fetch = fetch_stored, .ctx = &x,
                              .family = o->family, .dtype = o->dtype, .shard_bytes = o->shard_bytes, .extra_files = o->extra_files,
                              .n_extra_files = o->n_extra_files, .progress = pass_progress};
-    int st = hf_export(&args, e);
+    int st = gguf != NULL ? gguf_export(&args, *gguf, NULL, e) : hf_export(&args, e);
     free(x.values);
     paper_close(&paper);
     return st;
+}
+
+int export_hf(const struct ckpt *from, const struct config *c, const struct export_opts *o, struct err *e)
+{
+    return export_as(from, c, o, NULL, e);
+}
+
+int export_gguf(const struct ckpt *from, const struct config *c, const struct export_opts *o, enum gguf_type type, struct err *e)
+{
+    return export_as(from, c, o, &type, e);
 }

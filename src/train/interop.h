@@ -2,6 +2,7 @@
 #ifndef BRAID_TRAIN_INTEROP_H
 #define BRAID_TRAIN_INTEROP_H
 
+#include "hf/gguf.h"
 #include "hf/hf.h"
 #include "train/train.h"
 
@@ -34,5 +35,6 @@ struct export_opts {
     const struct interop_progress *progress;
 };
 int export_hf(const struct ckpt *from, const struct config *c, const struct export_opts *o, struct err *e);
+int export_gguf(const struct ckpt *from, const struct config *c, const struct export_opts *o, enum gguf_type type, struct err *e);
 
 #endif
