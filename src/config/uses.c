@@ -1,24 +1,28 @@
-/* Who reads an option: which kinds of layers, and which other options must be on. An option that the user set and that nobody
- * reads is reported (config_unused); one that a layer ought to read and cannot is refused (config_refused).
+/* Who reads an option: which kinds of layers, and which other options must be on. An option that the user set and that
+ * nobody reads is reported (config_unused); one that a layer ought to read and cannot is refused (config_refused).
  *
- * One row for every option that not every model reads; an option without a row always counts. The rows of one kind of layer stand
- * together, so that they can move to the definition of that kind. tests/train/test_uses.c walks all options over all kinds and
- * compares what is said here with what the model does. */
+ * One row for every option that not every model reads; an option without a row always counts. The rows of one kind of
+ * layer stand together, so that they can move to the definition of that kind. tests/train/test_uses.c walks all options
+ * over all kinds and compares what is said here with what the model does. */
 #include "config/config_int.h"
 
 #include <string.h>
 
 struct option_use {
     const char *name;
-    const char *layers;  /* symbols of the kinds that read it; NULL: does not depend on layers */
-    const char *refused; /* symbols of the kinds that cannot do what it says; may be NULL */
+    const char *layers;                   /* symbols of the kinds that read it; NULL: does not depend on layers */
+    const char *refused;                  /* symbols of the kinds that cannot do what it says; may be NULL */
     bool (*read)(const struct config *c); /* false: something it needs is off; may be NULL */
     const char *needs;                    /* what that is */
 };
 
-/* ---- conditions ------------------------------------------------------------------------------------------------------ */
+/* ---- conditions
+ * ------------------------------------------------------------------------------------------------------ */
 
-static bool has_layer(const struct config *c, const char *symbols) { return strpbrk(c->model.pattern, symbols) != NULL; }
+static bool has_layer(const struct config *c, const char *symbols)
+{
+    return strpbrk(c->model.pattern, symbols) != NULL;
+}
 
 /* Layers of this kind in one part of the pattern: those of a prediction depth count from 1 again. */
 static int64_t most_layers(const struct config *c, char symbol)
@@ -67,7 +71,10 @@ static bool rotates(const struct config *c)
 {
     return has_layer(c, "+") || (c->model.rope != CFG_ROPE_NONE && c->model.no_rope_freq != 1);
 }
-static bool rope_llama3(const struct config *c) { return rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3; }
+static bool rope_llama3(const struct config *c)
+{
+    return rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3;
+}
 static bool rope_yarn(const struct config *c) { return rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
 static bool rope_stretched(const struct config *c) { return rope_llama3(c) || rope_yarn(c); }
 static bool no_other_bias(const struct config *c) { return !c->model.bias; }
@@ -81,7 +88,10 @@ static bool has_depths(const struct config *c)
     return depth != NULL && strspn(depth, "/") < strlen(depth);
 }
 static bool several_groups(const struct config *c) { return c->model.mamba_groups > 1; }
-static bool norm_matters(const struct config *c) { return c->model.router_score != CFG_ROUTER_SOFTMAX && c->model.topk > 1; }
+static bool norm_matters(const struct config *c)
+{
+    return c->model.router_score != CFG_ROUTER_SOFTMAX && c->model.topk > 1;
+}
 static bool groups_chosen(const struct config *c) { return c->model.router_group_topk > 0; }
 static bool bias_moves(const struct config *c) { return c->model.router_bias && router_chooses(c); }
 static bool drops(const struct config *c) { return c->model.router_capacity > 0; }
@@ -95,10 +105,12 @@ static bool experts_shared(const struct config *c) { return c->parallel.ep > 1 |
 static bool virtual_stages(const struct config *c) { return c->parallel.pp > 1; }
 static bool recomputes(const struct config *c)
 {
-    return c->plan.recompute[0] != '\0' || c->plan.recompute_granularity != CFG_GRANULARITY_NONE || strcmp(c->plan.recompute_block, "off") != 0;
+    return c->plan.recompute[0] != '\0' || c->plan.recompute_granularity != CFG_GRANULARITY_NONE ||
+           strcmp(c->plan.recompute_block, "off") != 0;
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------------------- */
+/* ---- the table
+ * ------------------------------------------------------------------------------------------------------- */
 
 /* clang-format off */
 static const struct option_use uses[] = {
@@ -155,7 +167,7 @@ static const struct option_use uses[] = {
     {"model.router_scale", "E", NULL, NULL, NULL},
     {"model.router_bias", "E", NULL, router_chooses, "a layer beyond model.router_hash_layers"},
     {"model.router_bias_rate", "E", NULL, bias_moves, "model.router_bias"},
-    {"model.router_hash_layers", "E", NULL, hash_reaches, "a layer with experts among the first so many of all layers"},
+    {"model.router_hash_layers", "E", NULL, hash_reaches, "a layer with experts among the first so many layers"},
     {"model.aux_loss", "E", NULL, NULL, NULL},
     {"model.seq_aux_loss", "E", NULL, NULL, NULL},
     {"model.global_aux_loss", "E", NULL, NULL, NULL},
@@ -208,7 +220,8 @@ static const struct option_use uses[] = {
 };
 /* clang-format on */
 
-/* ---- asking it ------------------------------------------------------------------------------------------------------- */
+/* ---- asking it
+ * ------------------------------------------------------------------------------------------------------- */
 
 static const char *kind_name(char symbol)
 {

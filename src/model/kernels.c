@@ -1,6 +1,6 @@
-/* Which kernels run each class of ops on this model's device, and why: printed at the start of a run and by `braid plan`. The
- * reasons come from the functions that the launchers ask, so what is printed is what runs. A GPU on paper (`braid plan`) is a
- * Hopper GPU with cuDNN unless gpu.portable says otherwise. */
+/* Which kernels run each class of ops on this model's device, and why: printed at the start of a run and by `braid
+ * plan`. The reasons come from the functions that the launchers ask, so what is printed is what runs. A GPU on paper
+ * (`braid plan`) is a Hopper GPU with cuDNN unless gpu.portable says otherwise. */
 #include "dev/cuda.h"
 #include "model/model.h"
 #include "ops/mhc/mhc_choose.h"
@@ -24,14 +24,16 @@ static void line(struct buf *out, const char *what, const char *kernel, const ch
     buf_addf(out, "  %-18s %s%s%s\n", what, kernel, why != NULL ? ": " : "", why != NULL ? why : "");
 }
 
-/* ---- attention -------------------------------------------------------------------------------------------------------- */
+/* ---- attention
+ * -------------------------------------------------------------------------------------------------------- */
 
 static const char *not_library(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, bool latent)
 {
     const struct config_model *c = &cfg->model;
     int64_t width = latent ? c->mla_nope + c->mla_rope : c->head_dim, values = latent ? c->mla_v : c->head_dim;
     int64_t keys = latent ? c->heads : c->kv_heads, batch = cfg->train.micro_batch, seq = cfg->train.seq;
-    struct tensor q = tensor_4d(NULL, d->real, batch, seq, c->heads, width), k = tensor_4d(NULL, d->real, batch, seq, keys, width);
+    struct tensor q = tensor_4d(NULL, d->real, batch, seq, c->heads, width),
+                  k = tensor_4d(NULL, d->real, batch, seq, keys, width);
     struct tensor v = tensor_4d(NULL, d->real, batch, seq, keys, values), sink = {0};
     if (c->attn_sink == CFG_SINK_LEARNABLE)
         sink = tensor_1d(NULL, d->wide, c->heads);
@@ -43,20 +45,25 @@ static const char *not_library(const struct config *cfg, const struct dev *d, co
     return why;
 }
 
-static void print_attention(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, bool latent, struct buf *out)
+static void print_attention(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, bool latent,
+                            struct buf *out)
 {
     const struct config_model *c = &cfg->model;
     const char *why = not_library(cfg, d, g, latent), *what = latent ? "latent attention" : "attention";
     int64_t widest = latent ? max_i64(c->mla_nope + c->mla_rope, c->mla_v) : c->head_dim;
     if (why != NULL)
-        line(out, what, d->real == DT_BF16 && widest <= 256 ? "own kernels on tensor cores" : "own kernels without tensor cores", why);
+        line(out, what,
+             d->real == DT_BF16 && widest <= 256 ? "own kernels on tensor cores" : "own kernels without tensor cores",
+             why);
     else if (!latent && c->attn_window > 0 && c->attn_window < cfg->train.seq / 5)
-        line(out, what, "cuDNN forward, own kernels backward", "cuDNN's backward goes over all keys, whatever the window");
+        line(out, what, "cuDNN forward, own kernels backward",
+             "cuDNN's backward goes over all keys, whatever the window");
     else
         line(out, what, "cuDNN", cfg->gpu.fast ? "gpu.fast lets its backward add in any order" : NULL);
 }
 
-/* ---- experts ------------------------------------------------------------------------------------------------------------ */
+/* ---- experts
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static const char *experts_not_fused(const struct config *cfg, const struct dev *d, const struct gpu_facts *g)
 {
@@ -76,15 +83,21 @@ static const char *experts_not_fused(const struct config *cfg, const struct dev 
 static void print_experts(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, struct buf *out)
 {
     const char *why = experts_not_fused(cfg, d, g);
-    line(out, "experts", why == NULL ? "products and activation in one kernel" : "grouped products, then the activation", why);
+    line(out, "experts",
+         why == NULL ? "products and activation in one kernel" : "grouped products, then the activation", why);
 }
 
-/* ---- hyper-connections ---------------------------------------------------------------------------------------------------- */
+/* ---- hyper-connections
+ * ---------------------------------------------------------------------------------------------------- */
 
 /* How many clusters run at once is looked up by the first call: here there are none. */
 static enum mhc_way streams_way(const struct config *cfg, const struct dev *d, bool hopper)
 {
-    struct mhc_shape s = {.real = d->real, .streams = cfg->model.mhc_streams, .channels = cfg->model.hidden, .hopper = hopper, .aligned = true,
+    struct mhc_shape s = {.real = d->real,
+                          .streams = cfg->model.mhc_streams,
+                          .channels = cfg->model.hidden,
+                          .hopper = hopper,
+                          .aligned = true,
                           .multiprocessors = 1};
     return mhc_choose((enum mhc_kernels)cfg->mhc.kernels, &s);
 }
@@ -100,19 +113,23 @@ static void print_streams(const struct config *cfg, const struct dev *d, const s
     else if (way == MHC_WAY_SLICED)
         why = g->hopper ? "Hopper's take model.hidden in multiples of 256" : "not a Hopper GPU, or gpu.portable";
     bool clusters = way == MHC_WAY_PASS && cfg->model.hidden <= MHC_BLOCK_CHANNELS * MHC_CLUSTER_BLOCKS;
-    line(out, "hyper-connections", clusters ? "fused, Hopper's clusters, or bulk copies where too few clusters fit" : mhc_way_name(way), why);
+    line(out, "hyper-connections",
+         clusters ? "fused, Hopper's clusters, or bulk copies where too few clusters fit" : mhc_way_name(way), why);
 }
 
 int model_check_kernels(const struct config *cfg, const struct dev *d, struct err *e)
 {
-    if (d->kind != DEV_CUDA || cfg->model.mhc_streams == 0 || streams_way(cfg, d, facts_of(cfg, d).hopper) != MHC_WAY_NONE)
+    if (d->kind != DEV_CUDA || cfg->model.mhc_streams == 0 ||
+        streams_way(cfg, d, facts_of(cfg, d).hopper) != MHC_WAY_NONE)
         return ST_OK;
     err_set(e, ST_USAGE, "mhc.kernels = boundary: there is no fused kernel for %lld streams of %lld channels of %s",
             (long long)cfg->model.mhc_streams, (long long)cfg->model.hidden, dtype_name(d->real));
-    return err_hint(e, "fused kernels take bf16, 4 streams, and model.hidden in multiples of 64; mhc.kernels = auto takes what there is");
+    return err_hint(e, "fused kernels take bf16, 4 streams, and model.hidden in multiples of 64; mhc.kernels = auto "
+                       "takes what there is");
 }
 
-/* ---- all of them ------------------------------------------------------------------------------------------------------------ */
+/* ---- all of them
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static void print_gpu(const struct config *cfg, const struct dev *d, struct buf *out)
 {
@@ -142,7 +159,9 @@ static void print_host(const struct config *cfg, const struct dev *d, struct buf
     line(out, "matrix products", d->kind == DEV_CPU ? "OpenBLAS" : "plain loops in double", NULL);
     if (strchr(cfg->model.pattern, 'E') != NULL)
         line(out, "experts", fused ? "products and activation in one step" : "grouped products, then the activation",
-             fused ? "plan.fused_experts = on" : cfg->plan.fused_experts == CFG_FUSED_OFF ? "plan.fused_experts = off" : "fused on a GPU only");
+             fused                                      ? "plan.fused_experts = on"
+             : cfg->plan.fused_experts == CFG_FUSED_OFF ? "plan.fused_experts = off"
+                                                        : "fused on a GPU only");
     line(out, "everything else", d->kind == DEV_CPU ? "own code, vectors and threads" : "plain loops in double", NULL);
 }
 

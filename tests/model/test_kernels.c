@@ -1,14 +1,15 @@
-/* What is said about kernels: every case in which a GPU runs others than the best ones is printed with its reason, and kernels
- * that were asked for by name and do not exist are refused before anything is allocated. */
+/* What is said about kernels: every case in which a GPU runs others than the best ones is printed with its reason, and
+ * kernels that were asked for by name and do not exist are refused before anything is allocated. */
 #include "dev/cuda.h"
 #include "tiny.h"
 
-static const char big[] = "model.hidden=512 model.heads=8 model.head_dim=64 model.experts=8 model.expert_ffn=256 train.seq=256 train.micro_batch=2 "
+static const char big[] = "model.hidden=512 model.heads=8 model.head_dim=64 model.experts=8 model.expert_ffn=256 "
+                          "train.seq=256 train.micro_batch=2 "
                           "run.device=cuda ";
 
 struct seen {
     const char *options;
-    bool portable;  /* not a Hopper GPU */
+    bool portable; /* not a Hopper GPU */
     bool no_cudnn;
     const char *text;
 };
@@ -38,14 +39,16 @@ static void reasons_are_printed(void **state)
         {"model.pattern=*E", true, false, "then the activation: the fused kernels need a Hopper GPU"},
         {"model.pattern=*E gpu.portable=on", true, false, "then the activation: gpu.portable"},
         {"model.pattern=*E model.act=geglu", false, false, "then the activation: the fused kernels know swiglu"},
-        {"model.pattern=*E model.glu_interleave=8", false, false, "gate and up rows in halves (model.glu_interleave = 0)"},
+        {"model.pattern=*E model.glu_interleave=8", false, false,
+         "gate and up rows in halves (model.glu_interleave = 0)"},
         {"model.pattern=*E model.expert_ffn=100", false, false, "must be multiples of 8"},
         {"model.pattern=*E plan.fused_experts=off", false, false, "plan.fused_experts = off"},
         {"model.pattern=*E gpu.precision=fp32", false, false, "the fused kernels are bf16"},
         {"model.pattern=*-", false, false, "attention          cuDNN\n"},
         {"model.pattern=*-", false, true, "own kernels on tensor cores: cuDNN is not installed"},
         {"model.pattern=*- model.attn_sink=learnable", false, false, "own kernels on tensor cores: cuDNN has no sinks"},
-        {"model.pattern=*- model.attn_sink=off_by_one", false, false, "own kernels on tensor cores: cuDNN has no sinks"},
+        {"model.pattern=*- model.attn_sink=off_by_one", false, false,
+         "own kernels on tensor cores: cuDNN has no sinks"},
         {"model.pattern=*- data.eod=on data.eod_mask=on model.vocab=300", false, false, "packed documents"},
         {"model.pattern=*- model.head_dim=20", false, false, "in multiples of 8"},
         {"model.pattern=*- model.attn_window=16", false, false, "cuDNN forward, own kernels backward"},
@@ -85,7 +88,8 @@ static void kernels_that_do_not_exist_are_refused(void **state)
         char options[512];
         snprintf(options, sizeof options, "%smodel.pattern=*- %s", big, cases[i].options);
         tiny_config(&c, options);
-        struct dev d = {.kind = DEV_CUDA, .real = c.gpu.precision == CFG_PRECISION_FP32 ? DT_F32 : DT_BF16, .wide = DT_F32};
+        struct dev d = {
+            .kind = DEV_CUDA, .real = c.gpu.precision == CFG_PRECISION_FP32 ? DT_F32 : DT_BF16, .wide = DT_F32};
         struct model m;
         int st = model_init(&m, &c, &d, &e);
         if (cases[i].fits)

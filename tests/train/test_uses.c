@@ -1,5 +1,6 @@
-/* Every option over every kind of layer: it changes what is trained, or it is refused, or it is reported as having no effect. What
- * config/uses.c says is held against what a small model does in two steps: plan, parameters, losses, everything that was trained. */
+/* Every option over every kind of layer: it changes what is trained, or it is refused, or it is reported as having no
+ * effect. What config/uses.c says is held against what a small model does in two steps: plan, parameters, losses,
+ * everything that was trained. */
 #include "train/run.h"
 
 /* `with` is set in the model that is compared with, too: what the option needs to matter. @ stands for the kind. */
@@ -52,9 +53,11 @@ static const struct row rows[] = {
     {"model.rope_high", "2", ""},
     {"model.rope_high", "2", "model.rope_scaling=llama3 model.rope_factor=4 model.rope_original=64"},
     {"model.rope_beta_fast", "2", ""},
-    {"model.rope_beta_fast", "2", "model.rope_scaling=yarn model.rope_factor=4 model.rope_original=64 model.rope_base=100"},
+    {"model.rope_beta_fast", "2",
+     "model.rope_scaling=yarn model.rope_factor=4 model.rope_original=64 model.rope_base=100"},
     {"model.rope_beta_slow", "0.2", ""},
-    {"model.rope_beta_slow", "0.2", "model.rope_scaling=yarn model.rope_factor=4 model.rope_original=64 model.rope_base=100"},
+    {"model.rope_beta_slow", "0.2",
+     "model.rope_scaling=yarn model.rope_factor=4 model.rope_original=64 model.rope_base=100"},
     {"model.rope_mscale", "0.5", ""},
     {"model.rope_mscale", "0.5", "model.rope_scaling=yarn model.rope_factor=4 model.rope_mscale_all_dim=0.3"},
     {"model.rope_mscale_all_dim", "0.5", "model.rope_scaling=yarn model.rope_factor=4 model.rope_mscale=0.3"},
@@ -189,28 +192,76 @@ static const struct row rows[] = {
 /* What the others are about: none of it is read by a layer, and each has a test of its own. */
 static const char *const elsewhere[] = {
     /* they say which layers there are */
-    "model.pattern", "model.layers", "model.attn_ratio", "model.mlp_ratio", "model.mtp_pattern", "model.mtp_layers",
+    "model.pattern",
+    "model.layers",
+    "model.attn_ratio",
+    "model.mlp_ratio",
+    "model.mtp_pattern",
+    "model.mtp_layers",
     /* when a run ends, evaluates, logs, stops; what it reads and writes */
-    "train.steps", "train.nonfinite", "train.log_every", "train.eval_every", "train.eval_batches", "train.record_routes",
-    "train.replay_routes", "data.train", "data.valid", "data.split", "data.eod", "data.tokenizer", "run.dir", "run.device", "run.threads", "run.resume",
-    "run.save_every", "run.keep", "run.load", "run.load_weights", "run.load_allow", "run.minutes", "run.tensorboard", "run.report", "run.quiet",
+    "train.steps",
+    "train.nonfinite",
+    "train.log_every",
+    "train.eval_every",
+    "train.eval_batches",
+    "train.record_routes",
+    "train.replay_routes",
+    "data.train",
+    "data.valid",
+    "data.split",
+    "data.eod",
+    "data.tokenizer",
+    "run.dir",
+    "run.device",
+    "run.threads",
+    "run.resume",
+    "run.save_every",
+    "run.keep",
+    "run.load",
+    "run.load_weights",
+    "run.load_allow",
+    "run.minutes",
+    "run.tensorboard",
+    "run.report",
+    "run.quiet",
     /* how a plan is walked: the same bits */
-    "plan.poison", "plan.random_lanes", "plan.sync", "plan.find_nan", "plan.trace",
+    "plan.poison",
+    "plan.random_lanes",
+    "plan.sync",
+    "plan.find_nan",
+    "plan.trace",
     /* several ranks: tests/train/test_ranks.c, test_verify.c */
-    "parallel.comm", "parallel.ranks", "parallel.pp", "parallel.vpp", "parallel.ep", "parallel.zero", "parallel.bucket_mb", "parallel.timeout",
+    "parallel.comm",
+    "parallel.ranks",
+    "parallel.pp",
+    "parallel.vpp",
+    "parallel.ep",
+    "parallel.zero",
+    "parallel.bucket_mb",
+    "parallel.timeout",
     /* braid generate */
-    "generate.prompt", "generate.tokens", "generate.temperature", "generate.top_k", "generate.top_p", "generate.seed", "generate.samples",
+    "generate.prompt",
+    "generate.tokens",
+    "generate.temperature",
+    "generate.top_k",
+    "generate.top_p",
+    "generate.seed",
+    "generate.samples",
 };
 
 static const char kinds[] = "*+-EMG";
 
-static const char base[] = "model.pattern=@@ model.hidden=16 model.heads=2 model.ffn=12 model.init_std=0.2 "
-                           "model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=8 model.mla_v=6 model.gdn_value_heads=4 model.gdn_key_heads=2 "
-                           "model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=8 model.mamba_heads=4 model.mamba_head_dim=4 "
-                           "model.mamba_state=4 model.mamba_groups=2 model.mamba_chunk=8 train.seq=16 train.micro_batch=2 train.global_batch=4 "
-                           "train.steps=40 run.threads=1 run.quiet=on run.tensorboard=off run.report=off";
+static const char base[] =
+    "model.pattern=@@ model.hidden=16 model.heads=2 model.ffn=12 model.init_std=0.2 "
+    "model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=8 model.mla_v=6 model.gdn_value_heads=4 "
+    "model.gdn_key_heads=2 "
+    "model.gdn_key_dim=4 model.gdn_value_dim=4 model.gdn_chunk=8 model.mamba_heads=4 model.mamba_head_dim=4 "
+    "model.mamba_state=4 model.mamba_groups=2 model.mamba_chunk=8 train.seq=16 train.micro_batch=2 "
+    "train.global_batch=4 "
+    "train.steps=40 run.threads=1 run.quiet=on run.tensorboard=off run.report=off";
 
-/* ---- what a model does ------------------------------------------------------------------------------------------------ */
+/* ---- what a model does
+ * ------------------------------------------------------------------------------------------------ */
 
 static uint64_t mixed(uint64_t h, const void *data, size_t n)
 {
@@ -254,7 +305,8 @@ out:
     return st;
 }
 
-/* ---- one option ------------------------------------------------------------------------------------------------------- */
+/* ---- one option
+ * ------------------------------------------------------------------------------------------------------- */
 
 static void set_all(struct config *c, const char *options, char kind)
 {
@@ -267,7 +319,8 @@ static void set_all(struct config *c, const char *options, char kind)
 }
 
 /* Status of building and running it; *reported: config_unused names the option. */
-static int try_config(const struct playground *pg, char kind, const struct row *r, bool with_option, uint64_t *print, bool *reported, struct err *e)
+static int try_config(const struct playground *pg, char kind, const struct row *r, bool with_option, uint64_t *print,
+                      bool *reported, struct err *e)
 {
     struct config c;
     struct buf lines;
@@ -304,7 +357,8 @@ static bool check(const struct playground *pg, char kind, const struct row *r, s
     struct err e = {0};
     if (r->with[0] == '\0' && n->plain != 0) {
         before = n->plain;
-    } else if (try_config(pg, kind, r, false, &before, &unused, &e) != ST_OK) { /* what it goes with is already refused for this kind */
+    } else if (try_config(pg, kind, r, false, &before, &unused, &e) !=
+               ST_OK) { /* what it goes with is already refused for this kind */
         assert_true(r->with[0] != '\0' && e.code == ST_USAGE);
         return true;
     }
@@ -353,11 +407,13 @@ static void every_option_is_in_one_of_the_lists(void **state)
         for (int k = 0; k < countof(elsewhere); k++)
             found += strcmp(elsewhere[k], config_option_name(i)) == 0;
         if (found == 0)
-            fail_msg("%s: add a row here, and where not every model reads it one in config/uses.c", config_option_name(i));
+            fail_msg("%s: add a row here, and where not every model reads it one in config/uses.c",
+                     config_option_name(i));
     }
 }
 
-/* ---- who is told ------------------------------------------------------------------------------------------------------ */
+/* ---- who is told
+ * ------------------------------------------------------------------------------------------------------ */
 
 /* A config that a run wrote holds every option with its number; reading it back must not look like a wish. */
 static void written_configs_are_no_wishes(void **state)
