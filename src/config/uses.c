@@ -47,6 +47,24 @@ static bool hash_reaches(const struct config *c)
     return false;
 }
 
+/* A pattern that is given has its own number of layers and of depths; the same number beside it is no contradiction. */
+static bool layers_read(const struct config *c)
+{
+    enum config_source s = config_source_of(c, "model.pattern").source;
+    int64_t layers = 0;
+    for (const char *p = c->model.pattern; *p != '\0' && *p != '/'; p++)
+        layers += strchr("[]|", *p) == NULL;
+    return s == CFG_FROM_DEFAULT || s == CFG_FROM_AUTO || layers == c->model.layers;
+}
+
+static bool depths_read(const struct config *c)
+{
+    int64_t depths = 0;
+    for (const char *p = c->model.pattern; *p != '\0'; p++)
+        depths += *p == '/';
+    return depths == c->model.mtp_layers;
+}
+
 /* A layer with experts chooses them by its router. */
 static bool router_chooses(const struct config *c)
 {
@@ -161,7 +179,7 @@ static const struct option_use uses[] = {
     {"model.glu_interleave", "E", NULL, NULL, NULL},
     {"model.router_score", "E", NULL, NULL, NULL},
     {"model.router_pre_softmax", "E", NULL, pre_softmax_matters, "a layer beyond model.router_hash_layers"},
-    {"model.router_norm", "E", NULL, norm_matters, "model.router_score = sigmoid or sqrtsoftplus, and model.topk above 1"},
+    {"model.router_norm", "E", NULL, norm_matters, "sigmoid or sqrtsoftplus as model.router_score, model.topk above 1"},
     {"model.router_groups", "E", NULL, groups_chosen, "model.router_group_topk"},
     {"model.router_group_topk", "E", NULL, router_chooses, "a layer beyond model.router_hash_layers"},
     {"model.router_scale", "E", NULL, NULL, NULL},
@@ -199,6 +217,8 @@ static const struct option_use uses[] = {
     {"model.gdn_conv", "G", NULL, NULL, NULL},
     {"model.gdn_chunk", "G", NULL, NULL, NULL},
     /* not about layers */
+    {"model.layers", NULL, NULL, layers_read, "a pattern made from it: model.pattern has its own number of layers"},
+    {"model.mtp_layers", NULL, NULL, depths_read, "model.mtp_pattern: model.pattern has its own number of depths"},
     {"model.mtp_scale", NULL, NULL, has_depths, "multi-token prediction (/ in model.pattern)"},
     {"train.min_lr", NULL, NULL, decays, "a train.schedule that decays"},
     {"train.decay_steps", NULL, NULL, decays, "a train.schedule that decays"},

@@ -9,6 +9,8 @@ struct row {
 };
 
 static const struct row rows[] = {
+    {"model.layers", "3", ""},
+    {"model.mtp_layers", "2", "model.pattern=@@/@"},
     {"model.hidden", "32", ""},
     {"model.heads", "4", ""},
     {"model.kv_heads", "1", ""},
@@ -193,11 +195,9 @@ static const struct row rows[] = {
 static const char *const elsewhere[] = {
     /* they say which layers there are */
     "model.pattern",
-    "model.layers",
     "model.attn_ratio",
     "model.mlp_ratio",
     "model.mtp_pattern",
-    "model.mtp_layers",
     /* when a run ends, evaluates, logs, stops; what it reads and writes */
     "train.steps",
     "train.nonfinite",
