@@ -4,6 +4,7 @@
 
 #include "base/err.h"
 #include "base/file.h"
+#include "base/lock.h"
 #include "base/mem.h"
 #include "base/philox.h"
 #include "base/str.h"

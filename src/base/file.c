@@ -10,32 +10,84 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
+
+int file_open_regular(const char *path, int *fd, int64_t *size, struct err *e)
+{
+    struct stat sb;
+    *size = 0;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); /* O_NONBLOCK: a FIFO would wait for a writer */
+    if (*fd < 0)
+        return err_errno(e, "cannot open %s", path);
+    int st = ST_OK;
+    if (fstat(*fd, &sb) != 0)
+        st = err_errno(e, "cannot stat %s", path);
+    else if (!S_ISREG(sb.st_mode))
+        st = err_set(e, ST_INVALID, "%s is not a regular file", path);
+    if (st == ST_OK) {
+        *size = (int64_t)sb.st_size;
+        return ST_OK;
+    }
+    close(*fd);
+    *fd = -1;
+    return st;
+}
 
 int file_map_open(struct file_map *m, const char *path, struct err *e)
 {
     struct stat sb;
+    int64_t size;
+    int fd, st = ST_OK;
     *m = (struct file_map){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(e, "cannot open %s", path);
-    int st = ST_OK;
-    if (fstat(fd, &sb) != 0)
+    TRY(file_open_regular(path, &fd, &size, e));
+    if (fstat(fd, &sb) != 0) {
         st = err_errno(e, "cannot stat %s", path);
-    else if (!S_ISREG(sb.st_mode))
-        st = err_set(e, ST_INVALID, "%s is not a regular file", path);
-    else if (sb.st_size > 0) {
-        void *p = mmap(NULL, (size_t)sb.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    } else if (size > 0) {
+        void *p = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED)
-            st = err_errno(e, "cannot map %s (%lld bytes)", path, (long long)sb.st_size);
+            st = err_errno(e, "cannot map %s (%lld bytes)", path, (long long)size);
         else
-            *m = (struct file_map){.data = p, .size = (size_t)sb.st_size};
+            *m = (struct file_map){.data = p, .size = (size_t)size, .dev = sb.st_dev, .ino = sb.st_ino};
     }
     close(fd);
     return st;
+}
+
+int file_map_read(const struct file_map *m, const char *path, size_t at, void *out, size_t n, struct err *e)
+{
+    struct stat sb;
+    if (at > m->size || n > m->size - at)
+        return err_set(e, ST_INTERNAL, "%s: bytes %zu to %zu of %zu", path, at, at + n, m->size);
+    if (n == 0)
+        return ST_OK;
+    struct iovec to = {out, n}, from = {(void *)(uintptr_t)(m->data + at), n};
+    ssize_t got = process_vm_readv(getpid(), &to, 1, &from, 1, 0);
+    bool refused = got < 0 && (errno == ENOSYS || errno == EPERM);
+    if (refused) /* by a filter of system calls: then only the size protects, a moment before */
+        got = 0;
+    /* Within the last page a shorter file reads as zeros, so its size counts too. A file that was replaced is another
+     * one: the map still shows the old bytes. */
+    bool shorter = m->ino != 0 && stat(path, &sb) == 0 && sb.st_dev == m->dev && sb.st_ino == m->ino &&
+                   (uint64_t)sb.st_size < m->size;
+    if (refused && !shorter) {
+        memcpy(out, m->data + at, n);
+        return ST_OK;
+    }
+    if (got == (ssize_t)n && !shorter)
+        return ST_OK;
+    if (shorter)
+        err_set(e, ST_IO, "%s became shorter while it was in use: %lld bytes, it had %zu", path, (long long)sb.st_size,
+                m->size);
+    else
+        err_set(e, ST_IO, "bytes %zu to %zu of %s cannot be read: an input/output error, or it became shorter", at,
+                at + n, path);
+    return err_hint(e, "put the file back as it was; the same command then continues");
 }
 
 void file_map_close(struct file_map *m)
@@ -47,27 +99,31 @@ void file_map_close(struct file_map *m)
 
 int file_read(const char *path, size_t max_bytes, char **out, size_t *len, struct err *e)
 {
+    int64_t size;
+    int fd, st = ST_OK;
     *out = NULL;
     *len = 0;
-    FILE *f = fopen(path, "rb");
-    if (f == NULL)
-        return err_errno(e, "cannot open %s", path);
+    TRY(file_open_regular(path, &fd, &size, e));
     struct buf b;
     buf_init(&b, 0);
     char chunk[65536];
-    size_t n;
-    int st = ST_OK;
-    while ((n = fread(chunk, 1, sizeof chunk, f)) > 0 && st == ST_OK) {
-        if (b.len + n > max_bytes)
+    ssize_t n;
+    while (st == ST_OK && (n = read(fd, chunk, sizeof chunk)) != 0) {
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            st = err_errno(e, "cannot read %s", path);
+        else if (b.len + (size_t)n > max_bytes)
             st = err_set(e, ST_INVALID, "%s is larger than the %zu bytes allowed", path, max_bytes);
-        buf_add_n(&b, chunk, n);
+        else
+            buf_add_n(&b, chunk, (size_t)n);
     }
-    if (st == ST_OK && ferror(f))
-        st = err_errno(e, "cannot read %s", path);
-    fclose(f);
+    close(fd);
     buf_add_n(&b, "", 0); /* an empty file still gives a string */
     if (st == ST_OK)
         st = buf_check(&b, e);
+    if (st == ST_OK && (int64_t)b.len < size) /* it is read while somebody cuts it, or the file system lies */
+        st = err_set(e, ST_IO, "%s: %zu of its %lld bytes could be read", path, b.len, (long long)size);
     if (st != ST_OK) {
         buf_release(&b);
         return st;
@@ -92,14 +148,91 @@ int file_write_fd(int fd, const void *bytes, size_t n, const char *path, struct 
     return ST_OK;
 }
 
+uint64_t random_u64(void)
+{
+    uint64_t v;
+    if (getrandom(&v, sizeof v, 0) == (ssize_t)sizeof v)
+        return v;
+    /* O_EXCL finds names that are taken; here they only have to differ mostly. */
+    double now[2] = {time_wall(), time_now()};
+    return hash64(now, sizeof now, (uint64_t)getpid());
+}
+
+static const char temp_mark[] = ".tmp-";
+enum { TEMP_DIGITS = 16 };
+
+int file_temp_open(const char *path, char tmp[FILE_TEMP_MAX], int *fd, struct err *e)
+{
+    enum { TRIES = 16 };
+    struct stat sb;
+    *fd = -1;
+    for (int i = 0; i < TRIES; i++) {
+        if (snprintf(tmp, FILE_TEMP_MAX, "%s%s%016llx", path, temp_mark, (unsigned long long)random_u64()) >=
+            FILE_TEMP_MAX)
+            return err_set(e, ST_INVALID, "path too long: %.200s...", path);
+        *fd = open(tmp, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+        if (*fd < 0 && errno == EEXIST)
+            continue;
+        if (*fd < 0)
+            return err_errno(e, "cannot create %s", tmp);
+        /* Not everywhere can files be locked; then leftovers are told by nothing, and another's may go. */
+        flock(*fd, LOCK_EX | LOCK_NB);
+        if (fstat(*fd, &sb) != 0 || sb.st_nlink > 0)
+            return ST_OK;
+        close(*fd); /* a cleaner came between open and flock */
+        *fd = -1;
+    }
+    return err_set(e, ST_IO, "cannot create a temporary file beside %s: %d random names are taken", path, TRIES);
+}
+
+/* The length of the name before the mark and the digits of file_temp_open; 0: not such a name. */
+static size_t temp_stem(const char *name)
+{
+    size_t n = strlen(name), tail = sizeof temp_mark - 1 + TEMP_DIGITS;
+    if (n <= tail || strncmp(name + n - tail, temp_mark, sizeof temp_mark - 1) != 0 ||
+        strspn(name + n - TEMP_DIGITS, "0123456789abcdef") != TEMP_DIGITS)
+        return 0;
+    return n - tail;
+}
+
+static bool remove_left(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    struct stat sb;
+    bool left = fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) && flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path) == 0;
+    close(fd);
+    return left;
+}
+
+int file_temp_clean(const char *dir, const char *path)
+{
+    const char *slash = path ? strrchr(path, '/') : NULL, *stem = slash ? slash + 1 : path;
+    char *parent = path == NULL ? NULL : slash == path ? strdup("/") : slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
+    const char *where = path == NULL ? dir : parent;
+    char **names = NULL;
+    int n = 0, removed = 0;
+    if (where == NULL || file_list_dir(where, &names, &n, NULL) != ST_OK)
+        n = 0;
+    for (int i = 0; i < n; i++) {
+        size_t len = temp_stem(names[i]);
+        if (len == 0 || (stem != NULL && (strlen(stem) != len || strncmp(names[i], stem, len) != 0)))
+            continue;
+        char *full = path_join(where, names[i]);
+        removed += full != NULL && remove_left(full);
+        free(full);
+    }
+    file_free_list(names, n);
+    free(parent);
+    return removed;
+}
+
 int file_write_atomic(const char *path, const void *bytes, size_t n, struct err *e)
 {
-    char tmp[4096];
-    if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp)
-        return err_set(e, ST_INVALID, "path too long: %.200s...", path);
-    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return err_errno(e, "cannot create %s", tmp);
+    char tmp[FILE_TEMP_MAX];
+    int fd;
+    TRY(file_temp_open(path, tmp, &fd, e));
     int st = file_write_fd(fd, bytes, n, tmp, e);
     if (st == ST_OK && fsync(fd) != 0)
         st = err_errno(e, "cannot sync %s", tmp);
@@ -111,10 +244,20 @@ int file_write_atomic(const char *path, const void *bytes, size_t n, struct err 
         unlink(tmp);
         return st;
     }
-    char *slash = strrchr(tmp, '/');
-    if (slash != NULL)
-        *(slash == tmp ? slash + 1 : slash) = '\0';
-    return file_sync_dir(slash ? tmp : ".", e);
+    return file_sync_parent(path, e);
+}
+
+int file_sync_parent(const char *path, struct err *e)
+{
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        return file_sync_dir(".", e);
+    char *dir = strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    if (dir == NULL)
+        return err_set(e, ST_NOMEM, "out of memory syncing the folder of %s", path);
+    int st = file_sync_dir(dir, e);
+    free(dir);
+    return st;
 }
 
 int file_sync_dir(const char *dir, struct err *e)
@@ -177,6 +320,13 @@ bool file_exists(const char *path)
     return stat(path, &sb) == 0;
 }
 
+int file_lookup(const char *path, bool *exists, struct err *e)
+{
+    struct stat sb;
+    *exists = stat(path, &sb) == 0;
+    return *exists || errno == ENOENT || errno == ENOTDIR ? ST_OK : err_errno(e, "cannot look up %s", path);
+}
+
 bool file_is_dir(const char *path)
 {
     struct stat sb;
@@ -203,7 +353,13 @@ int file_list_dir(const char *dir, char ***names, int *n, struct err *e)
         return err_errno(e, "cannot open folder %s", dir);
     size_t cap = 0;
     int st = ST_OK;
-    for (struct dirent *ent; st == ST_OK && (ent = readdir(d)) != NULL;) {
+    for (;;) {
+        errno = 0;
+        struct dirent *ent = readdir(d);
+        if (ent == NULL && errno != 0)
+            st = err_errno(e, "cannot list folder %s", dir);
+        if (ent == NULL || st != ST_OK)
+            break;
         if (strcmp(ent->d_name, ".") == 0 || strcmp(ent->d_name, "..") == 0)
             continue;
         st = mem_grow((void **)names, &cap, (size_t)*n + 1, sizeof **names, e);
