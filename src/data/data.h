@@ -121,6 +121,8 @@ bool dataset_has_text(const struct dataset *ds);  /* a path is text, which the t
  * sample begins the next epoch, whose order is another permutation of the same samples: the order of
  * a run does not depend on how long it was planned to be. Negative: an error. */
 int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e);
+/* What every file of the dataset holds, in the order of the blend; *list is malloc'd, and so are its paths. */
+int dataset_identify(const struct dataset *ds, struct file_id **list, int *n, struct err *e);
 /* A few lines for the log: paths, kinds, tokens, samples, epochs. */
 void dataset_describe(const struct dataset *ds, struct buf *out);
 

@@ -47,6 +47,8 @@ struct source {
     int64_t skipped;    /* files of a folder left out */
     /* Megatron */
     struct file_map idx, bin;
+    char *idx_path, *bin_path; /* NULL: memory, of a test */
+    int32_t *lengths;          /* n_seqs; in memory, as opening a dataset walks them in random order */
     enum dtype dtype;
     int64_t n_docs;
     /* llm.c, text */
@@ -65,11 +67,11 @@ int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, in
                 int32_t *out, struct err *e);
 
 /* Checks of mapped bytes, apart from opening so that a fuzzer can feed them memory. */
-int source_check_idx(struct source *s, struct err *e); /* s->path, idx, bin set; fills the rest */
+int source_check_idx(struct source *s, struct err *e); /* s->path, idx, bin set; fills the rest, source_close releases */
 int source_check_shard(struct source_file *f, struct err *e);
 bool llmc_is_shard(const uint8_t *bytes, size_t n);
-int64_t idx_seq_len(const struct source *s, int64_t seq);
-int64_t idx_seq_offset(const struct source *s, int64_t seq); /* bytes into .bin */
+/* Bytes into .bin of a sequence; checked once more, as the file may have been rewritten since it was opened. */
+int idx_seq_offset(const struct source *s, int64_t seq, int64_t *offset, struct err *e);
 
 /* ---- Splits -------------------------------------------------------------------------------- */
 

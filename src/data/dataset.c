@@ -189,6 +189,53 @@ int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct
     return st;
 }
 
+static int identify_one(const char *path, struct file_id **list, size_t *cap, int *n, struct err *e)
+{
+    TRY(mem_grow((void **)list, cap, (size_t)*n + 1, sizeof **list, e));
+    struct file_id *id = &(*list)[*n];
+    TRY(file_identify(path, id, e));
+    id->path = strdup(path);
+    if (id->path == NULL)
+        return err_set(e, ST_NOMEM, "out of memory identifying %s", path);
+    ++*n;
+    return ST_OK;
+}
+
+static int identify_pair(const struct source *s, struct file_id **list, size_t *cap, int *n, struct err *e)
+{
+    static const char *const suffixes[] = {".idx", ".bin"};
+    for (int i = 0; i < countof(suffixes); i++) {
+        char path[4096];
+        if (snprintf(path, sizeof path, "%s%s", s->path, suffixes[i]) >= (int)sizeof path)
+            return err_set(e, ST_INVALID, "path too long: %.200s...", s->path);
+        TRY(identify_one(path, list, cap, n, e));
+    }
+    return ST_OK;
+}
+
+int dataset_identify(const struct dataset *ds, struct file_id **list, int *n, struct err *e)
+{
+    size_t cap = 0;
+    int st = ST_OK;
+    *list = NULL;
+    *n = 0;
+    for (int k = 0; k < ds->n && st == ST_OK; k++) {
+        const struct source *s = &ds->members[k].src;
+        if (s->kind == SOURCE_MEGATRON)
+            st = identify_pair(s, list, &cap, n, e);
+        for (size_t i = 0; s->kind != SOURCE_MEGATRON && i < s->n_files && st == ST_OK; i++)
+            st = identify_one(s->files[i].path, list, &cap, n, e);
+    }
+    if (st == ST_OK)
+        return ST_OK;
+    for (int i = 0; i < *n; i++)
+        free((char *)(uintptr_t)(*list)[i].path);
+    free(*list);
+    *list = NULL;
+    *n = 0;
+    return st;
+}
+
 void dataset_describe(const struct dataset *ds, struct buf *out)
 {
     char tokens[32], share[64];

@@ -66,13 +66,19 @@ static int open_text(struct source *s, const char *path, const struct tokenizer 
 /* An .idx without its .bin, or the reverse, is the commonest mishap: say which one is missing. */
 static int open_megatron(struct source *s, struct err *e)
 {
-    char path[4096];
-    if (snprintf(path, sizeof path, "%s.idx", s->path) >= (int)sizeof path)
-        return err_set(e, ST_INVALID, "path too long: %.200s...", s->path);
-    TRY(file_map_open(&s->idx, path, e));
-    memcpy(strrchr(path, '.'), ".bin", 5);
-    TRY(file_map_open(&s->bin, path, e));
-    return source_check_idx(s, e);
+    size_t n = strlen(s->path) + sizeof ".idx";
+    TRY(mem_array((void **)&s->idx_path, n, 1, e));
+    TRY(mem_array((void **)&s->bin_path, n, 1, e));
+    snprintf(s->idx_path, n, "%s.idx", s->path);
+    snprintf(s->bin_path, n, "%s.bin", s->path);
+    int st = file_map_open(&s->idx, s->idx_path, e);
+    if (st == ST_OK)
+        st = file_map_open(&s->bin, s->bin_path, e);
+    if (st != ST_OK && file_exists(s->bin_path) && !file_exists(s->idx_path))
+        err_hint(e, "a killed `braid data tokenize` leaves a .bin without its .idx: run it again with --out %s", s->path);
+    else if (st != ST_OK)
+        err_hint(e, "a token file is a pair %s and %s", s->bin_path, s->idx_path);
+    return st == ST_OK ? source_check_idx(s, e) : st;
 }
 
 static bool starts_as_shard(const char *path)
@@ -140,8 +146,6 @@ int source_open(struct source *s, const char *path, const struct tokenizer *tok,
         if (one_of_pair)
             s->path[strlen(path) - 4] = '\0'; /* the prefix */
         st = open_megatron(s, e);
-        if (st == ST_IO)
-            err_hint(e, "a token file is a pair %s.bin and %s.idx", s->path, s->path);
     } else if (exists) {
         st = open_one(s, path, tok, e);
     } else {
@@ -163,6 +167,9 @@ void source_close(struct source *s)
     }
     free(s->files);
     free(s->path);
+    free(s->idx_path);
+    free(s->bin_path);
+    free(s->lengths);
     *s = (struct source){0};
 }
 
@@ -171,7 +178,7 @@ void source_close(struct source *s)
 int64_t source_seq_len(const struct source *s, int64_t seq)
 {
     if (s->kind == SOURCE_MEGATRON)
-        return idx_seq_len(s, seq);
+        return s->lengths[seq];
     return s->files[seq].n_tokens + (s->append_eod >= 0 ? 1 : 0);
 }
 
@@ -205,29 +212,50 @@ static int64_t read_ids(const uint8_t *from, enum dtype dtype, int64_t n, int64_
     }
 }
 
+/* Ids [from, from + n) of the sequence that begins at byte `base` of a map, by way of a small buffer: the map itself is
+ * never touched, since its file may have become shorter (file_map_read). */
+static int64_t read_mapped(const struct file_map *map, const char *path, int64_t base, enum dtype dtype, int64_t from,
+                           int64_t n, int64_t vocab, int32_t *out, int64_t *bad, int *st, struct err *e)
+{
+    uint8_t bytes[32768];
+    int64_t item = (int64_t)dtype_bytes(dtype), at_once = (int64_t)sizeof bytes / max_i64(item, 1);
+    for (int64_t done = 0, take; done < n; done += take) {
+        take = min_i64(at_once, n - done);
+        *st = file_map_read(map, path, (size_t)(base + (from + done) * item), bytes, (size_t)(take * item), e);
+        if (*st != ST_OK)
+            return done;
+        int64_t good = read_ids(bytes, dtype, take, vocab, out + done, bad);
+        if (good != take)
+            return good < 0 ? good : done + good;
+    }
+    return n;
+}
+
 int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, int64_t vocab,
                 int32_t *out, struct err *e)
 {
     bool pair = s->kind == SOURCE_MEGATRON;
     const struct source_file *f = pair ? NULL : &s->files[seq];
     enum dtype dtype = pair ? s->dtype : f->dtype;
-    int64_t item = (int64_t)dtype_bytes(dtype), stored = n, bad = 0;
+    const char *path = pair ? (s->bin_path ? s->bin_path : s->path) : f->path;
+    int64_t stored = n, bad = 0, base = pair ? 0 : (int64_t)f->skip;
     if (!pair && from + n > f->n_tokens) { /* the appended eod */
         stored = f->n_tokens - from;
         out[n - 1] = s->append_eod;
     }
     if (stored == 0) /* an empty .bin has no address to add to */
         return ST_OK;
-    const uint8_t *base = pair ? s->bin.data + idx_seq_offset(s, seq) : f->map.data + f->skip;
-    int64_t good = read_ids(base + from * item, dtype, stored, vocab, out, &bad);
-    if (good == stored)
-        return ST_OK;
+    if (pair)
+        TRY(idx_seq_offset(s, seq, &base, e));
+    int st = ST_OK;
+    int64_t good = read_mapped(pair ? &s->bin : &f->map, path, base, dtype, from, stored, vocab, out, &bad, &st, e);
+    if (st != ST_OK || good == stored)
+        return st;
     if (good < 0)
         return err_set(e, ST_INTERNAL, "%s: tokens of type %s", s->path, dtype_name(dtype));
     err_set(e, ST_CORRUPT,
-            "%s%s: token %lld of sequence %lld is id %lld, outside the vocabulary of %lld",
-            pair ? s->path : f->path, pair ? ".bin" : "", (long long)(from + good), (long long)seq,
-            (long long)bad, (long long)vocab);
+            "%s: token %lld of sequence %lld is id %lld, outside the vocabulary of %lld", path,
+            (long long)(from + good), (long long)seq, (long long)bad, (long long)vocab);
     return err_hint(e, "the data was made with another tokenizer, or model.vocab is set too low; "
                        "`braid data info PATH --scan` shows the largest id");
 }

@@ -96,18 +96,20 @@ static int add_document(struct job *j, const char *path, int64_t size, struct er
         return err_set(e, ST_UNSUPPORTED, "%s: a document of %lld bytes, at most %d are supported",
                        path, (long long)size, SEQUENCE_MAX - 1);
     TRY(reserve(j, cut ? CHUNK : (size_t)size + 1, e));
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return err_errno(e, "cannot open %s", path);
+    int64_t now, total = 0;
+    int fd, st;
+    TRY(file_open_regular(path, &fd, &now, e));
     size_t n;
-    int st;
     do {
         st = read_chunk(fd, j->bytes, j->cap, &n, path, e);
+        total += (int64_t)n;
         if (st == ST_OK && !cut && n > (size_t)size)
             st = err_set(e, ST_IO, "%s grew while it was read", path);
         if (st == ST_OK && n > 0)
             st = add_chunk(j, n, e);
     } while (st == ST_OK && n == j->cap);
+    if (st == ST_OK && total < size)
+        st = err_set(e, ST_IO, "%s became shorter while it was read: %lld of %lld bytes", path, (long long)total, (long long)size);
     close(fd);
     return st == ST_OK ? end_document(j, e) : st;
 }

@@ -1,5 +1,7 @@
-/* Writes a Megatron pair. Tokens stream to PREFIX.bin.tmp; lengths and documents stay in memory
- * (4 and 8 bytes each) until close, which writes PREFIX.idx.tmp and renames both. */
+/* Writes a Megatron pair. Tokens stream to a temporary file beside PREFIX.bin; lengths and documents stay in memory
+ * (4 and 8 bytes each) until close, which writes the .idx beside its place and renames both. A kill between the two
+ * renames leaves a .bin without its .idx, and a temporary file that shows whose work that is: the next writer of the
+ * same prefix removes both. */
 #include "data/data_int.h"
 
 #include <errno.h>
@@ -15,6 +17,7 @@ struct out_file {
     char *path, *tmp;
     uint8_t *buffer;
     size_t used;
+    int left; /* temporary files of a killed writer that were found */
 };
 
 struct token_writer {
@@ -46,19 +49,22 @@ static char *join_suffix(const char *prefix, const char *suffix)
 static int out_open(struct out_file *f, const char *prefix, const char *suffix, struct err *e)
 {
     f->path = join_suffix(prefix, suffix);
-    f->tmp = f->path ? join_suffix(f->path, ".tmp") : NULL;
     f->buffer = malloc(WRITE_BUFFER);
-    if (f->tmp == NULL || f->buffer == NULL)
+    if (f->path == NULL || f->buffer == NULL)
         return err_set(e, ST_NOMEM, "out of memory opening %s%s", prefix, suffix);
-    f->fd = open(f->tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (f->fd < 0) {
-        bool missing = errno == ENOENT;
-        int st = err_errno(e, "cannot create %s", f->tmp);
-        if (missing)
+    f->left = file_temp_clean(NULL, f->path);
+    char tmp[FILE_TEMP_MAX];
+    int st = file_temp_open(f->path, tmp, &f->fd, e);
+    if (st != ST_OK) {
+        if (errno == ENOENT)
             err_hint(e, "its folder does not exist; create it, or name another");
         return st;
     }
-    return ST_OK;
+    f->tmp = strdup(tmp);
+    if (f->tmp != NULL)
+        return ST_OK;
+    unlink(tmp);
+    return err_set(e, ST_NOMEM, "out of memory opening %s", f->path);
 }
 
 static int out_flush(struct out_file *f, struct err *e)
@@ -122,9 +128,15 @@ int token_writer_open(struct token_writer **out, const char *prefix, enum dtype 
     int st;
     TRY_OUT(out_open(&w->bin, prefix, ".bin", e));
     TRY_OUT(out_open(&w->idx, prefix, ".idx", e));
+    bool half = w->idx.left > 0 && file_exists(w->bin.path) && !file_exists(w->idx.path);
     const char *old = file_exists(w->bin.path)   ? w->bin.path
                       : file_exists(w->idx.path) ? w->idx.path
                                                  : NULL;
+    if (half && !replace) { /* killed between its two renames: of no use to anyone */
+        if (unlink(w->bin.path) != 0)
+            TRY_OUT(err_errno(e, "cannot remove %s, which a killed writer left", w->bin.path));
+        old = NULL;
+    }
     if (old != NULL && !replace)
         TRY_OUT(err_set(e, ST_CONFLICT, "%s exists already", old));
     *out = w;
@@ -193,19 +205,6 @@ static int write_idx(struct token_writer *w, struct err *e)
     return ST_OK;
 }
 
-static int sync_folder_of(const char *path, struct err *e)
-{
-    const char *slash = strrchr(path, '/');
-    if (slash == NULL)
-        return file_sync_dir(".", e);
-    char *dir = strndup(path, slash == path ? 1 : (size_t)(slash - path));
-    if (dir == NULL)
-        return err_set(e, ST_NOMEM, "out of memory syncing %s", path);
-    int st = file_sync_dir(dir, e);
-    free(dir);
-    return st;
-}
-
 int token_writer_close(struct token_writer *w, struct err *e)
 {
     int st;
@@ -221,7 +220,7 @@ int token_writer_close(struct token_writer *w, struct err *e)
     if (st != ST_OK)
         unlink(w->bin.path); /* a .bin alone is of no use to anyone */
     else
-        st = sync_folder_of(w->bin.path, e);
+        st = file_sync_parent(w->bin.path, e);
 out:
     token_writer_abort(w);
     return st;

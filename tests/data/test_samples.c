@@ -50,6 +50,7 @@ static void memory_source_open(struct memory_source *m, const int32_t *lengths, 
 
 static void memory_source_close(struct memory_source *m)
 {
+    free(m->src.lengths);
     free(m->idx);
     free(m->bin);
 }

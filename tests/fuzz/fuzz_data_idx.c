@@ -45,6 +45,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                            .bin = {.data = bin, .size = bin_size}};
         if (source_check_idx(&s, &e) == ST_OK && s.n_seqs < 4096)
             read_samples(&s);
+        free(s.lengths);
     }
     free(idx);
     free(bin);
