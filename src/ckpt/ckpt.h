@@ -10,7 +10,7 @@
  * Rows of fused projections are in Megatron's order on disk and in section order in memory (struct
  * row_layout); pass the parameter and both directions convert. The newest checkpoint is found by
  * scanning, so a missing or stale `latest` costs nothing. One process may save into a run folder at
- * a time; any number may read. */
+ * a time, which holds its lock (base/lock.h); any number may read. */
 #ifndef BRAID_CKPT_H
 #define BRAID_CKPT_H
 
@@ -82,6 +82,10 @@ struct ckpt_counters {
     double wall_seconds; /* spent training so far */
     double saved_at;     /* seconds since 1970; set by ckpt_save */
 };
+struct ckpt_data { /* a file that the run trains ("train") or evaluates ("valid") on, in the order they are read */
+    const char *part;
+    struct file_id file;
+};
 /* Where values are when no memory holds them all: asked for one by one while the files are written. */
 struct ckpt_source {
     /* host has the item's shape and no data; it gets some, valid until the next call. */
@@ -102,22 +106,36 @@ struct ckpt_save_args {
     struct ckpt_counters counters;
     const struct ckpt_number *train;
     int n_train;
-    int keep; /* checkpoints to keep, this one included; 0: all */
+    const struct ckpt_data *data;
+    int n_data;
+    int keep;              /* checkpoints to keep, this one included; 0: all */
+    struct dir_lock *lock; /* of run_dir; NULL: it is taken while the checkpoint is written */
+    struct err *note;      /* NULL, or gets what could not be tidied up although the checkpoint is saved; code ST_OK: nothing */
 };
-/* Write, sync, rename. A kill at any moment, or an error, leaves every earlier checkpoint as it
+/* Write, sync, read back, rename. A kill at any moment, or an error, leaves every earlier checkpoint as it
  * was; saving a step again replaces it. After success older checkpoints beyond keep are removed
  * (later ones, left by a run that went back, are not: they stay the newest). */
 int ckpt_save(const struct ckpt_save_args *args, struct err *e);
+/* At the start of a run, by the holder of the folder's lock: completes or removes what a killed process left of saving
+ * and tidying up, and removes checkpoints beyond keep that are older than step. Never an error. */
+void ckpt_tidy(const char *run_dir, int64_t step, int keep);
+/* Moves the checkpoints of steps after `after` (-1: all) to a new folder beside checkpoints/, for a run that starts over
+ * or goes back. *moved counts them; *to is that folder (malloc'd), NULL: there were none. */
+int ckpt_set_aside(const char *run_dir, int64_t after, char **to, int *moved, struct err *e);
 
 /* ---- loading -------------------------------------------------------------------------------- */
 
 struct ckpt;
 enum { CKPT_NO_CHECKSUM = 1 }; /* flags of ckpt_open_with: trust the bytes of the files */
 
-/* path: a checkpoint folder, or a run folder (its newest complete checkpoint). Everything is
+/* path: a checkpoint folder, or a run folder (its newest checkpoint). Everything is
  * checked, checksums included, so that loading does not fail halfway through. */
 int ckpt_open(struct ckpt **out, const char *path, struct err *e);
 int ckpt_open_with(struct ckpt **out, const char *path, unsigned flags, struct err *e);
+/* The checkpoint to continue a run from: that of `step`, or with step -1 the newest that is intact to the last byte. A
+ * folder without checkpoints gives ST_OK and *out NULL. damage (may be NULL) gets a line for each checkpoint that was
+ * passed over, with the reason; where none is intact, that is the error. */
+int ckpt_open_intact(struct ckpt **out, const char *run_dir, int64_t step, struct buf *damage, struct err *e);
 void ckpt_close(struct ckpt *c); /* NULL is allowed */
 
 const char *ckpt_path(const struct ckpt *c);
@@ -125,6 +143,8 @@ const char *ckpt_config_text(const struct ckpt *c); /* "" when none was saved */
 int64_t ckpt_step(const struct ckpt *c);
 const struct ckpt_counters *ckpt_counters(const struct ckpt *c);
 bool ckpt_train_number(const struct ckpt *c, const char *name, double *out);
+int ckpt_data_count(const struct ckpt *c);
+struct ckpt_data ckpt_data_at(const struct ckpt *c, int i);
 bool ckpt_has(const struct ckpt *c, const char *key, enum ckpt_section section);
 
 /* All tensors, sorted by section and key. */

@@ -4,6 +4,8 @@
 
 #include "ckpt/ckpt.h"
 
+#include <jansson.h>
+
 /* ---- convert.c ------------------------------------------------------------------------------ */
 
 /* Bytes of a dense tensor. False when a dimension is negative or a product overflows; dimensions
@@ -25,12 +27,20 @@ int copy_rows_from_disk(const struct tensor *dst, const struct tensor *src,
 /* A name for a message: cut to size, control characters replaced. Returns out. */
 const char *shown(const char *name, char *out, size_t size);
 
+/* Did parsing fail for want of memory, and not because of the text? Jansson says so by a code or by no text at all. */
+static inline bool json_ran_out(const json_error_t *je)
+{
+    return je->text[0] == '\0' || json_error_code(je) == json_error_out_of_memory;
+}
+
 /* ---- safetensors_write.c --------------------------------------------------------------------- */
 
 struct file_sum {
     int64_t bytes;
     uint64_t xxh3;
 };
+/* A JSON array of the dimensions; NULL: out of memory. */
+json_t *json_shape(int rank, const int64_t *dim);
 /* Create path (which must not exist), write, sync, close. On error the file is removed. */
 int st_write_new(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
                  int n_meta, struct file_sum *sum, struct err *e);
@@ -67,7 +77,8 @@ struct manifest {
     struct manifest_file *files;
     struct manifest_tensor *tensors; /* after parsing: sorted by section, key */
     struct ckpt_number *train;
-    int n_files, n_tensors, n_train;
+    struct ckpt_data *data;
+    int n_files, n_tensors, n_train, n_data;
     struct arena memory; /* everything above, after parsing */
 };
 /* malloc'd text with a checksum over itself. */
@@ -84,11 +95,12 @@ struct folder {
     char *path; /* malloc'd */
     int64_t step;
     enum folder_kind kind;
-    long pid; /* of the writer; 0 for FOLDER_FINAL */
+    uint64_t id; /* random, of one save; 0 for FOLDER_FINAL */
 };
-/* "step-00000100", "step-00000100.old-17", "step-00000100.tmp-17"; false: none of ours. */
+/* "step-00000100", "step-00000100.old-<id>", "step-00000100.tmp-<id>", an id being up to 16 hexadecimal digits (earlier
+ * versions wrote their process number); false: none of ours. */
 bool folder_parse_name(const char *name, struct folder *f);
-char *folder_path(const char *dir, int64_t step, enum folder_kind kind, long pid);
+char *folder_path(const char *dir, int64_t step, enum folder_kind kind, uint64_t id);
 /* Ours in dir, highest step first, and for one step the final one first. */
 int folder_scan(const char *dir, struct folder **out, int *n, struct err *e);
 void folder_scan_free(struct folder *list, int n);
@@ -96,6 +108,7 @@ void folder_scan_free(struct folder *list, int n);
 int folder_manifest(const char *path, struct manifest *m, struct err *e);
 int folder_checksums(const char *path, const struct manifest *m, struct err *e);
 bool folder_complete(const struct folder *f);
+const struct st_entry *ckpt_entry(const struct ckpt *c, const char *key, int section); /* NULL: not there */
 const char *path_tail(const char *path); /* the part after the last '/' */
 
 #endif

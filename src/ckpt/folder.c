@@ -2,6 +2,7 @@
  * counts is what lies on disk; the `latest` file is only written for people. */
 #include "ckpt/ckpt_int.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,17 +17,18 @@ const char *path_tail(const char *path)
 static const char *const suffixes[] = {
     [FOLDER_FINAL] = "", [FOLDER_OLD] = ".old-", [FOLDER_TMP] = ".tmp-"};
 
-static void make_name(char *out, size_t size, int64_t step, enum folder_kind kind, long pid)
+static void make_name(char *out, size_t size, int64_t step, enum folder_kind kind, uint64_t id)
 {
     if (kind == FOLDER_FINAL)
         snprintf(out, size, "step-%08lld", (long long)step);
     else
-        snprintf(out, size, "step-%08lld%s%ld", (long long)step, suffixes[kind], pid);
+        snprintf(out, size, "step-%08lld%s%016llx", (long long)step, suffixes[kind], (unsigned long long)id);
 }
 
 bool folder_parse_name(const char *name, struct folder *f)
 {
     char again[96], *end;
+    size_t digits = 0;
     *f = (struct folder){.kind = FOLDER_FINAL};
     if (!str_starts(name, "step-") || name[5] < '0' || name[5] > '9')
         return false;
@@ -34,17 +36,22 @@ bool folder_parse_name(const char *name, struct folder *f)
     for (int k = FOLDER_OLD; k <= FOLDER_TMP; k++)
         if (str_starts(end, suffixes[k])) {
             f->kind = (enum folder_kind)k;
-            f->pid = strtol(end + strlen(suffixes[k]), &end, 10);
+            const char *id = end + strlen(suffixes[k]);
+            digits = strspn(id, "0123456789abcdef");
+            if (digits < 1 || digits > 16)
+                return false;
+            f->id = strtoull(id, &end, 16);
         }
-    /* Written again it must be the same: that refuses overflow, odd zeros and trailing text. */
-    make_name(again, sizeof again, f->step, f->kind, f->pid);
-    return strcmp(name, again) == 0 && f->pid >= 0;
+    /* The step written again must be the same: that refuses overflow, odd zeros and trailing text. */
+    make_name(again, sizeof again, f->step, FOLDER_FINAL, 0);
+    return *end == '\0' && strncmp(name, again, strlen(again)) == 0 &&
+           strlen(name) == strlen(again) + strlen(suffixes[f->kind]) + digits;
 }
 
-char *folder_path(const char *dir, int64_t step, enum folder_kind kind, long pid)
+char *folder_path(const char *dir, int64_t step, enum folder_kind kind, uint64_t id)
 {
     char name[96];
-    make_name(name, sizeof name, step, kind, pid);
+    make_name(name, sizeof name, step, kind, id);
     return path_join(dir, name);
 }
 
@@ -56,6 +63,13 @@ static int newest_first(const void *a, const void *b)
     if (x->kind != y->kind)
         return x->kind < y->kind ? -1 : 1;
     return strcmp(x->path, y->path);
+}
+
+/* A folder that cannot be looked at is a checkpoint that cannot be read, not one that is absent. */
+static bool plainly_no_folder(const char *path)
+{
+    struct stat sb;
+    return stat(path, &sb) == 0 && !S_ISDIR(sb.st_mode);
 }
 
 int folder_scan(const char *dir, struct folder **out, int *n, struct err *e)
@@ -73,7 +87,7 @@ int folder_scan(const char *dir, struct folder **out, int *n, struct err *e)
         list[*n].path = path_join(dir, names[i]);
         if (list[*n].path == NULL)
             st = err_set(e, ST_NOMEM, "out of memory listing %s", dir);
-        else if (file_is_dir(list[*n].path))
+        else if (!plainly_no_folder(list[*n].path))
             ++*n;
         else
             free(list[*n].path);
@@ -104,7 +118,8 @@ static int check_file(const char *folder, const struct manifest_file *f, struct 
         return err_set(e, ST_NOMEM, "out of memory");
     int st = ST_OK;
     if (stat(path, &sb) != 0)
-        st = err_set(e, ST_CORRUPT, "%s is missing", f->name);
+        st = errno == ENOENT ? err_set(e, ST_CORRUPT, "%s is missing", f->name)
+                             : err_errno(e, "cannot look at %s", f->name);
     else if (!S_ISREG(sb.st_mode))
         st = err_set(e, ST_CORRUPT, "%s is not a regular file", f->name);
     else if (sb.st_size != f->sum.bytes)
@@ -125,7 +140,8 @@ int folder_manifest(const char *path, struct manifest *m, struct err *e)
     if (file == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
     if (stat(file, &sb) != 0)
-        st = err_set(e, ST_CORRUPT, MANIFEST_NAME " is missing");
+        st = errno == ENOENT ? err_set(e, ST_CORRUPT, MANIFEST_NAME " is missing")
+                             : err_errno(e, "cannot look at " MANIFEST_NAME);
     else if (!S_ISREG(sb.st_mode))
         st = err_set(e, ST_CORRUPT, MANIFEST_NAME " is not a regular file");
     else

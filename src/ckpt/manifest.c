@@ -6,6 +6,7 @@
  *    "files": {"model.safetensors": {"bytes": 1234, "xxh3": "0123456789abcdef"}, ...},
  *    "tensors": {"model": {"<key>": {"dtype": "F32", "shape": [8, 4], "file": "<name>"}, ...},
  *                "optim": {...}},
+ *    "data": [{"part": "train", "path": "<name>", "bytes": 1234, "xxh3": "<hex>"}, ...]      optional
  *    "checksum": "0123456789abcdef"}                    XXH3 of the rest, compact, keys sorted
  *
  * Values of "train" that JSON cannot write are the strings "nan", "inf" and "-inf". */
@@ -42,32 +43,111 @@ static json_t *number_json(double v)
     return json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
 }
 
-static json_t *files_json(const struct manifest *m)
+/* Adds value (which it takes over, also on failure) under a key that must be new. */
+static int add_new(json_t *object, const char *key, json_t *value, struct err *e)
 {
-    json_t *files = json_object();
-    for (int i = 0; i < m->n_files; i++)
-        json_object_set_new(files, m->files[i].name,
-                            json_pack("{s:I, s:o}", "bytes", (json_int_t)m->files[i].sum.bytes,
-                                      "xxh3", hex64(m->files[i].sum.xxh3)));
-    return files;
+    char text[NAME_TEXT];
+    if (object == NULL || value == NULL) {
+        json_decref(value);
+        return err_set(e, ST_NOMEM, "out of memory for a manifest");
+    }
+    if (json_object_get(object, key) != NULL) {
+        json_decref(value);
+        return err_set(e, ST_INVALID, "the key '%s' is used twice", shown(key, text, sizeof text));
+    }
+    if (json_object_set_new(object, key, value) != 0)
+        return err_set(e, ST_INVALID, "the key '%s' is not UTF-8, or memory ran out", shown(key, text, sizeof text));
+    return ST_OK;
 }
 
-static json_t *tensors_json(const struct manifest *m)
+/* An object or array just made, owned by its parent. */
+static int add_child(json_t *parent, const char *key, json_t *child, json_t **out, struct err *e)
 {
-    json_t *sections = json_object();
+    *out = child;
+    return add_new(parent, key, child, e);
+}
+
+static int add_files(json_t *root, const struct manifest *m, struct err *e)
+{
+    json_t *files;
+    TRY(add_child(root, "files", json_object(), &files, e));
+    for (int i = 0; i < m->n_files; i++) {
+        json_t *info;
+        TRY(add_child(files, m->files[i].name, json_object(), &info, e));
+        TRY(add_new(info, "bytes", json_integer(m->files[i].sum.bytes), e));
+        TRY(add_new(info, "xxh3", hex64(m->files[i].sum.xxh3), e));
+    }
+    return ST_OK;
+}
+
+static int add_tensors(json_t *root, const struct manifest *m, struct err *e)
+{
+    json_t *sections, *section, *info;
+    TRY(add_child(root, "tensors", json_object(), &sections, e));
     for (int i = 0; i < m->n_tensors; i++) {
         const struct manifest_tensor *t = &m->tensors[i];
         const char *name = section_names[t->section];
-        json_t *section = json_object_get(sections, name), *shape = json_array();
+        section = json_object_get(sections, name);
         if (section == NULL)
-            json_object_set_new(sections, name, section = json_object());
-        for (int d = 0; d < t->rank; d++)
-            json_array_append_new(shape, json_integer(t->dim[d]));
-        json_object_set_new(section, t->key,
-                            json_pack("{s:s, s:o, s:s}", "dtype", dtype_name(t->dtype), "shape",
-                                      shape, "file", m->files[t->file].name));
+            TRY(add_child(sections, name, json_object(), &section, e));
+        TRY(add_child(section, t->key, json_object(), &info, e));
+        TRY(add_new(info, "dtype", json_string(dtype_name(t->dtype)), e));
+        TRY(add_new(info, "shape", json_shape(t->rank, t->dim), e));
+        TRY(add_new(info, "file", json_string(m->files[t->file].name), e));
     }
-    return sections;
+    return ST_OK;
+}
+
+/* Paths need not be UTF-8, JSON must be; a path is for messages only. */
+static json_t *path_json(const char *path)
+{
+    json_t *text = json_string(path);
+    if (text != NULL)
+        return text;
+    char *plain = strdup(path);
+    for (char *c = plain; c != NULL && *c != '\0'; c++)
+        if ((unsigned char)*c >= 0x80)
+            *c = '?';
+    text = plain != NULL ? json_string(plain) : NULL;
+    free(plain);
+    return text;
+}
+
+static int add_data(json_t *root, const struct manifest *m, struct err *e)
+{
+    json_t *list;
+    if (m->n_data == 0)
+        return ST_OK;
+    TRY(add_child(root, "data", json_array(), &list, e));
+    for (int i = 0; i < m->n_data; i++) {
+        const struct ckpt_data *d = &m->data[i];
+        json_t *info = json_object();
+        if (info == NULL || json_array_append_new(list, info) != 0)
+            return err_set(e, ST_NOMEM, "out of memory for a manifest");
+        TRY(add_new(info, "part", json_string(d->part), e));
+        TRY(add_new(info, "path", path_json(d->file.path), e));
+        TRY(add_new(info, "bytes", json_integer(d->file.bytes), e));
+        TRY(add_new(info, "xxh3", hex64(d->file.xxh3), e));
+    }
+    return ST_OK;
+}
+
+static int add_counters(json_t *root, const struct manifest *m, struct err *e)
+{
+    const struct ckpt_counters *c = &m->counters;
+    json_t *train;
+    TRY(add_new(root, "format", json_string(MANIFEST_FORMAT), e));
+    TRY(add_new(root, "version", json_integer(MANIFEST_VERSION), e));
+    TRY(add_new(root, "step", json_integer(m->step), e));
+    TRY(add_new(root, "samples", json_integer(c->samples), e));
+    TRY(add_new(root, "tokens", json_integer(c->tokens), e));
+    TRY(add_new(root, "seed", json_sprintf("%llu", (unsigned long long)c->seed), e));
+    TRY(add_new(root, "wall_seconds", number_json(c->wall_seconds), e));
+    TRY(add_new(root, "saved_at", number_json(c->saved_at), e));
+    TRY(add_child(root, "train", json_object(), &train, e));
+    for (int i = 0; i < m->n_train; i++)
+        TRY(add_new(train, m->train[i].name, number_json(m->train[i].value), e));
+    return ST_OK;
 }
 
 /* Of the document without its "checksum", in one canonical spelling. */
@@ -81,40 +161,20 @@ static int self_checksum(json_t *root, uint64_t *out, struct err *e)
     return ST_OK;
 }
 
-/* json_object_set_new and json_pack fail quietly above; what is missing shows here. */
-static bool all_present(json_t *root, const struct manifest *m)
-{
-    size_t tensors = 0;
-    const char *name;
-    json_t *section;
-    json_object_foreach(json_object_get(root, "tensors"), name, section) tensors +=
-        json_object_size(section);
-    return tensors == (size_t)m->n_tensors &&
-           json_object_size(json_object_get(root, "files")) == (size_t)m->n_files &&
-           json_object_size(json_object_get(root, "train")) == (size_t)m->n_train;
-}
-
 int manifest_dump(const struct manifest *m, char **text, struct err *e)
 {
     uint64_t sum;
-    int st = ST_OK;
-    json_t *train = json_object();
+    int st;
+    json_t *root = json_object();
     *text = NULL;
-    for (int i = 0; i < m->n_train; i++)
-        json_object_set_new(train, m->train[i].name, number_json(m->train[i].value));
-    const struct ckpt_counters *c = &m->counters;
-    json_t *root = json_pack(
-        "{s:s, s:i, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o}", "format", MANIFEST_FORMAT,
-        "version", MANIFEST_VERSION, "step", (json_int_t)m->step, "samples", (json_int_t)c->samples,
-        "tokens", (json_int_t)c->tokens, "seed", json_sprintf("%llu", (unsigned long long)c->seed),
-        "wall_seconds", number_json(c->wall_seconds), "saved_at", number_json(c->saved_at), "train",
-        train, "files", files_json(m), "tensors", tensors_json(m));
-    if (root == NULL || !all_present(root, m)) {
-        st = err_set(e, ST_INVALID, "a key is used twice or is not UTF-8, or memory ran out");
-        goto out;
-    }
+    if (root == NULL)
+        return err_set(e, ST_NOMEM, "out of memory for a manifest");
+    TRY_OUT(add_counters(root, m, e));
+    TRY_OUT(add_files(root, m, e));
+    TRY_OUT(add_tensors(root, m, e));
+    TRY_OUT(add_data(root, m, e));
     TRY_OUT(self_checksum(root, &sum, e));
-    json_object_set_new(root, "checksum", hex64(sum));
+    TRY_OUT(add_new(root, "checksum", hex64(sum), e));
     *text = json_dumps(root, JSON_COMPACT | JSON_REAL_PRECISION(17));
     if (*text == NULL)
         st = err_set(e, ST_NOMEM, "out of memory for a manifest");
@@ -336,6 +396,32 @@ static int read_tensors(struct manifest *m, json_t *tensors, struct err *e)
     return ST_OK;
 }
 
+static int read_data(struct manifest *m, const json_t *list, struct err *e)
+{
+    if (list == NULL)
+        return ST_OK;
+    if (!json_is_array(list))
+        return bad(e, "'data' is not a list", NULL);
+    m->data = arena_alloc(&m->memory, json_array_size(list) * sizeof *m->data);
+    if (m->data == NULL)
+        return err_set(e, ST_NOMEM, "out of memory reading a manifest");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *info = json_array_get(list, i);
+        const char *part = json_string_value(json_object_get(info, "part"));
+        const char *path = json_string_value(json_object_get(info, "path"));
+        struct ckpt_data d = {0};
+        if (part == NULL || path == NULL || !read_count(info, "bytes", &d.file.bytes) ||
+            !read_hex64(json_object_get(info, "xxh3"), &d.file.xxh3))
+            return bad(e, "a data file lacks its part, path, size or checksum", path);
+        d.part = arena_strdup(&m->memory, part);
+        d.file.path = arena_strdup(&m->memory, path);
+        if (d.part == NULL || d.file.path == NULL)
+            return err_set(e, ST_NOMEM, "out of memory reading a manifest");
+        m->data[m->n_data++] = d;
+    }
+    return ST_OK;
+}
+
 int manifest_parse(struct manifest *m, const char *text, size_t n, bool check_sum, struct err *e)
 {
     json_error_t je;
@@ -346,6 +432,10 @@ int manifest_parse(struct manifest *m, const char *text, size_t n, bool check_su
     if (n > MANIFEST_MAX_BYTES)
         return err_set(e, ST_CORRUPT, "it is larger than %d bytes", MANIFEST_MAX_BYTES);
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &je);
+    if (root == NULL && json_ran_out(&je)) {
+        st = err_set(e, ST_NOMEM, "out of memory reading a manifest");
+        goto out;
+    }
     if (!json_is_object(root)) {
         st = err_set(e, ST_CORRUPT, "it is not a JSON object: %s",
                      root ? "another value" : shown(je.text, near, sizeof near));
@@ -355,7 +445,8 @@ int manifest_parse(struct manifest *m, const char *text, size_t n, bool check_su
     TRY_OUT(read_counters(m, root, e));
     TRY_OUT(read_train(m, json_object_get(root, "train"), e));
     TRY_OUT(read_files(m, json_object_get(root, "files"), e));
-    st = read_tensors(m, json_object_get(root, "tensors"), e);
+    TRY_OUT(read_tensors(m, json_object_get(root, "tensors"), e));
+    st = read_data(m, json_object_get(root, "data"), e);
 out:
     json_decref(root);
     if (st != ST_OK)

@@ -89,35 +89,26 @@ static int damaged(const char *path, int st, const struct err *inner, struct err
     return st;
 }
 
-/* The newest complete checkpoint in a folder of them. */
+/* The newest checkpoint in a folder of them: of the highest step the one with its final name, unless only the one that
+ * was to be replaced is complete. A damaged one is not passed over: opening it says what is wrong and names an older. */
 static int newest_in(const char *dir, char **path, struct err *e)
 {
     struct folder *list;
-    int n, first = -1;
+    int n, first = -1, st = ST_OK;
     *path = NULL;
     TRY(folder_scan(dir, &list, &n, e));
-    for (int i = 0; i < n && *path == NULL; i++) {
+    for (int i = 0; i < n && *path == NULL && (first < 0 || list[i].step == list[first].step); i++) {
         if (list[i].kind == FOLDER_TMP)
             continue;
-        if (first < 0)
-            first = i;
-        if (folder_complete(&list[i]))
-            *path = strdup(list[i].path);
+        first = first < 0 ? i : first;
+        if (folder_complete(&list[i]) && (*path = strdup(list[i].path)) == NULL)
+            st = err_set(e, ST_NOMEM, "out of memory");
     }
-    int st = ST_OK;
-    if (*path == NULL && first < 0) {
+    if (first < 0) {
         st = err_set(e, ST_INVALID, "there is no checkpoint in %s yet", dir);
         err_hint(e, "name the folder of a run that has saved one, or start afresh");
-    } else if (*path == NULL) {
-        struct err why = {0};
-        struct manifest m;
-        if (folder_manifest(list[first].path, &m, &why) == ST_OK) {
-            err_set(&why, ST_CORRUPT, "its manifest is of step %lld", (long long)m.step);
-            manifest_release(&m);
-        }
-        st = err_set(e, ST_CORRUPT, "none of the %d checkpoints in %s is complete; %s: %.300s", n,
-                     dir, path_tail(list[first].path), why.msg);
-        err_hint(e, "restore one from a copy, or start again in another run folder");
+    } else if (st == ST_OK && *path == NULL && (*path = strdup(list[first].path)) == NULL) {
+        st = err_set(e, ST_NOMEM, "out of memory");
     }
     folder_scan_free(list, n);
     return st;
@@ -273,6 +264,86 @@ out:
     return st;
 }
 
+/* Opens list[i] with every check, or says in why what is wrong with it. */
+static int try_folder(struct ckpt **out, const struct folder *f, struct err *why)
+{
+    struct ckpt *c = NULL;
+    *out = NULL;
+    TRY(mem_array((void **)&c, 1, sizeof *c, why));
+    arena_init(&c->m.memory);
+    c->path = strdup(f->path);
+    int st = c->path ? open_folder(c, 0, why) : err_set(why, ST_NOMEM, "out of memory");
+    if (st == ST_OK && c->m.step != f->step)
+        st = err_set(why, ST_CORRUPT, "its manifest is of step %lld", (long long)c->m.step);
+    if (st != ST_OK)
+        ckpt_close(c);
+    else
+        *out = c;
+    return st;
+}
+
+static int no_such_step(const struct folder *list, int n, const char *run_dir, int64_t step, struct err *e)
+{
+    struct buf have;
+    buf_init(&have, 400);
+    for (int i = 0; i < n; i++)
+        if (list[i].kind == FOLDER_FINAL)
+            buf_addf(&have, "%s%lld", have.len > 0 ? ", " : "", (long long)list[i].step);
+    err_set(e, ST_USAGE, "run.load_step=%lld, but %s holds no checkpoint of that step", (long long)step, run_dir);
+    if (have.len > 0)
+        err_hint(e, "it holds steps %s", have.text);
+    buf_release(&have);
+    return ST_USAGE;
+}
+
+static int open_first_intact(struct ckpt **out, const struct folder *list, int n, const char *run_dir, int64_t step,
+                             struct buf *damage, struct err *e)
+{
+    struct err why = {0};
+    char first[400] = "";
+    int tried = 0;
+    for (int i = 0; i < n; i++) {
+        if (list[i].kind == FOLDER_TMP || (step >= 0 && list[i].step != step))
+            continue;
+        err_clear(&why);
+        int st = try_folder(out, &list[i], &why);
+        if (st == ST_OK)
+            return ST_OK;
+        if (st == ST_NOMEM) { /* not the checkpoint's fault: an older one would be a step back for nothing */
+            *e = why;
+            return err_in(e, "opening checkpoint %s", list[i].path);
+        }
+        if (tried++ == 0)
+            snprintf(first, sizeof first, "%.60s: %.320s", path_tail(list[i].path), why.msg);
+        if (damage != NULL)
+            buf_addf(damage, "checkpoint %s cannot be used: %s\n", list[i].path, why.msg);
+    }
+    if (tried == 0)
+        return step >= 0 ? no_such_step(list, n, run_dir, step, e) : ST_OK;
+    err_set(e, ST_CORRUPT, "none of the %d checkpoint%s in %s%s can be used; %s", tried, tried == 1 ? "" : "s", run_dir,
+            step >= 0 ? " with the step of run.load_step" : "", first);
+    return err_hint(e, "restore one from a copy, or start over with run.resume=never, which moves them aside");
+}
+
+int ckpt_open_intact(struct ckpt **out, const char *run_dir, int64_t step, struct buf *damage, struct err *e)
+{
+    struct folder *list = NULL;
+    bool exists = false;
+    int n = 0, st;
+    *out = NULL;
+    char *dir = path_join(run_dir, "checkpoints"); /* not there yet if the run stopped before its first one */
+    if (dir == NULL)
+        return err_set(e, ST_NOMEM, "out of memory");
+    TRY_OUT(file_lookup(dir, &exists, e));
+    if (exists)
+        TRY_OUT(folder_scan(dir, &list, &n, e));
+    st = open_first_intact(out, list, n, run_dir, step, damage, e);
+out:
+    folder_scan_free(list, n);
+    free(dir);
+    return st;
+}
+
 int ckpt_open(struct ckpt **out, const char *path, struct err *e)
 {
     return ckpt_open_with(out, path, 0, e);
@@ -306,6 +377,15 @@ const char *ckpt_config_text(const struct ckpt *c) { return c->config ? c->confi
 int64_t ckpt_step(const struct ckpt *c) { return c->m.step; }
 const struct ckpt_counters *ckpt_counters(const struct ckpt *c) { return &c->m.counters; }
 int ckpt_count(const struct ckpt *c) { return c->m.n_tensors; }
+
+int ckpt_data_count(const struct ckpt *c) { return c->m.n_data; }
+struct ckpt_data ckpt_data_at(const struct ckpt *c, int i) { return c->m.data[i]; }
+
+const struct st_entry *ckpt_entry(const struct ckpt *c, const char *key, int section)
+{
+    const struct manifest_tensor *t = manifest_find(&c->m, key, section);
+    return t != NULL ? c->entries[t - c->m.tensors] : NULL;
+}
 
 bool ckpt_train_number(const struct ckpt *c, const char *name, double *out)
 {

@@ -56,6 +56,8 @@ static int parse_header(const uint8_t *bytes, size_t size, const char *label, js
     if (why == NULL) {
         *root =
             json_loadb((const char *)bytes + LENGTH_BYTES, (size_t)n, JSON_REJECT_DUPLICATES, &je);
+        if (*root == NULL && json_ran_out(&je))
+            return err_set(e, ST_NOMEM, "out of memory reading the header of %s", label);
         if (*root == NULL)
             why = shown(je.text, near, sizeof near);
     }
@@ -237,10 +239,9 @@ int st_open(struct st_file **out, const char *path, struct err *e)
 {
     struct file_map map;
     *out = NULL;
-    /* A pipe would block open() until someone writes to it. */
-    if (file_exists(path) && file_size(path) == 0)
-        return err_set(e, ST_CORRUPT, "%s is empty, not a safetensors file", path);
     TRY(file_map_open(&map, path, e));
+    if (map.size == 0)
+        return err_set(e, ST_CORRUPT, "%s is empty, not a safetensors file", path);
     int st = st_open_bytes(out, map.data, map.size, path, e);
     if (st != ST_OK)
         file_map_close(&map);

@@ -23,20 +23,24 @@ struct sink {
     int64_t bytes;
 };
 
-static int sink_open(struct sink *s, const char *path, struct err *e)
+/* fd: of the file just created, or -1: it is created here. Either way it is closed by sink_close, also after an error. */
+static int sink_open(struct sink *s, const char *path, int fd, struct err *e)
 {
-    *s = (struct sink){.fd = -1, .path = path};
+    *s = (struct sink){.fd = fd, .path = path};
     TRY(mem_aligned((void **)&s->buffer, SINK_BYTES, 64, e));
     s->hash = XXH3_createState();
     if (s->hash == NULL || XXH3_64bits_reset(s->hash) != XXH_OK)
         return err_set(e, ST_NOMEM, "out of memory writing %s", path);
-    s->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    return s->fd < 0 ? err_errno(e, "cannot create %s", path) : ST_OK;
+    if (fd < 0)
+        fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    s->fd = fd;
+    return fd < 0 ? err_errno(e, "cannot create %s", path) : ST_OK;
 }
 
 static int sink_emit(struct sink *s, const void *bytes, size_t n, struct err *e)
 {
-    XXH3_64bits_update(s->hash, bytes, n);
+    if (XXH3_64bits_update(s->hash, bytes, n) != XXH_OK)
+        return err_set(e, ST_INTERNAL, "cannot hash %s", s->path);
     s->bytes += (int64_t)n;
     return file_write_fd(s->fd, bytes, n, s->path, e);
 }
@@ -107,6 +111,17 @@ static int check_item(const struct st_item *item, bool fetched, int64_t *bytes, 
     return check_rows(item->param, t, name, e);
 }
 
+json_t *json_shape(int rank, const int64_t *dim)
+{
+    json_t *shape = json_array();
+    for (int i = 0; shape != NULL && i < rank; i++)
+        if (json_array_append_new(shape, json_integer(dim[i])) != 0) {
+            json_decref(shape);
+            return NULL;
+        }
+    return shape;
+}
+
 static int add_entry(json_t *root, const struct st_item *item, bool fetched, int64_t *at,
                      struct err *e)
 {
@@ -118,9 +133,9 @@ static int add_entry(json_t *root, const struct st_item *item, bool fetched, int
         return err_set(e, ST_INVALID, "tensor '%s' makes the file too large", name);
     if (json_object_get(root, item->name) != NULL || strcmp(item->name, "__metadata__") == 0)
         return err_set(e, ST_CONFLICT, "tensor name '%s' is used twice or reserved", name);
-    json_t *shape = json_array();
-    for (int i = 0; i < item->host.rank; i++)
-        json_array_append_new(shape, json_integer(item->host.dim[i]));
+    json_t *shape = json_shape(item->host.rank, item->host.dim);
+    if (shape == NULL)
+        return err_set(e, ST_NOMEM, "out of memory for a safetensors header");
     json_t *info = json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_name(item->host.dtype), "shape",
                              shape, "data_offsets", (json_int_t)*at, (json_int_t)(*at + bytes));
     if (info == NULL || json_object_set_new(root, item->name, info) != 0)
@@ -150,6 +165,10 @@ static int make_header(const struct st_item *const *items, int n, bool fetched,
     int st = ST_OK;
     *text = NULL;
     json_t *root = json_object();
+    if (root == NULL) {
+        st = err_set(e, ST_NOMEM, "out of memory for a safetensors header");
+        goto out;
+    }
     TRY_OUT(add_metadata(root, meta, n_meta, e));
     for (int i = 0; i < n; i++)
         TRY_OUT(add_entry(root, items[i], fetched, &at, e));
@@ -206,15 +225,16 @@ int st_write_new(const char *path, const struct st_item *items, int n, const str
     return st_write_from(path, items, n, NULL, meta, n_meta, sum, e);
 }
 
-int st_write_from(const char *path, const struct st_item *items, int n,
-                  const struct ckpt_source *from, const struct st_meta *meta, int n_meta,
-                  struct file_sum *sum, struct err *e)
+/* Into the file just created as fd, or with fd -1 into a new one. fd is closed in any case. */
+static int write_to(int fd, const char *path, const struct st_item *items, int n,
+                    const struct ckpt_source *from, const struct st_meta *meta, int n_meta,
+                    struct file_sum *sum, struct err *e)
 {
     const struct st_item **order = NULL;
     char *header = NULL;
     struct sink s;
     int st;
-    TRY(mem_array((void **)&order, (size_t)max_i64(n, 0), sizeof *order, e));
+    TRY_OUT(mem_array((void **)&order, (size_t)max_i64(n, 0), sizeof *order, e));
     for (int i = 0; i < n; i++) {
         order[i] = &items[i];
         if (items[i].name == NULL) {
@@ -224,14 +244,24 @@ int st_write_from(const char *path, const struct st_item *items, int n,
     }
     qsort(order, (size_t)n, sizeof *order, by_size_then_name);
     TRY_OUT(make_header(order, n, from != NULL, meta, n_meta, &header, e));
-    st = sink_open(&s, path, e);
+    st = sink_open(&s, path, fd, e);
+    fd = -1; /* the sink's now */
     if (st == ST_OK)
         st = write_all(&s, header, order, n, from, e);
     st = sink_close(&s, st, sum, e);
 out:
+    if (fd >= 0)
+        close(fd);
     free(header);
     free(order);
     return st;
+}
+
+int st_write_from(const char *path, const struct st_item *items, int n,
+                  const struct ckpt_source *from, const struct st_meta *meta, int n_meta,
+                  struct file_sum *sum, struct err *e)
+{
+    return write_to(-1, path, items, n, from, meta, n_meta, sum, e);
 }
 
 int st_write_stream(const char *path, const struct st_item *items, int n, const struct ckpt_source *from,
@@ -245,7 +275,7 @@ int bytes_write_new(const char *path, const void *bytes, size_t n, struct file_s
                     struct err *e)
 {
     struct sink s;
-    int st = sink_open(&s, path, e);
+    int st = sink_open(&s, path, -1, e);
     if (st == ST_OK)
         st = sink_put(&s, bytes, n, e);
     return sink_close(&s, st, sum, e);
@@ -256,6 +286,7 @@ int file_checksum(const char *path, struct file_sum *sum, struct err *e)
     XXH3_state_t *hash = XXH3_createState();
     char *buffer = NULL;
     ssize_t got = 0;
+    int64_t size;
     int st = ST_OK, fd = -1;
     *sum = (struct file_sum){0};
     TRY_OUT(mem_aligned((void **)&buffer, SINK_BYTES, 64, e));
@@ -264,15 +295,14 @@ int file_checksum(const char *path, struct file_sum *sum, struct err *e)
         goto out;
     }
     /* read() and not a map: an I/O error is then an error and not a signal. */
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) {
-        st = err_errno(e, "cannot open %s", path);
-        goto out;
-    }
+    TRY_OUT(file_open_regular(path, &fd, &size, e));
     while ((got = read(fd, buffer, SINK_BYTES)) > 0 || (got < 0 && errno == EINTR)) {
         if (got <= 0)
             continue;
-        XXH3_64bits_update(hash, buffer, (size_t)got);
+        if (XXH3_64bits_update(hash, buffer, (size_t)got) != XXH_OK) {
+            st = err_set(e, ST_INTERNAL, "cannot hash %s", path);
+            goto out;
+        }
         sum->bytes += got;
     }
     if (got < 0)
@@ -286,23 +316,32 @@ out:
     return st;
 }
 
+/* What was written must be readable before it takes a name that somebody relies on. */
+static int read_back(const char *path, int n, struct err *e)
+{
+    struct st_file *f;
+    TRY(st_open(&f, path, e));
+    int have = st_count(f);
+    st_close(f);
+    return have == n ? ST_OK : err_set(e, ST_CORRUPT, "%s was written with %d tensors and reads back with %d", path, n, have);
+}
+
 int st_write_file(const char *path, const struct st_item *items, int n, const struct st_meta *meta,
                   int n_meta, struct err *e)
 {
-    char tmp[4096];
+    char tmp[FILE_TEMP_MAX];
     struct file_sum sum;
-    if (snprintf(tmp, sizeof tmp, "%s.tmp-%ld", path, (long)getpid()) >= (int)sizeof tmp)
-        return err_set(e, ST_INVALID, "path too long: %.200s...", path);
-    if (unlink(tmp) != 0 && errno != ENOENT) /* left by a killed process of the same number */
-        return err_errno(e, "cannot remove %s", tmp);
-    TRY(st_write_new(tmp, items, n, meta, n_meta, &sum, e));
-    if (rename(tmp, path) != 0) {
-        int st = err_errno(e, "cannot rename %s to %s", tmp, path);
+    int fd;
+    file_temp_clean(NULL, path);
+    TRY(file_temp_open(path, tmp, &fd, e));
+    int st = write_to(fd, tmp, items, n, NULL, meta, n_meta, &sum, e);
+    if (st == ST_OK)
+        st = read_back(tmp, n, e);
+    if (st == ST_OK && rename(tmp, path) != 0)
+        st = err_errno(e, "cannot rename %s to %s", tmp, path);
+    if (st != ST_OK) {
         unlink(tmp);
         return st;
     }
-    char *slash = strrchr(tmp, '/');
-    if (slash != NULL)
-        *(slash == tmp ? slash + 1 : slash) = '\0';
-    return file_sync_dir(slash ? tmp : ".", e);
+    return file_sync_parent(path, e);
 }

@@ -314,7 +314,7 @@ int cmd_ckpt(int argc, char **argv)
                 wanted[which], wanted[which] == 1 ? "" : "s", argc - 2);
         err_hint(&e, "see braid ckpt --help");
     } else if (actions[which](argv + 2, &e) == ST_OK)
-        return fflush(stdout) == 0 ? 0 : 1;
+        return 0;
     fflush(stdout);
     if (e.msg[0])
         err_print(&e, stderr);

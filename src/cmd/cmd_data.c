@@ -166,8 +166,6 @@ int cmd_data(int argc, char **argv)
     else
         st = usage_error(&e, argc < 2 ? "data needs a subcommand" : "unknown data subcommand",
                          argc < 2 ? NULL : argv[1]);
-    if (st == ST_OK && (fflush(stdout) != 0 || ferror(stdout)))
-        st = err_errno(&e, "cannot write to standard output");
     if (st != ST_OK)
         err_print(&e, stderr);
     return st == ST_OK ? 0 : 1;

@@ -20,7 +20,7 @@ struct job {
 };
 
 /* A model of token files may know ids that the tokenizer does not: they are printed as numbers. */
-static void emit(struct job *j, int32_t id)
+static int emit(struct job *j, int32_t id, struct err *e)
 {
     uint8_t text[64];
     size_t n;
@@ -33,7 +33,7 @@ static void emit(struct job *j, int32_t id)
         j->noted = true;
         printf("<%d>", (int)id);
     }
-    fflush(stdout);
+    return fflush(stdout) == 0 ? ST_OK : err_errno(e, "cannot write to standard output");
 }
 
 /* Text becomes ids of the tokenizer, which the embedding may lack when the model was trained on token files. */
@@ -60,7 +60,7 @@ static int one_sample(struct job *j, size_t n_prompt, int64_t number, struct err
         int32_t id = sample_token(&s, &logits, j->c.model.vocab, (uint64_t)i, j->scratch);
         if (id == j->tok.eod)
             break;
-        emit(j, id);
+        TRY(emit(j, id, e));
         if (i + 1 < o->tokens)
             TRY(generator_feed(&j->g, &id, 1, &logits, e));
     }

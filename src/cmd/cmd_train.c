@@ -9,54 +9,58 @@ static const char usage[] =
     "usage: braid train [FILE.ini] [--section.key=value ...]\n\n"
     "Trains the configured model. With run.dir set, the folder receives config.ini, metrics.jsonl, TensorBoard events,\n"
     "report.html and checkpoints; the same command again continues the run from its newest checkpoint, bit for bit.\n"
-    "SIGINT and SIGTERM save a checkpoint after the current step and stop.\n"
+    "SIGINT, SIGTERM and SIGHUP save a checkpoint after the current step and stop.\n"
     "Several ranks: mpirun -np N braid train ..., or --parallel.ranks=N for threads of one process.\n";
 
 /* What every rank of this process starts from. */
 struct job {
     struct config c;
     struct cmd_ranks ranks;
+    struct dir_lock *lock; /* of run.dir, in the process that writes there */
     struct ckpt *from;
     bool warm; /* from gives the weights only */
 };
 
-/* The checkpoint to continue, if the run folder has one and run.resume allows. */
+/* The checkpoint to continue: the newest intact one of the run folder, or that of run.load_step. Damaged ones are named,
+ * and where there are only such, that is an error: a run never starts over because its checkpoints cannot be read. */
 static int find_resume(struct config *c, bool speaks, struct ckpt **out, struct err *e)
 {
     *out = NULL;
-    if (c->run.dir[0] == '\0')
+    if (c->run.dir[0] == '\0' && c->run.load_step >= 0)
+        return err_set(e, ST_USAGE, "run.load_step=%lld continues a run, and run.dir is not set", (long long)c->run.load_step);
+    if (c->run.dir[0] == '\0' || c->run.resume == CFG_RESUME_NEVER)
         return ST_OK;
-    struct ckpt_info *list = NULL;
-    int n = 0, complete = 0;
-    char *saved = path_join(c->run.dir, "checkpoints"); /* not there yet if the run stopped before its first one */
-    if (saved == NULL)
-        return err_set(e, ST_NOMEM, "out of memory");
-    int listed = file_is_dir(saved) ? ckpt_list(c->run.dir, &list, &n, e) : ST_OK;
-    free(saved);
-    TRY(listed);
-    for (int i = 0; i < n; i++)
-        complete += list[i].complete;
-    int damaged = n - complete;
-    ckpt_list_free(list, n);
-    if (complete == 0 && c->run.resume == CFG_RESUME_MUST) {
-        err_set(e, ST_USAGE, "run.resume=must, but %s holds no complete checkpoint (%d damaged)", c->run.dir, damaged);
-        return err_hint(e, "use run.resume=auto to start a new run there");
-    }
-    if (complete == 0)
-        return ST_OK;
-    if (c->run.resume == CFG_RESUME_NEVER) {
-        err_set(e, ST_USAGE, "run.resume=never, but %s already holds %d checkpoint%s", c->run.dir, complete, complete == 1 ? "" : "s");
-        return err_hint(e, "choose another run.dir, or continue this run with run.resume=auto");
-    }
-    TRY(ckpt_open(out, c->run.dir, e));
-    struct buf changes;
+    struct buf damage, changes;
+    buf_init(&damage, 0);
     buf_init(&changes, 0);
-    const char *text = ckpt_config_text(*out);
-    int st = config_load_saved(c, text, strlen(text), ckpt_path(*out), CFG_SAVED_ALL, &changes, e);
-    if (st == ST_OK && speaks)
-        fprintf(stderr, "continuing %s at step %lld\n%s", c->run.dir, (long long)ckpt_step(*out), changes.text ? changes.text : "");
+    int st = ckpt_open_intact(out, c->run.dir, c->run.load_step, &damage, e);
+    if (st == ST_OK && *out == NULL && c->run.resume == CFG_RESUME_MUST) {
+        st = err_set(e, ST_USAGE, "run.resume=must, but %s holds no checkpoint", c->run.dir);
+        err_hint(e, "use run.resume=auto to start a new run there");
+    }
+    if (speaks && damage.len > 0 && damage.text != NULL)
+        fprintf(stderr, "warning: %s", damage.text);
+    if (st == ST_OK && *out != NULL) {
+        const char *text = ckpt_config_text(*out);
+        st = config_load_saved(c, text, strlen(text), ckpt_path(*out), CFG_SAVED_ALL, &changes, e);
+        if (st == ST_OK && speaks)
+            fprintf(stderr, "continuing %s at step %lld\n%s", c->run.dir, (long long)ckpt_step(*out), changes.text ? changes.text : "");
+    }
     buf_release(&changes);
+    buf_release(&damage);
     return st;
+}
+
+/* Nobody else may write into the run folder from here on. */
+static int lock_run(struct job *j, struct err *e)
+{
+    struct err note = {0};
+    if (j->lock != NULL || j->c.run.dir[0] == '\0' || !cmd_speaks(&j->ranks))
+        return ST_OK;
+    TRY(dir_lock_take(&j->lock, j->c.run.dir, NULL, &note, e));
+    if (note.msg[0] != '\0')
+        fprintf(stderr, "note: %s\n", note.msg);
+    return ST_OK;
 }
 
 /* From before the first thread starts, so that all inherit it: a thread with these signals open would take
@@ -64,9 +68,7 @@ static int find_resume(struct config *c, bool speaks, struct ckpt **out, struct 
 static void hold_stop_signals(void)
 {
     sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
+    stop_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
@@ -92,6 +94,26 @@ static void announce(const struct trainer *t)
     buf_release(&text);
 }
 
+/* Before the first step, in the process that writes: what a killed run left is completed or removed, and checkpoints
+ * that are not of this run any more are moved aside. */
+static int start_folder(struct trainer *t, struct err *e)
+{
+    const struct config *c = t->cfg;
+    char *to = NULL;
+    int moved = 0;
+    if (c->run.dir[0] == '\0' || !trainer_speaks(t))
+        return ST_OK;
+    ckpt_tidy(c->run.dir, t->step, (int)c->run.keep);
+    if (c->run.resume != CFG_RESUME_NEVER && c->run.load_step < 0)
+        return ST_OK;
+    bool over = c->run.resume == CFG_RESUME_NEVER;
+    int st = ckpt_set_aside(c->run.dir, over ? -1 : t->step, &to, &moved, e);
+    if (moved > 0)
+        fprintf(stderr, "moved %d %s checkpoint%s to %s\n", moved, over ? "earlier" : "later", moved == 1 ? "" : "s", to);
+    free(to);
+    return st;
+}
+
 /* Continuing takes everything from the checkpoint; a warm start takes the weights and begins at step 0. */
 static int train(struct trainer *t, const struct rank_place *place, const struct job *j, struct err *e)
 {
@@ -99,12 +121,15 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
     if (place->world != NULL)
         TRY(world_same(place->world, "checkpoint", j->from != NULL ? ckpt_path(j->from) : "", e));
     TRY(trainer_open_on(t, c, place, j->warm ? NULL : j->from, true, e));
+    t->lock = trainer_speaks(t) ? j->lock : NULL;
+    TRY(trainer_identify_data(t, j->warm ? NULL : j->from, e));
     if (j->warm)
         TRY(load_params(&t->model, j->from, e));
     if (j->from == NULL && c->run.load_weights[0] != '\0')
         TRY(cmd_take_weights(&t->model, e));
     if (!c->run.quiet && trainer_speaks(t))
         announce(t);
+    TRY(start_folder(t, e));
     if (t->step < c->train.steps)
         return trainer_run(t, e);
     if (trainer_speaks(t))
@@ -128,6 +153,8 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
     TRY(cmd_count_ranks(c, &j->ranks, e));
+    if (c->run.dir[0] != '\0' && file_is_dir(c->run.dir)) /* a command that is refused makes no folder */
+        TRY(lock_run(j, e));
     TRY(find_resume(c, cmd_speaks(&j->ranks), &j->from, e));
     j->warm = j->from == NULL && c->run.load[0] != '\0';
     if (j->warm) {
@@ -140,7 +167,7 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
         cmd_say_unused(c);
     if (c->run.dir[0] != '\0' && cmd_speaks(&j->ranks))
         TRY(file_make_dirs(c->run.dir, e));
-    return ST_OK;
+    return lock_run(j, e);
 }
 
 static int run(struct job *j, int argc, char **argv, struct err *e)
@@ -161,6 +188,7 @@ int cmd_train(int argc, char **argv)
     int st = run(&j, argc, argv, &e);
     int code = cmd_exit(st, &e);
     ckpt_close(j.from);
+    dir_lock_release(j.lock);
     config_release(&j.c);
     return code;
 }

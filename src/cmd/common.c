@@ -89,7 +89,10 @@ int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct
         err_set(e, ST_USAGE, "no checkpoint was named");
         return err_hint(e, "give a run folder or a checkpoint folder as the first word");
     }
-    TRY(ckpt_open(out, path, e));
+    if (c->run.load_step >= 0)
+        TRY(ckpt_open_intact(out, path, c->run.load_step, NULL, e));
+    else
+        TRY(ckpt_open(out, path, e));
     const char *text = ckpt_config_text(*out);
     if (text[0] == '\0') {
         err_set(e, ST_CORRUPT, "checkpoint %s holds no configuration", ckpt_path(*out));

@@ -1,8 +1,11 @@
 /* The entry of the one binary: which command, and a short help. */
 #include "cmd/cmd.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 struct command {
     const char *name;
@@ -62,9 +65,35 @@ int cmd_help(int argc, char **argv)
     return code;
 }
 
-int main(int argc, char **argv)
+/* A descriptor that is closed at the start would be given to the next file that is opened, and messages would go into
+ * a log or a checkpoint. In the place of standard output stands one that cannot be written, so that results which nobody
+ * gets are still an error. */
+static bool open_standard_descriptors(void)
 {
-    signal(SIGXFSZ, SIG_IGN); /* a file over the limit is then a failed write, reported like a full disk */
+    static const int modes[] = {[STDIN_FILENO] = O_RDONLY, [STDOUT_FILENO] = O_RDONLY, [STDERR_FILENO] = O_WRONLY};
+    for (int fd = 0; fd < countof(modes); fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", modes[fd]) != fd)
+            return false;
+    return true;
+}
+
+/* Results that were not written are not results. A reader that went away (`braid plan | head`) did so on purpose. */
+static int check_output(int code)
+{
+    bool failed = ferror(stdout) != 0;
+    errno = 0;
+    failed |= fflush(stdout) != 0;
+    if (!failed || code != 0)
+        return code;
+    if (errno == EPIPE)
+        return 128 + SIGPIPE;
+    fprintf(stderr, "braid: error: cannot write to standard output%s%s\n", errno ? ": " : "", errno ? strerror(errno) : "");
+    fprintf(stderr, "  hint: is the disk full? What was printed is incomplete\n");
+    return 1;
+}
+
+static int run_command(int argc, char **argv)
+{
     if (argc < 2) {
         usage(stderr);
         return 2;
@@ -83,4 +112,13 @@ int main(int argc, char **argv)
     fprintf(stderr, "braid: error: unknown command '%s'\n", argv[1]);
     fprintf(stderr, near ? "  hint: did you mean '%s'?\n" : "  hint: `braid help` lists the commands\n", near);
     return 2;
+}
+
+int main(int argc, char **argv)
+{
+    signal(SIGXFSZ, SIG_IGN); /* a file over the limit is then a failed write, reported like a full disk */
+    signal(SIGPIPE, SIG_IGN); /* a terminal or pipe that goes away loses messages, not the run */
+    if (!open_standard_descriptors())
+        return 1;
+    return check_output(run_command(argc, argv));
 }

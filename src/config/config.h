@@ -186,7 +186,7 @@ struct config_data {
     const char *train, *valid, *split;
     int64_t seed;
     const char *tokenizer;
-    bool eod, eod_mask;
+    bool eod, eod_mask, accept_change;
 };
 
 struct config_run {
@@ -195,7 +195,7 @@ struct config_run {
     int64_t threads; /* (auto) */
     int64_t seed;
     int resume; /* enum config_resume */
-    int64_t save_every, keep;
+    int64_t load_step, save_every, keep;
     const char *load, *load_weights;
     int load_allow; /* enum config_load_allow */
     double minutes;

@@ -387,6 +387,9 @@ const struct option config_options[] = {
         "Attention, recurrent states and positions start anew at each document of a sequence, and the first token of a "
         "document, which nothing before it tells, is no label: Megatron's reset-attention-mask, reset-position-ids and "
         "eod-mask-loss together.")),
+    ROW(data.accept_change, "off", OPT_RUN | OPT_LOCAL, HELP(
+        "Continue a run although its data files hold other bytes than when the checkpoint was saved. The change is "
+        "logged. Without it such a run is refused, since the steps would not be those of one run.")),
 
     /* ---- [run] ---------------------------------------------------------------------------- */
     ROW(run.dir, "", OPT_RUN | OPT_LOCAL, ALIAS("save"), HELP(
@@ -399,8 +402,11 @@ const struct option config_options[] = {
     ROW(run.seed, "1", OPT_RUN, RANGE(0, MAX_SEED), ALIAS("seed"), HELP(
         "Seed of initial weights and dropout.")),
     ROW(run.resume, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(resume_values), HELP(
-        "auto continues when run.dir holds a checkpoint, must refuses to start without one, never "
-        "refuses to start with one.")),
+        "auto continues from the newest intact checkpoint of run.dir, and refuses to start when there are only damaged "
+        "ones; must also refuses when there is none; never starts over at step 0 and moves earlier checkpoints aside.")),
+    ROW(run.load_step, "-1", OPT_RUN | OPT_LOCAL, RANGE(-1, 1e12), HELP(
+        "Continue run.dir (train), or read the run folder that is named (eval, generate), from the checkpoint of this "
+        "step; -1 = the newest. Training moves later checkpoints aside.")),
     ROW(run.save_every, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("save-interval"), HELP(
         "Steps between checkpoints; 0 = only at the end or when stopped.")),
     ROW(run.keep, "2", OPT_RUN, RANGE(0, 1e6), HELP(

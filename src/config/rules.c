@@ -423,6 +423,11 @@ static bool saving_nowhere(const struct config *c)
     return c->run.dir[0] == '\0' && (c->run.save_every != 0 || c->run.resume == CFG_RESUME_MUST);
 }
 
+static bool step_of_nothing(const struct config *c)
+{
+    return c->run.load_step >= 0 && c->run.resume == CFG_RESUME_NEVER;
+}
+
 static bool two_loads(const struct config *c)
 {
     return c->run.load[0] != '\0' && c->run.load_weights[0] != '\0';
@@ -627,6 +632,9 @@ const struct rule config_rules[] = {
     {"one-load", two_loads,
      "run.load takes the model and its weights, run.load_weights the weights alone: give one of them",
      {"run.load", "run.load_weights"}},
+    {"step-to-load", step_of_nothing,
+     "run.load_step continues from a checkpoint, run.resume=never does not: give one of them",
+     {"run.load_step", "run.resume"}},
     {"allow-needs-weights", allow_without_weights,
      "run.load_allow needs run.load_weights",
      {"run.load_allow", "run.load_weights"}},

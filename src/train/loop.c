@@ -7,11 +7,16 @@
 
 /* Signals are blocked here and, by the command, in every thread before it starts; they are asked for
  * between steps: no handler, no global, and no half-done step. */
-static void stop_signals(sigset_t *set)
+void stop_signals(sigset_t *set)
 {
+    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     sigemptyset(set);
-    sigaddset(set, SIGINT);
-    sigaddset(set, SIGTERM);
+    for (int i = 0; i < countof(signals); i++) {
+        struct sigaction now;
+        /* A blocked signal is delivered to sigtimedwait even if it is ignored, so those are left out. */
+        if (sigaction(signals[i], NULL, &now) != 0 || now.sa_handler != SIG_IGN)
+            sigaddset(set, signals[i]);
+    }
 }
 
 static int pending_signal(void)
@@ -46,6 +51,8 @@ static int open_log(struct trainer *t, struct err *e)
                          .progress = c->run.quiet ? LOG_PROGRESS_OFF : LOG_PROGRESS_AUTO, .tensorboard = c->run.tensorboard,
                          .report = c->run.report, .title = title, .config = config.text, .model = model.text, .machine = t->dev.name};
     int st = log_open(&t->log, &o, e);
+    if (st == ST_OK && t->data_note != NULL)
+        log_event(t->log, LOG_NOTE, t->step, "%s", t->data_note);
     if (st == ST_OK && c->run.dir[0] && config.text != NULL) {
         char *path = path_join(c->run.dir, "config.ini");
         st = path ? file_write_atomic(path, config.text, config.len, e) : err_set(e, ST_NOMEM, "out of memory");
@@ -58,9 +65,12 @@ static int open_log(struct trainer *t, struct err *e)
 
 static int save(struct trainer *t, struct err *e)
 {
+    struct err note = {0};
     if (t->cfg->run.dir[0] == '\0')
         return ST_OK;
-    TRY(trainer_save(t, e));
+    TRY(trainer_save_noting(t, &note, e));
+    if (t->log != NULL && note.code != ST_OK)
+        log_event(t->log, LOG_NOTE, t->step, "the checkpoint is saved, but: %s", note.msg);
     if (t->log != NULL)
         log_event(t->log, LOG_CHECKPOINT, t->step, "checkpoint of step %lld", (long long)t->step);
     return ST_OK;
@@ -135,13 +145,28 @@ static int stopped(struct trainer *t, enum stop_wish why, struct err *e)
     return err_hint(e, c->run.dir[0] ? "the same command continues it" : "give --run.dir=DIR to be able to continue");
 }
 
+/* Parameters are those of the last finished step, on every rank, so they can be saved before the run ends. */
+static int data_failed(struct trainer *t, int st, struct err *e)
+{
+    struct err late = {0};
+    if (t->cfg->run.dir[0] == '\0' || t->step == 0)
+        return st;
+    if (save(t, &late) == ST_OK)
+        err_in(e, "reading data for step %lld; a checkpoint of step %lld was saved", (long long)t->step + 1, (long long)t->step);
+    else
+        err_in(e, "reading data for step %lld; saving step %lld failed too: %s", (long long)t->step + 1, (long long)t->step, late.msg);
+    return st;
+}
+
 static int loop(struct trainer *t, struct err *e)
 {
     const struct config *c = t->cfg;
     int64_t first = t->step;
     while (t->step < c->train.steps) {
         struct step_result r;
-        TRY(trainer_step(t, &r, e));
+        int st = trainer_step(t, &r, e);
+        if (st != ST_OK)
+            return t->data_failed ? data_failed(t, st, e) : st;
         TRY(report_step(t, &r, e));
         TRY(finish_trace(t, t->step - first, e));
         bool last = t->step == c->train.steps;

@@ -102,18 +102,33 @@ void ranks_close(struct ranks *r)
 
 /* ---- each step ---------------------------------------------------------------------------------------------------------- */
 
-int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, struct err *e)
+/* Every rank hears of all, since one that cannot read its data ends the run on all of them; those of a stage share a batch. */
+int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
-    int64_t *all;
-    if (t->ranks == NULL || mesh->dp == 1)
-        return ST_OK;
-    all = (int64_t *)t->ranks->words;
-    TRY(comm_host_gather(mesh->dp_comm, "label counts", counts, n * (int64_t)sizeof *counts, all, e));
+    struct count_word {
+        int64_t failed, counts[1 + MTP_MAX_DEPTHS];
+    } mine = {.failed = st != ST_OK}, *all;
+    _Static_assert(sizeof mine <= WORD_ROOM, "a word fits its room");
+    t->data_failed = st != ST_OK;
+    if (t->ranks == NULL)
+        return st;
+    all = (struct count_word *)t->ranks->words;
+    for (int k = 0; k < n; k++)
+        mine.counts[k] = counts[k];
+    int gathered = comm_host_gather(mesh->all, "label counts", &mine, (int64_t)sizeof mine, all, st == ST_OK ? e : NULL);
+    if (gathered != ST_OK) { /* the others are gone; an error of this rank's own says more */
+        t->data_failed = false;
+        return st != ST_OK ? st : gathered;
+    }
+    for (int r = 0; r < mesh->world; r++)
+        t->data_failed |= all[r].failed != 0;
+    if (t->data_failed)
+        return comm_agree(mesh->all, "data", st, e);
     for (int k = 0; k < n; k++) {
         counts[k] = 0;
-        for (int r = 0; r < mesh->dp; r++)
-            counts[k] += all[r * n + k];
+        for (int d = 0; d < mesh->dp; d++)
+            counts[k] += all[mesh->pp_rank * mesh->dp + d].counts[k];
     }
     return ST_OK;
 }

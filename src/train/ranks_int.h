@@ -10,10 +10,14 @@ struct step_word {
     double stop;                     /* enum stop_wish; the largest counts */
 };
 
+/* trainer_save; note (may be NULL) gets what failed after the checkpoint was safe, on the rank that writes. */
+int trainer_save_noting(struct trainer *t, struct err *note, struct err *e);
+
 int ranks_open(struct trainer *t, struct err *e);
 void ranks_close(struct ranks *r);
-/* counts become sums over the ranks that share the batch. */
-int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, struct err *e);
+/* counts become sums over the ranks that share the batch. st: could this rank read its data? If one could not, every rank
+ * gets its error, and t->data_failed is set. */
+int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct err *e);
 int ranks_after_step(struct trainer *t, struct step_word *w, struct err *e);
 /* *value becomes the largest of all ranks. */
 int ranks_largest(struct trainer *t, const char *what, double *value, struct err *e);

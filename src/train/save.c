@@ -52,6 +52,7 @@ struct saver {
     struct ckpt_item *items;
     struct request *request;        /* that belongs to each item */
     int n;
+    struct err *note; /* of ckpt_save */
     struct tensor whole; /* the tensor being put together */
     int64_t room;
 };
@@ -217,7 +218,7 @@ static int write_files(struct saver *s, struct err *e)
     struct ckpt_source source = {.fetch = fetch, .ctx = s};
     struct ckpt_save_args args = {
         .run_dir = t->cfg->run.dir, .step = t->step, .items = s->items, .n_items = s->n, .source = &source, .config_text = config.text,
-        .keep = (int)t->cfg->run.keep,
+        .keep = (int)t->cfg->run.keep, .data = t->data, .n_data = t->n_data, .lock = t->lock, .note = s->note,
         .counters = {.samples = t->step * t->cfg->train.global_batch, .tokens = t->tokens_seen, .seed = (uint64_t)t->cfg->run.seed,
                      .wall_seconds = t->train_seconds}};
     st = ckpt_save(&args, e);
@@ -230,12 +231,14 @@ out:
     return st;
 }
 
-int trainer_save(struct trainer *t, struct err *e)
+int trainer_save(struct trainer *t, struct err *e) { return trainer_save_noting(t, NULL, e); }
+
+int trainer_save_noting(struct trainer *t, struct err *note, struct err *e)
 {
     struct full_table full;
     int st;
     TRY(full_table_open(&full, &t->model, e));
-    struct saver s = {.t = t, .full = full.params, .local = full.local};
+    struct saver s = {.t = t, .full = full.params, .local = full.local, .note = note};
     if (trainer_speaks(t))
         st = tell_end(&s, write_files(&s, e), e);
     else

@@ -24,14 +24,17 @@ void loss_scales(const struct config *cfg, const int64_t *counts, int depths, do
 static int take_batches(struct trainer *t, struct err *e)
 {
     int64_t rows = t->cfg->train.micro_batch * t->cfg->train.seq;
+    int st = ST_OK;
     for (int i = 0; i < countof(t->labels); i++)
         t->labels[i] = 0;
     for (int64_t k = 0; k < t->n_micro; k++) {
-        TRY(batcher_next(t->batcher, &t->micro[k], e));
+        st = batcher_next(t->batcher, &t->micro[k], e);
+        if (st != ST_OK)
+            break;
         count_labels(t->micro[k]->labels, t->cfg->data.eod_mask ? t->micro[k]->doc_start : NULL, rows, t->cfg->train.seq, t->train.n_mtp,
                      t->labels);
     }
-    TRY(ranks_sum_counts(t, t->labels, countof(t->labels), e));
+    TRY(ranks_sum_counts(t, t->labels, countof(t->labels), st, e));
     loss_scales(t->cfg, t->labels, t->train.n_mtp, t->scale);
     return ST_OK;
 }

@@ -7,6 +7,8 @@
 #include "optim/optim.h"
 #include "train/log.h"
 
+#include <signal.h>
+
 /* Where a trainer stands among the ranks of a run, and what of the machine is its own. Groups and world are the caller's. */
 struct rank_place {
     struct mesh mesh;
@@ -57,6 +59,11 @@ struct trainer {
     double mean_loss[1 + MTP_MAX_DEPTHS];     /* of the last step, main loss first */
     enum stop_wish (*stop_wish)(struct trainer *t); /* asked after each step; NULL: nobody wants to stop */
     double deadline;                          /* monotonic seconds; 0: none */
+    struct dir_lock *lock;                    /* of run.dir, on the rank that writes there; NULL: each save takes it */
+    struct ckpt_data *data;                   /* identity of every data file; owned, with the paths */
+    int n_data;
+    char *data_note;                          /* what changed in them since the checkpoint, and was accepted; NULL: nothing */
+    bool data_failed;                         /* the last step could not read its data, on some rank; nothing was updated */
     int64_t replayed;                         /* steps, and batches of evaluations, taken again with larger buffers */
     bool noted_bits, noted_eval;              /* the log says once what an evaluation lacks */
 };
@@ -97,8 +104,13 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
 /* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are taken again. */
 int trainer_replan(struct trainer *t, struct err *e);
-/* The whole run; stops early (checkpoint first) on SIGINT, SIGTERM or run.minutes. */
+/* Which bytes the data files hold: recorded with every checkpoint, compared over ranks, and with what `from` (may be NULL)
+ * recorded. A difference is ST_CONFLICT, unless data.accept_change is on. Every rank calls it. */
+int trainer_identify_data(struct trainer *t, const struct ckpt *from, struct err *e);
+/* The whole run; stops early (checkpoint first) on a stop signal, on run.minutes, or when data cannot be read. */
 int trainer_run(struct trainer *t, struct err *e);
+/* SIGINT, SIGTERM and SIGHUP, without those that the process was started to ignore (nohup). */
+void stop_signals(sigset_t *set);
 
 /* Labels that count at each MTP depth (0: the main loss) are added to counts. */
 void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts);

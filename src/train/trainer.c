@@ -276,6 +276,10 @@ void trainer_close(struct trainer *t)
     model_plan_release(&t->eval);
     model_release(&t->model);
     dev_close(&t->dev);
+    for (int i = 0; i < t->n_data; i++)
+        free((char *)(uintptr_t)t->data[i].file.path);
+    free(t->data);
+    free(t->data_note);
     free(t->micro);
     free(t->run);
     *t = (struct trainer){0};

@@ -196,12 +196,12 @@ static void the_newest_is_found_by_scanning(void **state)
     assert_int_equal(newest(w), 30);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(newest(w), 30);
-    /* Not complete by size: the next older one is the newest complete. */
-    assert_int_equal(truncate(at(w, "step-00000030/model.safetensors", path), 50), 0);
-    assert_int_equal(newest(w), 20);
-    assert_int_equal(unlink(at(w, "step-00000020/manifest.json", path)), 0);
-    assert_int_equal(newest(w), 10);
+    /* A damaged newest is refused, with the name of an older one; it is not passed over in silence. */
     struct ckpt *c;
+    assert_int_equal(truncate(at(w, "step-00000030/model.safetensors", path), 50), 0);
+    assert_fails(ckpt_open(&c, w->run, &w->e), ST_CORRUPT, &w->e, "step-00000020");
+    assert_int_equal(unlink(at(w, "step-00000020/manifest.json", path)), 0);
+    assert_fails(ckpt_open(&c, w->run, &w->e), ST_CORRUPT, &w->e, "step-00000010");
     assert_fails(ckpt_open(&c, at(w, "step-00000030/", path), &w->e), ST_CORRUPT, &w->e,
                  "has 50 bytes");
     assert_non_null(strstr(w->e.hint, "step-00000010"));
@@ -355,7 +355,7 @@ static void foreign_and_missing_folders_are_explained(void **state)
     snprintf(path, sizeof path, "%s/checkpoints/step-00000001", w->run);
     assert_ok(file_make_dirs(path, &w->e), &w->e);
     assert_fails(ckpt_open(&c, w->run, &w->e), ST_CORRUPT, &w->e,
-                 "step-00000001: manifest.json is missing");
+                 "step-00000001 is damaged (manifest.json is missing)");
     assert_ok(file_remove_tree(path, &w->e), &w->e);
     assert_fails(ckpt_open(&c, w->run, &w->e), ST_INVALID, &w->e, "no checkpoint in");
     snprintf(path, sizeof path, "%s/manifest.json", w->run);
@@ -441,33 +441,30 @@ static void an_old_folder_alone_is_found_and_restored(void **state)
 static void leftovers_of_dead_writers_are_cleaned(void **state)
 {
     struct world *w = *state;
-    char path[512], own[512], living[512];
+    char path[512], own[512];
     save(w, 10);
     assert_int_equal(
         rename(at(w, "step-00000010", path), at(w, "step-00000010.tmp-2147483646", own)), 0);
     struct ckpt *c;
     assert_fails(ckpt_open(&c, w->run, &w->e), ST_INVALID, &w->e,
                  "no checkpoint"); /* tmp is ignored */
-    snprintf(own, sizeof own, "%s/checkpoints/step-00000003.tmp-%ld", w->run, (long)getpid());
-    snprintf(living, sizeof living, "%s/checkpoints/step-00000004.tmp-%ld", w->run,
-             (long)getppid());
+    snprintf(own, sizeof own, "%s/checkpoints/step-00000003.tmp-0123456789abcdef", w->run);
     assert_ok(file_make_dirs(own, &w->e), &w->e);
-    assert_ok(file_make_dirs(living, &w->e), &w->e);
     assert_ok(file_make_dirs(at(w, "step-5", path), &w->e), &w->e); /* not ours */
     save(w, 20);
     assert_false(file_exists(own));
-    assert_true(file_exists(living)); /* its writer may still be at work */
     assert_true(file_exists(path));
     assert_false(file_exists(at(w, "step-00000010.tmp-2147483646", path)));
-    /* A complete .old of our own number beside a damaged final one. */
+    /* A complete .old beside a damaged final one. */
     char final[512], old[512];
-    snprintf(old, sizeof old, "%s/checkpoints/step-00000020.old-%ld", w->run, (long)getpid());
+    snprintf(old, sizeof old, "%s/checkpoints/step-00000020.old-00000000000000aa", w->run);
     assert_int_equal(rename(at(w, "step-00000020", final), old), 0);
     assert_ok(file_make_dirs(final, &w->e), &w->e);
     assert_int_equal(newest(w), 20);
     save(w, 20);
-    assert_false(file_exists(old));
     assert_int_equal(newest(w), 20);
+    save(w, 30);
+    assert_false(file_exists(old)); /* now that its successor is complete */
 }
 
 static void only_the_wanted_number_is_kept(void **state)
@@ -561,8 +558,8 @@ static void folder_names_are_parsed_strictly(void **state)
     (void)state;
     struct folder f;
     assert_true(folder_parse_name("step-00000100", &f) && f.step == 100 && f.kind == FOLDER_FINAL);
-    assert_true(folder_parse_name("step-123456789.old-17", &f) && f.kind == FOLDER_OLD &&
-                f.pid == 17);
+    assert_true(folder_parse_name("step-123456789.old-17", &f) && f.kind == FOLDER_OLD && f.id == 0x17);
+    assert_true(folder_parse_name("step-00000100.old-0123456789abcdef", &f) && f.id == 0x0123456789abcdef);
     assert_true(folder_parse_name("step-00000100.tmp-1", &f) && f.kind == FOLDER_TMP);
     static const char *const bad[] = {"step-100",
                                       "step-0000100",
@@ -571,6 +568,8 @@ static void folder_names_are_parsed_strictly(void **state)
                                       "step-",
                                       "step-00000100.tmp-",
                                       "step-00000100.tmp--1",
+                                      "step-00000100.tmp-00123456789abcdef",
+                                      "step-00000100.tmp-0X",
                                       "step-00000100.bak-1",
                                       "step-99999999999999999999",
                                       "step-00000100.old-1.tmp-2",

@@ -32,9 +32,10 @@ ok "an option left out is the run's own" runs "$BRAID" train --run.dir="$dir/oth
 ok "also in the config it leaves" grep -q '^schedule = constant' "$dir/other/config.ini"
 
 # ---- run.resume -----------------------------------------------------------------------------------------
+cp -r "$dir/tenth" "$dir/used"
 ok "run.resume=must needs a checkpoint" fails 2 'run.resume=must' train --run.resume=must --run.dir="$dir/fresh"
 ok "and makes no folder" test ! -e "$dir/fresh"
-ok "run.resume=never refuses a used folder" fails 2 'run.resume=never' train --run.resume=never --run.dir="$dir/tenth"
+ok "run.resume=never starts over in a used folder" says "moved 2 earlier checkpoints" train --run.resume=never --train.steps=3 --run.dir="$dir/used"
 ok "it starts in a fresh one" runs train --run.resume=never --train.steps=3 --run.dir="$dir/fresh"
 ok "run.resume=must continues" says 'at step 20' train $constant --run.resume=must --train.steps=21 --run.dir="$dir/tenth"
 
