@@ -112,6 +112,7 @@ help:
 	@echo "make SAN=address,undefined B=build-asan test"
 	@echo "make check-gpu  tests that need a GPU; make gpu-tests only builds them (CARRY=yes: to be run elsewhere)"
 	@echo "make check-emu  CUDA kernels on an emulator, without a GPU (tests/emu/README.md); make emu only builds it"
+	@echo "make torture    failing calls, kills and power cuts; tests/torture/run runs them"
 	@echo "make fuzz       fuzz targets (clang); tests/fuzz/run builds and runs them"
 	@echo "make docs       docs/options.md from the option table"
 	@echo "make found      which libraries and compilers were found"
@@ -234,6 +235,19 @@ $(B)/emu/selftest: $(B)/emu/selftest.o $(EMU_MACHINE)
 emu: $(EMU_BIN) $(B)/emu/selftest
 check-emu: emu
 	@tests/emu/run $(B)
+
+# ---- tests/torture: faults, kills and power cuts; see its README ---------------------------------------------------------------
+# The libraries for LD_PRELOAD replace functions of libc, so they are built without the compiler's knowledge of them.
+TORTURE_LIB_FLAGS := -std=c11 -D_GNU_SOURCE -g -O2 -Wall -Wextra -Werror -fPIC -shared -fno-builtin -MMD -MP
+TORTURE_BIN := $(B)/tests/torture/fault.so $(B)/tests/torture/record.so $(B)/tests/torture/torture $(B)/tests/torture/powercut
+$(B)/tests/torture/%.so: tests/torture/%.c | needs
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(TORTURE_LIB_FLAGS) -o $@ $< -ldl -lpthread
+$(B)/tests/torture/torture $(B)/tests/torture/powercut: $(B)/tests/torture/%: tests/torture/%.c tests/torture/scenarios.c $(call libs_for,base)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -Itests/torture $(LDFLAGS) -o $@ $< tests/torture/scenarios.c $(filter %.a,$^) $(LIBS)
+.PHONY: torture
+torture: $(TORTURE_BIN)
 
 # ---- fuzzers: tests/fuzz/fuzz_<folder>_<what>.c with its corpus in tests/fuzz/corpus/<what> ---------
 # tests/fuzz/run runs them. They need clang: the folders are compiled once more under $(B)/fuzz, with

@@ -283,7 +283,9 @@ int file_make_dirs(const char *path, struct err *e)
             continue;
         char saved = partial[i];
         partial[i] = '\0';
-        if (mkdir(partial, 0777) != 0 && errno != EEXIST)
+        if (mkdir(partial, 0777) == 0)
+            TRY(file_sync_parent(partial, e)); /* what is synced inside would be lost with the name */
+        else if (errno != EEXIST)
             return err_errno(e, "cannot create folder %s", partial);
         partial[i] = saved;
     }

@@ -225,8 +225,9 @@ static int remove_checkpoint(const char *dir, const struct folder *f, struct err
     char *doomed = folder_path(dir, f->step, FOLDER_TMP, random_u64());
     if (doomed == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
-    int st = rename(f->path, doomed) == 0 ? file_remove_tree(doomed, e)
-                                          : err_errno(e, "cannot rename %s to %s", f->path, doomed);
+    int st = rename(f->path, doomed) == 0 ? file_sync_dir(dir, e) : err_errno(e, "cannot rename %s to %s", f->path, doomed);
+    if (st == ST_OK) /* only now: else a power cut could lose the files and keep the name */
+        st = file_remove_tree(doomed, e);
     free(doomed);
     return st;
 }

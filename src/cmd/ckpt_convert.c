@@ -40,6 +40,27 @@ static int parse_blocks(const char *word, int64_t *out, struct err *e)
     return err_hint(e, "rows of a block, as in model.glu_interleave; 0: all gate rows, then all up rows");
 }
 
+/* A folder where an earlier conversion failed or was killed: nothing but an empty checkpoints/, temporary folders in it, a
+ * lock. */
+static bool only_leftovers(const char *dst)
+{
+    char **names = NULL, *inside = path_join(dst, "checkpoints");
+    int n = 0;
+    bool only = inside != NULL && file_list_dir(dst, &names, &n, NULL) == ST_OK;
+    for (int i = 0; i < n; i++)
+        only = only && (strcmp(names[i], "checkpoints") == 0 || strcmp(names[i], "lock") == 0);
+    file_free_list(names, n);
+    names = NULL;
+    n = 0;
+    if (only && file_is_dir(inside))
+        only = file_list_dir(inside, &names, &n, NULL) == ST_OK;
+    for (int i = 0; i < n; i++)
+        only = only && strstr(names[i], ".tmp-") != NULL;
+    file_free_list(names, n);
+    free(inside);
+    return only;
+}
+
 static int parse_words(struct convert_args *a, int argc, char **argv, struct err *e)
 {
     for (int i = 0; i < argc; i++) {
@@ -62,7 +83,7 @@ static int parse_words(struct convert_args *a, int argc, char **argv, struct err
         err_set(e, ST_USAGE, "ckpt convert needs a source, a destination and --layout=");
         return err_hint(e, "braid ckpt convert RUN NEW.safetensors --layout=stacked");
     }
-    if (!file_exists(a->dst))
+    if (!file_exists(a->dst) || only_leftovers(a->dst))
         return ST_OK;
     err_set(e, ST_USAGE, "%s is there already", a->dst);
     return err_hint(e, "name a new folder or file; nothing is replaced");
@@ -115,15 +136,23 @@ static int write_folder(const char *dst, const struct ckpt *c, struct key_output
                                             .host = out[s].items[i].host,
                                             .section = s == KEYS_MODEL ? CKPT_MODEL : CKPT_OPTIM};
         }
+    struct ckpt_data *data = NULL;
+    int n_data = ckpt_data_count(c), st = mem_array((void **)&data, (size_t)n_data, sizeof *data, e);
+    for (int i = 0; st == ST_OK && i < n_data; i++)
+        data[i] = ckpt_data_at(c, i);
     struct ckpt_save_args args = {.run_dir = dst,
                                   .step = ckpt_step(c),
                                   .items = items,
                                   .n_items = n,
                                   .config_text = ckpt_config_text(c),
+                                  .data = data,
+                                  .n_data = n_data,
                                   .counters = *ckpt_counters(c)};
-    int st = ckpt_save(&args, e);
+    if (st == ST_OK)
+        st = ckpt_save(&args, e);
     if (st == ST_OK)
         printf("%s: step %lld, %d tensors\n", dst, (long long)args.step, n);
+    free(data);
     free(items);
     return st;
 }

@@ -206,12 +206,15 @@ static int threads_recv(struct comm *c, struct lane *l, void *data, const struct
     struct letter *letter = NULL, like = addressed(c, l, peer, c->world->rank, from->tag);
     struct wait t = wait_begin();
     pthread_mutex_lock(&h->lock);
-    while (st == ST_OK && (letter = mail_take(&h->mail, &like)) == NULL) {
+    /* Once more after a look that found the peer ended: what it sent before may have come while the board was read. */
+    while ((letter = mail_take(&h->mail, &like)) == NULL && st == ST_OK) {
         nap(h);
         st = look(c, &t, &peer, 1, e);
     }
     pthread_mutex_unlock(&h->lock);
-    TRY(st);
+    if (letter == NULL)
+        return st;
+    st = ST_OK;
     if (letter->bytes != from->bytes)
         st = err_set(e, ST_INTERNAL, "rank %d receives %lld bytes from rank %d (tag %d), which sent %lld", c->world->rank, (long long)from->bytes, peer,
                      from->tag, (long long)letter->bytes);

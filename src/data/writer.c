@@ -215,12 +215,20 @@ int token_writer_close(struct token_writer *w, struct err *e)
     TRY_OUT(out_finish(&w->idx, e));
     if (w->replace && unlink(w->idx.path) != 0 && errno != ENOENT)
         TRY_OUT(err_errno(e, "cannot replace %s", w->idx.path));
+    /* Names reach the disk in any order unless they are synced: never a new .bin beside an old .idx, an .idx without its
+     * .bin, or a .bin alone without the temporary name that tells whose it is. */
+    TRY_OUT(file_sync_parent(w->bin.path, e));
     TRY_OUT(out_rename(&w->bin, e));
-    st = out_rename(&w->idx, e);
-    if (st != ST_OK)
-        unlink(w->bin.path); /* a .bin alone is of no use to anyone */
-    else
+    st = file_sync_parent(w->bin.path, e);
+    if (st == ST_OK)
+        st = out_rename(&w->idx, e);
+    if (st == ST_OK)
         st = file_sync_parent(w->bin.path, e);
+    if (st != ST_OK) { /* half a pair is of no use to anyone, nor one that may vanish */
+        if (w->idx.tmp == NULL)
+            unlink(w->idx.path);
+        unlink(w->bin.path);
+    }
 out:
     token_writer_abort(w);
     return st;

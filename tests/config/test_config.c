@@ -252,6 +252,7 @@ static const struct rule_case rule_cases[] = {
     {"saving-needs-dir", {"run.save_every", "10"}},
     {"saving-needs-dir", {"run.resume", "must"}},
     {"one-load", {"run.load", "a", "run.load_weights", "b"}},
+    {"step-to-load", {"run.load_step", "10", "run.resume", "never"}},
     {"allow-needs-weights", {"run.load_allow", "both"}},
 };
 
