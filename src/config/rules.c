@@ -361,6 +361,28 @@ static bool microbatch_too_large(const struct config *c)
     return c->train.micro_batch * c->train.seq > INT32_MAX; /* both bounded: no overflow */
 }
 
+static double larger(double a, double b) { return a > b ? a : b; }
+
+/* Elements of the largest tensor that some layer kind may have, counted in double: sizes in bytes and sums over layers and
+ * microbatches then fit 64 bits, and no layer needs a check of its own products. Options of kinds that the pattern does not
+ * use have their defaults, which are small. */
+static bool too_large_to_count(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    const double most = 0x1p50;
+    double rows = (double)(c->train.micro_batch * c->train.seq), hidden = (double)m->hidden;
+    double heads = (double)m->heads, experts = (double)m->experts;
+    double mla = heads * (double)(m->mla_nope + m->mla_rope + m->mla_v);
+    double gdn = (double)m->gdn_value_heads * (double)m->gdn_key_dim * (double)m->gdn_value_dim;
+    double mamba = (double)m->mamba_heads * (double)m->mamba_head_dim * (double)m->mamba_state;
+    double width = larger(larger(2 * (double)m->ffn, heads * (double)m->head_dim), larger(mla, (double)m->vocab + (double)m->vocab_multiple));
+    width = larger(width, larger(hidden * (double)(m->mhc_streams + 1) * (double)(m->mhc_streams + 1), (double)m->shared_ffn));
+    width = larger(width, 2 * (double)m->topk * larger((double)m->expert_ffn, hidden));
+    double state = larger(gdn / (double)m->gdn_chunk, mamba / (double)m->mamba_chunk);
+    double weights = larger(width, experts * 2 * (double)m->expert_ffn) * larger(hidden, (double)m->mla_q_rank);
+    return rows * larger(width, state) > most || weights > most;
+}
+
 static bool min_lr_above_lr(const struct config *c) { return c->train.min_lr > c->train.lr; }
 
 static bool warmup_past_end(const struct config *c)
@@ -599,6 +621,9 @@ const struct rule config_rules[] = {
     {"microbatch-tokens", microbatch_too_large,
      "a microbatch may hold at most 2147483647 tokens",
      {"train.micro_batch", "train.seq"}},
+    {"countable-sizes", too_large_to_count,
+     "a tensor of this model would have more than 2^50 elements",
+     {"train.micro_batch", "train.seq", "model.hidden", "model.heads"}},
     {"min-lr-below-lr", min_lr_above_lr,
      "train.min_lr must not be above train.lr",
      {"train.min_lr", "train.lr"}},

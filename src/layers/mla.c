@@ -263,7 +263,7 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
     struct graph *g = b->g;
     const struct use uses[] = {READS(s->q), READS(s->kvd), READS(s->kv), READS(b->in.doc_start), READS(b->in.start), WRITES(s->k), WRITES(s->o),
                                WRITES(s->lse), ADDS(s->k_cache), ADDS(s->v_cache), WRITES(s->fwd_work)};
-    double flops = (double)(b->batch * b->seq * b->seq * m->heads) * (double)(m->nope + m->rope + m->v);
+    double flops = (double)b->rows * (double)b->seq * (double)m->heads * (double)(m->nope + m->rope + m->v);
     int n = graph_node(g, "core", LANE_COMPUTE, m);
     graph_phase(g, n, PH_FWD, core_fwd, uses, countof(uses));
     graph_cost(g, n, PH_FWD, flops, 0);

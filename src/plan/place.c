@@ -321,10 +321,23 @@ out:
     return st;
 }
 
+/* Every offset and every sum below is at most the sum of all instances. */
+static int check_sum(const struct builder *b)
+{
+    double sum = 0;
+    for (int i = 0; i < b->p->n_inst; i++)
+        sum += (double)b->p->inst[i].bytes;
+    if (sum <= 0x1p62)
+        return ST_OK;
+    err_set(b->e, ST_INVALID, "the activations of one step would need %.3g bytes, which is more than can be counted", sum);
+    return err_hint(b->e, "a smaller train.micro_batch or train.seq, or fewer microbatches (train.global_batch)");
+}
+
 int plan_place(struct builder *b)
 {
     struct plan *p = b->p;
     int *last = NULL, st;
+    TRY(check_sum(b));
     TRY(last_uses(b, &last));
     TRY_OUT(merge_in_place(b, last));
     TRY_OUT(place_arena(b, last, ARENA_FRAME, &p->frame_bytes));

@@ -166,7 +166,7 @@ static void automatic_values_are_derived(void **state)
 
 struct rule_case {
     const char *rule;
-    const char *settings[8]; /* name, value, ... */
+    const char *settings[12]; /* name, value, ... */
 };
 static const struct rule_case rule_cases[] = {
     {"mhc-two-streams", {"model.mhc_streams", "1"}},
@@ -233,6 +233,8 @@ static const struct rule_case rule_cases[] = {
     {"global-batch-multiple", {"train.global_batch", "24"}},
     {"global-batch-multiple", {"train.global_batch", "8"}},
     {"microbatch-tokens", {"train.micro_batch", "65536", "train.seq", "32768"}},
+    {"countable-sizes", {"train.micro_batch", "65536", "train.seq", "32767", "model.ffn", "1048576"}},
+    {"countable-sizes", {"train.micro_batch", "65536", "train.seq", "32767", "model.mamba_heads", "65536", "model.mamba_head_dim", "4096", "model.mamba_state", "4096"}},
     {"min-lr-below-lr", {"train.min_lr", "2e-3"}},
     {"warmup-within-steps", {"train.warmup", "1001"}},
     {"warmup-within-steps", {"train.warmup", "500", "train.decay_steps", "400"}},
