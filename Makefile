@@ -4,7 +4,9 @@
 #   CC=gcc|clang     compiler
 #   V=1              show the commands
 #   SAN=address,undefined   sanitizers (use another B with it)
+#   CUDA=yes|no      kernels for NVIDIA GPUs; without a word, yes where a GPU is visible (and as $(B) was built before)
 
+.DEFAULT_GOAL := all
 B    ?= build
 CC   := $(if $(filter default,$(origin CC)),gcc,$(CC))
 SAN  ?=
@@ -39,12 +41,23 @@ BLAS := $(if $(filter yes,$(CARRY)),$(static_begin) -lopenblas $(static_end),$(s
 LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call small,pcre2-8) \
         $(BLAS) -lpthread -lm
 
-# CUDA is taken in where nvcc is; CUDA=no leaves it out. cuBLASLt and cuDNN are loaded at run time, so the same
-# binary starts where they are missing. CUDA_ARCHS: 80 is the portable code, 90a adds Hopper's own instructions.
+# CUDA=yes compiles the CUDA kernels, which takes minutes and 100 MB, so it is the default only where a GPU is visible, for tests
+# that need a GPU, and in a folder that was built with it before. GPU=yes or no stands in for looking at the machine. cuBLASLt and
+# cuDNN are loaded at run time, so the same binary starts where they are missing. CUDA_ARCHS: 80 is the portable code, 90a adds
+# Hopper's own instructions.
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
-CUDA ?= $(if $(NVCC),yes,no)
+GPU ?= $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),yes,no)
+BUILT_WITH := $(if $(wildcard $(B)/settings),$(shell cat $(B)/settings))
+ifneq ($(filter gpu-tests check-gpu,$(MAKECMDGOALS)),)
+CUDA ?= yes
+else
+CUDA ?= $(if $(NVCC),$(or $(patsubst CUDA=%,%,$(filter CUDA=%,$(BUILT_WITH))),$(GPU)),no)
+endif
 CUDA_ARCHS ?= 80 90a
 ifeq ($(CUDA),yes)
+ifeq ($(NVCC),)
+$(error CUDA=yes, but there is no nvcc in PATH or /usr/local/cuda/bin; install the CUDA toolkit, or build for the CPU with CUDA=no)
+endif
 CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 CFLAGS += -DBRAID_CUDA -isystem $(CUDA_HOME)/include
 PTX_80 := -gencode=arch=compute_80,code=compute_80
@@ -64,6 +77,13 @@ CFLAGS_world := -DBRAID_MPI
 CFLAGS_mpi := $(patsubst -I%,-isystem %,$(filter -I%,$(MPI_SHOW)))
 LIBS += $(filter -L% -l% -Wl%,$(MPI_SHOW))
 endif
+
+# The commit that `braid --version` and reports name: of a released tree without git, none.
+COMMIT := $(shell git describe --always --dirty --exclude='*' 2>/dev/null)
+CFLAGS_version := $(if $(COMMIT),-DBRAID_COMMIT='"$(COMMIT)"')
+$(B)/base/version.o: $(B)/commit
+$(B)/commit: FORCE
+	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = '$(COMMIT)' ] || echo '$(COMMIT)' > $@
 
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
 FOLDERS := base tensor config data dev comm ckpt hf ops plan layers model optim train cmd
@@ -124,9 +144,16 @@ needs:
 
 found:
 	@echo "compiler $(CC); instruction sets $(ISAS)"
-	@echo "CUDA: $(CUDA)$(if $(filter yes,$(CUDA)), ($(NVCC); architectures $(CUDA_ARCHS)))"
+	@echo "CUDA: $(CUDA)$(if $(filter yes,$(CUDA)), ($(NVCC); architectures $(CUDA_ARCHS)), ($(if $(NVCC),$(NVCC); make CUDA=yes compiles the kernels,no nvcc)))"
+	@echo "GPU visible: $(GPU)"
 	@echo "MPI: $(MPI)$(if $(MPICC), ($(MPICC)), (no mpicc))"
 	@$(foreach p,$(NEEDED),echo "$(p): $(call have,$(p))";)
+
+# Objects of one folder belong to one setting: another compiler, sanitizer or CUDA choice builds them anew. Only a change touches the file.
+SETTINGS := CC=$(CC) CUDA=$(CUDA) MPI=$(MPI) SAN=$(SAN) OPT=$(OPT) EXTRA_CFLAGS=$(EXTRA_CFLAGS)
+$(B)/settings: FORCE
+	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = '$(SETTINGS)' ] || echo '$(SETTINGS)' > $@
+.PHONY: FORCE
 
 define folder_rules
 $$(call lib,$(1)): $$(call objects,$(1))
@@ -135,17 +162,17 @@ endef
 $(foreach f,$(FOLDERS),$(eval $(call folder_rules,$(f))))
 
 define isa_rules
-$$(B)/%.$(1).o: src/%.c | needs
+$$(B)/%.$(1).o: src/%.c $$(B)/settings | needs
 	@mkdir -p $$(@D)
 	$$(Q)$$(CC) $$(CFLAGS) $$(call ISA_CFLAGS,$(1)) -c $$< -o $$@
 endef
 $(foreach i,$(ISAS),$(eval $(call isa_rules,$(i))))
 
-$(B)/%.o: src/%.c | needs
+$(B)/%.o: src/%.c $(B)/settings | needs
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(CFLAGS_$(notdir $*)) -c $< -o $@
 
-$(B)/%.cu.o: src/%.cu | needs
+$(B)/%.cu.o: src/%.cu $(B)/settings | needs
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
