@@ -8,6 +8,7 @@
 int cmd_train(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
+int cmd_report(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
 int cmd_gradcheck(int argc, char **argv);
 int cmd_verify(int argc, char **argv);

@@ -17,6 +17,7 @@ static const struct command commands[] = {
     {"train", cmd_train, "train a model, or continue a run"},
     {"generate", cmd_generate, "continue a prompt with a trained model"},
     {"eval", cmd_eval, "loss and bits per byte on validation data"},
+    {"report", cmd_report, "write a run's report anew, or one page that compares runs"},
     {"plan", cmd_plan, "show parameters, FLOPs, memory and steps of a config, without running it"},
     {"gradcheck", cmd_gradcheck, "check every op's and a model's gradients by finite differences"},
     {"verify", cmd_verify, "run a small model of the configured kind on every mesh and schedule, and compare"},

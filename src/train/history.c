@@ -90,9 +90,9 @@ void series_add(struct series *s, int64_t step, double v)
 int history_init(struct history *h, struct err *e)
 {
     static const char *const tag[HIST_MAIN_COUNT] = {
-        [HIST_LOSS] = "loss",          [HIST_LR] = "lr",   [HIST_NORM] = "grad_norm",
-        [HIST_SPEED] = "tokens_per_s", [HIST_MFU] = "mfu", [HIST_VAL] = "val_loss",
-        [HIST_BPB] = "bits_per_byte",
+        [HIST_LOSS] = "loss",          [HIST_LR] = "lr",         [HIST_NORM] = "grad_norm",
+        [HIST_SPEED] = "tokens_per_s", [HIST_MFU] = "mfu",       [HIST_VAL] = "val_loss",
+        [HIST_BPB] = "bits_per_byte",  [HIST_TOKENS] = "tokens", [HIST_TIME] = "elapsed",
     };
     *h = (struct history){0};
     int st = mem_array((void **)&h->extra, MAX_EXTRAS, sizeof *h->extra, e);
@@ -113,6 +113,9 @@ void history_release(struct history *h)
         series_release(&h->extra[i]);
     free(h->extra);
     free(h->slot);
+    free(h->facts.command);
+    free(h->facts.machine);
+    free(h->facts.model);
     *h = (struct history){0};
 }
 
@@ -154,6 +157,8 @@ void history_step(struct history *h, const struct step_record *r)
         series_add(&h->main[HIST_SPEED], r->step, r->tokens_per_s);
     if (r->mfu > 0)
         series_add(&h->main[HIST_MFU], r->step, r->mfu);
+    series_add(&h->main[HIST_TOKENS], r->step, (double)r->tokens);
+    series_add(&h->main[HIST_TIME], r->step, r->elapsed);
     h->last_step = r->step;
     h->tokens = r->tokens;
     h->elapsed = r->elapsed;
@@ -190,6 +195,17 @@ void history_event(struct history *h, enum log_event_kind kind, int64_t step, co
     ev->kind = kind;
     ev->step = step;
     snprintf(ev->text, sizeof ev->text, "%s", text);
+}
+
+void history_sample(struct history *h, int64_t step, const char *text)
+{
+    if (h->n_samples == MAX_SAMPLES) {
+        memmove(&h->sample[0], &h->sample[1], (MAX_SAMPLES - 1) * sizeof h->sample[0]);
+        h->n_samples--;
+    }
+    struct hist_sample *s = &h->sample[h->n_samples++];
+    s->step = step;
+    snprintf(s->text, sizeof s->text, "%s", text);
 }
 
 /* ---- metrics.jsonl --------------------------------------------------------------------------- */
@@ -245,6 +261,37 @@ static void load_step(struct history *h, const json_t *rec, int64_t step)
     }
 }
 
+static void load_text(const json_t *rec, const char *key, char **to)
+{
+    const char *text = json_string_value(json_object_get(rec, key));
+    char *copy = text != NULL ? strdup(text) : NULL;
+    if (copy == NULL)
+        return;
+    free(*to);
+    *to = copy;
+}
+
+static void load_event(struct history *h, const json_t *rec, const char *name, int64_t step)
+{
+    const char *text = json_string_value(json_object_get(rec, "text"));
+    text = text != NULL ? text : "";
+    if (strcmp(name, "sample") == 0) {
+        history_sample(h, step, text);
+        return;
+    }
+    int kind = 0;
+    while (kind < LOG_NOTE && strcmp(event_names[kind], name) != 0)
+        kind++;
+    history_event(h, (enum log_event_kind)kind, step, text);
+    if (kind != LOG_START && kind != LOG_RESUME)
+        return;
+    load_text(rec, "command", &h->facts.command);
+    load_text(rec, "machine", &h->facts.machine);
+    load_text(rec, "model", &h->facts.model);
+    h->facts.total_steps = max_i64(json_integer_value(json_object_get(rec, "total_steps")), 0);
+    h->facts.memory_bytes = max_i64(json_integer_value(json_object_get(rec, "memory_bytes")), 0);
+}
+
 static void load_record(struct loader *l, const json_t *rec, int64_t line, size_t *next_reset)
 {
     int64_t step;
@@ -258,11 +305,7 @@ static void load_record(struct loader *l, const json_t *rec, int64_t line, size_
         return;
     const char *name = json_string_value(json_object_get(rec, "event"));
     if (name != NULL) {
-        const char *text = json_string_value(json_object_get(rec, "text"));
-        int kind = 0;
-        while (kind < LOG_NOTE && strcmp(event_names[kind], name) != 0)
-            kind++;
-        history_event(l->h, (enum log_event_kind)kind, step, text != NULL ? text : "");
+        load_event(l->h, rec, name, step);
     } else if (json_object_get(rec, "val_loss") != NULL) {
         struct eval_record r = {.step = step,
                                 .loss = get_number(rec, "val_loss", NAN),

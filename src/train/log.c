@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 enum { LINE_ROOM = 64 * 1024 };
-static const double report_every = 2; /* seconds: evaluations may come faster than pages are read */
+static const double report_every = 5;   /* seconds: steps come faster than pages are read */
+static const double report_share = 400; /* writing it takes at most one part of so many */
 
 struct train_log {
     struct history history;
@@ -25,7 +26,7 @@ struct train_log {
     struct arena texts;
     struct report_facts facts;
     const char *report_path; /* NULL: no report */
-    double report_at;        /* when it was last written; 0: never */
+    double report_due;       /* when it is to be written again; 0: at once */
     struct err first_failure;
     bool failing;
 };
@@ -138,6 +139,21 @@ int log_scalar(struct train_log *log, const char *tag, double value)
     return ST_OK;
 }
 
+static void write_report(struct train_log *log, bool final)
+{
+    double now = time_now();
+    if (log->report_path == NULL || (!final && now < log->report_due))
+        return;
+    struct err e = {0};
+    buf_clear(&log->html);
+    int st = report_html(&log->html, &log->history, &log->facts, &e);
+    if (st == ST_OK)
+        st = file_write_atomic(log->report_path, log->html.text, log->html.len, &e);
+    outcome(log, st, &e);
+    double end = time_now();
+    log->report_due = end + fmax(report_every, report_share * (end - now));
+}
+
 void log_step(struct train_log *log, const struct step_record *r)
 {
     step_to_jsonl(log, r);
@@ -150,22 +166,7 @@ void log_step(struct train_log *log, const struct step_record *r)
         s->has_pending = false;
     }
     progress_step(&log->progress, r);
-}
-
-static void write_report(struct train_log *log, bool final)
-{
-    if (log->report_path == NULL)
-        return;
-    double now = time_now();
-    if (!final && log->report_at > 0 && now - log->report_at < report_every)
-        return;
-    struct err e = {0};
-    buf_clear(&log->html);
-    int st = report_html(&log->html, &log->history, &log->facts, &e);
-    if (st == ST_OK)
-        st = file_write_atomic(log->report_path, log->html.text, log->html.len, &e);
-    outcome(log, st, &e);
-    log->report_at = now;
+    write_report(log, false);
 }
 
 void log_eval(struct train_log *log, const struct eval_record *r)
@@ -195,16 +196,47 @@ void log_eval(struct train_log *log, const struct eval_record *r)
     write_report(log, false);
 }
 
+static void begin_event(struct train_log *log, const char *name, int64_t step, const char *text)
+{
+    buf_clear(&log->line);
+    buf_addf(&log->line, "{\"event\":\"%s\",\"step\":%" PRId64 ",\"time\":%.3f,\"text\":", name,
+             step, time_wall());
+    add_json_string(&log->line, text);
+}
+
 static void record_event(struct train_log *log, enum log_event_kind kind, int64_t step,
                          const char *text)
 {
-    buf_clear(&log->line);
-    buf_addf(&log->line,
-             "{\"event\":\"%s\",\"step\":%" PRId64 ",\"time\":%.3f,\"text\":", event_name(kind),
-             step, time_wall());
-    add_json_string(&log->line, text);
+    begin_event(log, event_name(kind), step, text);
     write_line(log);
     history_event(&log->history, kind, step, text);
+}
+
+/* The first record of this process, with what a report needs to know beside the numbers. */
+static void record_start(struct train_log *log, const struct log_opts *o)
+{
+    const struct {
+        const char *key, *text;
+    } texts[] = {{"command", o->command}, {"machine", o->machine}, {"model", o->model}};
+    enum log_event_kind kind = o->resume ? LOG_RESUME : LOG_START;
+    begin_event(log, event_name(kind), o->start_step, "");
+    for (int i = 0; i < countof(texts); i++)
+        if (texts[i].text != NULL) {
+            buf_addf(&log->line, ",\"%s\":", texts[i].key);
+            add_json_string(&log->line, texts[i].text);
+        }
+    buf_addf(&log->line, ",\"total_steps\":%" PRId64 ",\"memory_bytes\":%" PRId64, o->total_steps,
+             o->memory_bytes);
+    write_line(log);
+    history_event(&log->history, kind, o->start_step, "");
+}
+
+void log_sample(struct train_log *log, int64_t step, const char *text)
+{
+    begin_event(log, "sample", step, text);
+    write_line(log);
+    history_sample(&log->history, step, text);
+    write_report(log, false);
 }
 
 void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...)
@@ -251,7 +283,10 @@ static int open_tensorboard(struct train_log *log, const char *dir, const struct
         TRY(tb_restart_at(&log->tb, o->resume ? o->start_step + 1 : 0, wall, e));
     const struct {
         const char *tag, *text;
-    } texts[] = {{"config", o->config}, {"model", o->model}, {"machine", o->machine}};
+    } texts[] = {{"config", o->config},
+                 {"model", o->model},
+                 {"machine", o->machine},
+                 {"command", o->command}};
     for (int i = 0; i < countof(texts); i++)
         if (texts[i].text != NULL && texts[i].text[0] != '\0')
             TRY(tb_text(&log->tb, texts[i].tag, texts[i].text, o->start_step, wall, e));
@@ -269,7 +304,7 @@ static int open_files(struct train_log *log, const struct log_opts *o, struct er
     log->report_path = o->report ? report : NULL;
     TRY(sink_open(&log->jsonl, jsonl, 0, e));
     TRY(end_half_line(&log->jsonl, e));
-    record_event(log, o->resume ? LOG_RESUME : LOG_START, o->start_step, "");
+    record_start(log, o);
     if (log->first_failure.code !=
         ST_OK) { /* at the start, a log that cannot be written is an error */
         if (e != NULL)
@@ -289,14 +324,15 @@ static int open_files(struct train_log *log, const struct log_opts *o, struct er
 
 static int copy_facts(struct train_log *log, const struct log_opts *o, struct err *e)
 {
-    const char *const from[] = {o->title, o->config, o->model, o->machine};
-    const char **const to[] = {&log->facts.title, &log->facts.config, &log->facts.model,
-                               &log->facts.machine};
+    const char *const from[] = {o->title, o->command, o->config, o->model, o->machine};
+    const char **const to[] = {&log->facts.title, &log->facts.command, &log->facts.config,
+                               &log->facts.model, &log->facts.machine};
     for (int i = 0; i < countof(from); i++)
         if (from[i] != NULL && (*to[i] = arena_strdup(&log->texts, from[i])) == NULL)
             return err_set(e, ST_NOMEM, "no memory for the texts of the log");
     log->facts.status = "running";
     log->facts.total_steps = o->total_steps;
+    log->facts.memory_bytes = o->memory_bytes;
     return ST_OK;
 }
 

@@ -6,7 +6,8 @@
  *
  * Logging never stops training. A sink that cannot write (disk full) is reported once, retried at
  * the next record, and the first failure is returned by log_close. After its tags have been seen
- * once, log_step allocates nothing. One thread uses a log; in a distributed run, one rank. */
+ * once, log_step allocates nothing but, every few seconds, the pages of the report. One thread uses
+ * a log; in a distributed run, one rank. */
 #ifndef BRAID_TRAIN_LOG_H
 #define BRAID_TRAIN_LOG_H
 
@@ -35,7 +36,8 @@ struct log_opts {
     FILE *out;                /* progress and notices; NULL: stderr */
     bool tensorboard, report; /* write <run>/tb/events.out.tfevents..., <run>/report.html */
     /* Shown in the report and as TensorBoard text; each may be NULL. */
-    const char *title, *config, *model, *machine;
+    const char *title, *command, *config, *model, *machine;
+    int64_t memory_bytes; /* planned; 0: not known */
 };
 
 struct step_record {
@@ -72,6 +74,8 @@ int log_open(struct train_log **out, const struct log_opts *o, struct err *e);
 int log_scalar(struct train_log *log, const char *tag, double value);
 void log_step(struct train_log *log, const struct step_record *r);
 void log_eval(struct train_log *log, const struct eval_record *r);
+/* Text that the model wrote, for the report. */
+void log_sample(struct train_log *log, int64_t step, const char *text);
 void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
 /* Ends a progress line drawn in place, so that something else may print. */

@@ -48,7 +48,15 @@ int series_init(struct series *s, const char *tag, int cap, struct err *e);
 void series_release(struct series *s);
 void series_add(struct series *s, int64_t step, double v);
 
-enum { MAIN_POINTS = 2000, EXTRA_POINTS = 400, MAX_EXTRAS = 4096, MAX_TAG = 200, MAX_EVENTS = 400 };
+enum {
+    MAIN_POINTS = 2000,
+    EXTRA_POINTS = 400,
+    MAX_EXTRAS = 4096,
+    MAX_TAG = 200,
+    MAX_EVENTS = 400,
+    MAX_SAMPLES = 6,
+    SAMPLE_TEXT = 2000,
+};
 
 enum hist_main {
     HIST_LOSS,
@@ -58,12 +66,24 @@ enum hist_main {
     HIST_MFU,
     HIST_VAL,
     HIST_BPB,
+    HIST_TOKENS, /* seen up to this step */
+    HIST_TIME,   /* seconds of training up to this step */
     HIST_MAIN_COUNT,
 };
 struct hist_event {
     enum log_event_kind kind;
     int64_t step;
     char text[160];
+};
+/* Text that the model wrote during the run. */
+struct hist_sample {
+    int64_t step;
+    char text[SAMPLE_TEXT];
+};
+/* What the newest start or resume record says about the run; each may be NULL. */
+struct hist_facts {
+    char *command, *machine, *model;
+    int64_t total_steps, memory_bytes; /* 0: not known */
 };
 struct history {
     struct series main[HIST_MAIN_COUNT];
@@ -72,6 +92,9 @@ struct history {
     int n_extra;
     struct hist_event event[MAX_EVENTS];
     int n_events;
+    struct hist_sample sample[MAX_SAMPLES]; /* the newest */
+    int n_samples;
+    struct hist_facts facts; /* set by history_load only */
     int64_t n_checkpoints, n_skipped, n_nonfinite;
     int64_t last_step, tokens;
     double elapsed;
@@ -82,6 +105,7 @@ struct series *history_extra(struct history *h, const char *tag, bool make);
 void history_step(struct history *h, const struct step_record *r);
 void history_eval(struct history *h, const struct eval_record *r);
 void history_event(struct history *h, enum log_event_kind kind, int64_t step, const char *text);
+void history_sample(struct history *h, int64_t step, const char *text);
 /* Read a metrics.jsonl, leaving out what a later start or resume record took back. Lines that are
  * not records (a line cut short by a kill) are counted in *ignored. A missing file is an empty one.
  */

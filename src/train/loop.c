@@ -1,4 +1,5 @@
 /* The run: steps, evaluations, checkpoints, signals. Every rank walks the same loop; one of them speaks. */
+#include "train/facts_int.h"
 #include "train/ranks_int.h"
 
 #include <signal.h>
@@ -39,17 +40,22 @@ static enum stop_wish wish(struct trainer *t)
 static int open_log(struct trainer *t, struct err *e)
 {
     const struct config *c = t->cfg;
-    struct buf config, model;
+    struct buf config, model, command, machine;
     char title[256];
     buf_init(&config, 0);
     buf_init(&model, 0);
+    buf_init(&command, 0);
+    buf_init(&machine, 0);
+    facts_command(&command);
+    facts_machine(t, &machine);
     config_write(c, &config, true);
     model_print_stack(&t->model, &model);
     snprintf(title, sizeof title, "braid: %.200s", c->run.dir[0] ? c->run.dir : c->model.pattern);
     struct log_opts o = {.run_dir = c->run.dir[0] ? c->run.dir : NULL, .total_steps = c->train.steps, .start_step = t->step,
                          .resume = t->step > 0, .log_every = (int)c->train.log_every,
                          .progress = c->run.quiet ? LOG_PROGRESS_OFF : LOG_PROGRESS_AUTO, .tensorboard = c->run.tensorboard,
-                         .report = c->run.report, .title = title, .config = config.text, .model = model.text, .machine = t->dev.name};
+                         .report = c->run.report, .title = title, .config = config.text, .model = model.text,
+                         .command = command.text, .machine = machine.text, .memory_bytes = facts_memory(t)};
     int st = log_open(&t->log, &o, e);
     if (st == ST_OK && t->data_note != NULL)
         log_event(t->log, LOG_NOTE, t->step, "%s", t->data_note);
@@ -60,6 +66,8 @@ static int open_log(struct trainer *t, struct err *e)
     }
     buf_release(&config);
     buf_release(&model);
+    buf_release(&command);
+    buf_release(&machine);
     return st;
 }
 

@@ -1,4 +1,4 @@
-/* The run as one page: report.html holds its own styles and drawings, needs no network and no
+/* Runs as pages: report.html holds its own styles and drawings, needs no network and no
  * scripts. Also the loss curve as text for a terminal. */
 #ifndef BRAID_TRAIN_REPORT_H
 #define BRAID_TRAIN_REPORT_H
@@ -6,15 +6,19 @@
 #include "train/log_int.h"
 
 struct report_facts {
-    const char *title, *config, *model, *machine; /* each may be NULL */
-    const char *status;                           /* "running", "finished", "stopped" */
-    int64_t total_steps;                          /* 0: not known */
+    const char *title, *command, *config, *model, *machine; /* each may be NULL */
+    const char *status;   /* "running" (the page then loads itself again), "finished", "stopped",
+                             "unfinished" */
+    int64_t total_steps;  /* 0: not known */
+    int64_t memory_bytes; /* planned; 0: not known */
 };
 
 int report_html(struct buf *out, const struct history *h, const struct report_facts *f,
                 struct err *e);
-/* Reads <run>/metrics.jsonl and writes <run>/report.html anew. */
-int report_from_run(const char *run_dir, const struct report_facts *f, struct err *e);
+/* Writes <run>/report.html anew, from metrics.jsonl and config.ini in the run's folder. */
+int report_from_run(const char *run_dir, struct err *e);
+/* One page that compares runs: loss by step, tokens and time, key numbers, options that differ. */
+int report_compare(const char *const *run_dir, int n, const char *out_path, struct err *e);
 
 struct curve {
     const double *step, *loss; /* rising steps; values that are not finite are left out */

@@ -38,21 +38,51 @@ static void tidy_exponent(char *s)
     snprintf(mark, 8, "e%d", power); /* never longer than what was there */
 }
 
-const char *tick_text(double v, double step, char *out, size_t size)
+/* Digits after the point that a multiple of step needs. */
+static int decimals_of(double step)
+{
+    int d = 0;
+    for (double v = step; d < 15 && fabs(v - rint(v)) > 1e-6 * fabs(v); d++)
+        v *= 10;
+    return d;
+}
+
+static const char *with_unit(double v, double step, double most, char *out, size_t size)
 {
     static const char unit[] = {'k', 'M', 'G', 'T'};
+    for (int i = most >= 1e12 ? 3 : most >= 1e9 ? 2 : most >= 1e6 ? 1 : 0; i >= 0; i--) {
+        double scale = pow(1000, i + 1);
+        int d = decimals_of(step / scale);
+        if (d > 2) /* close ticks far from zero: more digits of a smaller unit */
+            continue;
+        snprintf(out, size, "%.*f", d, v / scale);
+        size_t n = strlen(out);
+        while (d-- > 0 && out[n - 1] == '0')
+            n--;
+        n -= out[n - 1] == '.';
+        snprintf(out + n, size - n, "%c", unit[i]);
+        return out;
+    }
+    snprintf(out, size, "%.*f", decimals_of(step), v);
+    return out;
+}
+
+const char *tick_text(double v, double step, char *out, size_t size)
+{
     double most = fabs(v);
     if (most < fabs(step) * 1e-6) {
         snprintf(out, size, "0");
-    } else if (most >= 1e15 || most < 1e-3 || step < 1e-5) {
-        snprintf(out, size, "%.2e", v);
+    } else if (most >= 1e15 || (step < 1e-3 && most < 1e-2) || step < 1e-9) {
+        double digits = floor(log10(most) + 1e-9) - floor(log10(step) + 1e-9);
+        snprintf(
+            out, size, "%.*e",
+            (int)fmin(fmax(digits, 0) + decimals_of(step / pow(10, floor(log10(step) + 1e-9))), 16),
+            v);
         tidy_exponent(out);
     } else if (most >= 1e4 || (most >= 1000 && step >= 1000)) {
-        int i = most >= 1e12 ? 3 : most >= 1e9 ? 2 : most >= 1e6 ? 1 : 0;
-        snprintf(out, size, "%.5g%c", v / pow(1000, i + 1), unit[i]);
+        return with_unit(v, step, most, out, size);
     } else {
-        int decimals = step < 1 ? (int)ceil(-log10(step) - 1e-9) : 0;
-        snprintf(out, size, "%.*f", decimals, v);
+        snprintf(out, size, "%.*f", decimals_of(step), v);
     }
     return out;
 }
@@ -98,51 +128,51 @@ void chart_fit(struct chart *c, const struct xy *p, int n, double *scratch, bool
 {
     double low, high;
     find_range(p, n, scratch, zero, &low, &high);
-    c->y_step = tick_step(high - low, c->small ? 4 : 6);
-    c->y_min = floor(low / c->y_step + 1e-6) * c->y_step;
-    c->y_max = ceil(high / c->y_step - 1e-6) * c->y_step;
+    double room = 0.04 * (high - low); /* lines stay clear of the frame */
+    c->y_min = low == 0 && zero ? 0 : low - room;
+    c->y_max = high + room;
+    c->y_step = tick_step(c->y_max - c->y_min, c->small ? 4 : 6);
 }
 
 /* ---- the frame ------------------------------------------------------------------------------- */
+
+enum { SIDE = 1000, MAX_TICKS = 24, TICK_TEXT = 40 };
+
+struct ticks {
+    double at[MAX_TICKS], step[MAX_TICKS];
+    int n;
+};
+
+static void add_tick(struct ticks *t, double at, double step)
+{
+    if (t->n < MAX_TICKS) {
+        t->at[t->n] = at;
+        t->step[t->n++] = step;
+    }
+}
 
 static double to_x(const struct chart *c, double x)
 {
     double t = c->log_x ? log10(fmax(x, c->x_min) / c->x_min) / log10(c->x_max / c->x_min)
                         : (x - c->x_min) / (c->x_max - c->x_min);
     /* Far outside is as good as outside, and keeps coordinates short. */
-    return c->left + fmin(fmax(t, -1), 2) * (c->right - c->left);
+    return fmin(fmax(t, -1), 2) * SIDE;
 }
 
 static double to_y(const struct chart *c, double y)
 {
     double t = (y - c->y_min) / (c->y_max - c->y_min);
-    return c->bottom - fmin(fmax(t, -1), 2) * (c->bottom - c->top);
+    return (1 - fmin(fmax(t, -1), 2)) * SIDE;
 }
 
-static void y_axis(struct buf *b, const struct chart *c)
+static void y_ticks(const struct chart *c, struct ticks *t)
 {
-    char text[32];
     double step = c->y_step, first = ceil(c->y_min / step - 1e-6);
-    for (int i = 0; i < 12 && (first + i) * step <= c->y_max + step * 1e-6; i++) {
-        double v = (first + i) * step, y = to_y(c, v);
-        buf_addf(b,
-                 "<path class='grid' d='M%.0f %.1fH%.0f'/>"
-                 "<text x='%.0f' y='%.1f' text-anchor='end'>%s</text>",
-                 c->left, y, c->right, c->left - 7, y + 3.5, tick_text(v, step, text, sizeof text));
-    }
+    for (int i = 0; i < 12 && (first + i) * step <= c->y_max + step * 1e-6; i++)
+        add_tick(t, (first + i) * step, step);
 }
 
-static void x_tick(struct buf *b, const struct chart *c, double v, double step)
-{
-    char text[32];
-    double x = to_x(c, v);
-    buf_addf(b,
-             "<path class='grid' d='M%.1f %.1fV%.0f'/>"
-             "<text x='%.1f' y='%.1f' text-anchor='middle'>%s</text>",
-             x, c->top, c->bottom, x, c->bottom + 16, tick_text(v, step, text, sizeof text));
-}
-
-static void x_axis(struct buf *b, const struct chart *c)
+static void x_ticks(const struct chart *c, struct ticks *t)
 {
     if (c->log_x) {
         static const int lead[] = {1, 2, 5};
@@ -150,21 +180,35 @@ static void x_axis(struct buf *b, const struct chart *c)
         for (double power = 1; power <= c->x_max; power *= 10)
             for (int i = 0; i < (few ? 3 : 1); i++)
                 if (lead[i] * power >= c->x_min && lead[i] * power <= c->x_max)
-                    x_tick(b, c, lead[i] * power, lead[i] * power);
+                    add_tick(t, lead[i] * power, lead[i] * power);
         return;
     }
-    double step = fmax(1, tick_step(c->x_max - c->x_min, c->small ? 5 : 10)); /* steps are whole */
+    double step = tick_step(c->x_max - c->x_min, c->small ? 5 : 10);
+    step = c->whole_x ? fmax(1, step) : step;
     double first = ceil(c->x_min / step - 1e-6);
     for (int i = 0; i < 20 && (first + i) * step <= c->x_max * (1 + 1e-9); i++)
-        x_tick(b, c, (first + i) * step, step);
+        add_tick(t, (first + i) * step, step);
+}
+
+static void add_labels(struct buf *b, const struct chart *c, const struct ticks *x,
+                       const struct ticks *y)
+{
+    char text[TICK_TEXT];
+    for (int i = 0; i < y->n; i++)
+        buf_addf(b, "<span class='y' style='top:%.2f%%'>%s</span>", to_y(c, y->at[i]) / 10,
+                 tick_text(y->at[i], y->step[i], text, sizeof text));
+    buf_add(b, "\n");
+    for (int i = 0; i < x->n; i++)
+        buf_addf(b, "<span class='x%s' style='left:%.2f%%'>%s</span>", i % 2 == 1 ? " odd" : "",
+                 to_x(c, x->at[i]) / 10, tick_text(x->at[i], x->step[i], text, sizeof text));
+    buf_add(b, "\n");
 }
 
 void chart_begin(struct buf *b, struct chart *c, int id)
 {
-    c->left = 54;
-    c->right = c->width - 14;
-    c->top = 8;
-    c->bottom = c->height - 24;
+    struct ticks x = {0}, y = {0};
+    char text[TICK_TEXT];
+    size_t widest = 1;
     c->id = id;
     if (c->log_x && c->x_min < 1)
         c->x_min = 1;
@@ -172,31 +216,46 @@ void chart_begin(struct buf *b, struct chart *c, int id)
         c->x_max = c->x_min + 1;
     if (!(c->y_max > c->y_min))
         c->y_max = c->y_min + 1;
-    buf_addf(b, "<svg viewBox='0 0 %d %d' role='img' aria-label='", c->width, c->height);
+    y_ticks(c, &y);
+    x_ticks(c, &x);
+    for (int i = 0; i < y.n; i++) {
+        size_t n = strlen(tick_text(y.at[i], y.step[i], text, sizeof text));
+        widest = n > widest ? n : widest;
+    }
+    buf_addf(b, "<div class='chart' role='img' style='height:%dpx;margin-left:%dpx' aria-label='",
+             c->height, 12 + 7 * (int)widest);
     add_html(b, c->label);
-    buf_addf(b, "'><defs><clipPath id='c%d'><rect x='%.0f' y='%.0f' width='%.0f' height='%.0f'/>",
-             id, c->left - 2, c->top - 4, c->right - c->left + 6, c->bottom - c->top + 6);
-    buf_add(b, "</clipPath></defs>\n");
-    y_axis(b, c);
-    x_axis(b, c);
-    buf_addf(b, "<path class='axis' d='M%.0f %.0fH%.0f'/>\n", c->left, c->bottom, c->right);
+    buf_add(b, "'>");
+    add_labels(b, c, &x, &y);
+    buf_addf(b,
+             "<svg viewBox='0 0 1000 1000' preserveAspectRatio='none'><defs><clipPath id='c%d'>"
+             "<rect x='-8' y='-12' width='1016' height='1024'/></clipPath></defs>"
+             "<path class='grid' d='",
+             id);
+    for (int i = 0; i < y.n; i++)
+        buf_addf(b, "M0 %.1fH1000", to_y(c, y.at[i]));
+    for (int i = 0; i < x.n; i++)
+        buf_addf(b, "M%.1f 0V1000", to_x(c, x.at[i]));
+    buf_add(b, "'/><path class='axis' d='M0 1000H1000'/>\n");
 }
 
-void chart_end(struct buf *b) { buf_add(b, "</svg>\n"); }
+void chart_end(struct buf *b) { buf_add(b, "</svg></div>\n"); }
 
 /* ---- what is drawn in it --------------------------------------------------------------------- */
 
-static void add_title(struct buf *b, const char *title)
+static void end_path(struct buf *b, const char *title)
 {
-    if (title == NULL)
+    if (title == NULL) {
+        buf_add(b, "'/>\n");
         return;
-    buf_add(b, "<title>");
+    }
+    buf_add(b, "'><title>");
     add_html(b, title);
-    buf_add(b, "</title>");
+    buf_add(b, "</title></path>\n");
 }
 
-/* Path data with gaps. A point without neighbours, which a line would not show, becomes a ring so
- * small that it looks like a dot. */
+/* Path data with gaps. A point without neighbours becomes a line of no length, whose round ends
+ * make a dot. */
 static void add_path(struct buf *b, const struct chart *c, const struct xy *p, int n)
 {
     bool open = false;
@@ -207,7 +266,7 @@ static void add_path(struct buf *b, const struct chart *c, const struct xy *p, i
         }
         bool alone = !open && (i + 1 == n || !isfinite(p[i + 1].y));
         buf_addf(b, "%c%.1f %.1f%s", open ? 'L' : 'M', to_x(c, p[i].x), to_y(c, p[i].y),
-                 alone ? "m-1 0a1 1 0 1 0 2 0a1 1 0 1 0-2 0" : "");
+                 alone ? "h0" : "");
         open = true;
     }
 }
@@ -217,9 +276,7 @@ void chart_line(struct buf *b, const struct chart *c, const struct xy *p, int n,
 {
     buf_addf(b, "<path clip-path='url(#c%d)' class='line %s' style='%s' d='", c->id, class, style);
     add_path(b, c, p, n);
-    buf_add(b, "'>");
-    add_title(b, title);
-    buf_add(b, "</path>\n");
+    end_path(b, title);
 }
 
 void chart_band(struct buf *b, const struct chart *c, const struct xy *low, const struct xy *high,
@@ -238,33 +295,29 @@ void chart_band(struct buf *b, const struct chart *c, const struct xy *low, cons
         }
         from = to + 1;
     }
-    buf_add(b, "'/>\n");
+    end_path(b, NULL);
 }
 
-void chart_dot(struct buf *b, const struct chart *c, struct xy p, double radius, const char *class,
-               const char *title)
+void chart_dot(struct buf *b, const struct chart *c, struct xy p, const char *class,
+               const char *style, const char *title)
 {
     if (!isfinite(p.y))
         return;
-    buf_addf(b, "<circle clip-path='url(#c%d)' class='%s' cx='%.1f' cy='%.1f' r='%.1f'>", c->id,
-             class, to_x(c, p.x), to_y(c, p.y), radius);
-    add_title(b, title);
-    buf_add(b, "</circle>");
+    buf_addf(b, "<path clip-path='url(#c%d)' class='dot %s' style='%s' d='M%.1f %.1fh0", c->id,
+             class, style, to_x(c, p.x), to_y(c, p.y));
+    end_path(b, title);
 }
 
 void chart_rule(struct buf *b, const struct chart *c, double x, const char *class,
                 const char *title)
 {
-    buf_addf(b, "<path clip-path='url(#c%d)' class='rule %s' d='M%.1f %.0fV%.0f'>", c->id, class,
-             to_x(c, x), c->top, c->bottom);
-    add_title(b, title);
-    buf_add(b, "</path>");
+    buf_addf(b, "<path clip-path='url(#c%d)' class='rule %s' d='M%.1f 0V1000", c->id, class,
+             to_x(c, x));
+    end_path(b, title);
 }
 
 void chart_mark(struct buf *b, const struct chart *c, double x, const char *title)
 {
-    double at = to_x(c, x);
-    buf_addf(b, "<path class='mark' d='M%.1f %.1fl-4 -7h8z'>", at, c->bottom);
-    add_title(b, title);
-    buf_add(b, "</path>");
+    buf_addf(b, "<path clip-path='url(#c%d)' class='mark' d='M%.1f 1000v-22", c->id, to_x(c, x));
+    end_path(b, title);
 }
