@@ -200,6 +200,7 @@ struct config_run {
     int load_allow; /* enum config_load_allow */
     double minutes;
     bool tensorboard, report, quiet;
+    int64_t sample_tokens;
 };
 
 struct config_plan {

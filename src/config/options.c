@@ -426,6 +426,9 @@ const struct option config_options[] = {
         "Write TensorBoard event files into run.dir.")),
     ROW(run.report, "on", OPT_RUN, HELP(
         "Write a self-contained HTML report into run.dir.")),
+    ROW(run.sample_tokens, "0", OPT_RUN, RANGE(0, 1e6), HELP(
+        "Tokens of text to write at each evaluation and at the end, shown in the report: generate.prompt, continued as `braid generate` would. Prompt and "
+        "tokens must fit into train.seq; the caches are part of the memory plan. 0: none. Runs on one rank only.")),
     ROW(run.quiet, "off", OPT_RUN | OPT_LOCAL, HELP(
         "Print only errors and the final result.")),
 

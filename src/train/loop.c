@@ -1,6 +1,7 @@
 /* The run: steps, evaluations, checkpoints, signals. Every rank walks the same loop; one of them speaks. */
 #include "train/facts_int.h"
 #include "train/ranks_int.h"
+#include "train/samples_int.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -178,8 +179,11 @@ static int loop(struct trainer *t, struct err *e)
         TRY(report_step(t, &r, e));
         TRY(finish_trace(t, t->step - first, e));
         bool last = t->step == c->train.steps;
-        if (t->has_eval && (every(t->step, c->train.eval_every) || (last && c->train.eval_every > 0)))
+        bool eval = t->has_eval && c->train.eval_every > 0 && (last || every(t->step, c->train.eval_every));
+        if (eval)
             TRY(eval_now(t, e));
+        if (eval || last)
+            samples_write(t);
         if (every(t->step, c->run.save_every) || last || r.stop != STOP_NOT)
             TRY(save(t, e));
         if (r.stop != STOP_NOT && !last)

@@ -48,6 +48,7 @@ struct trainer {
     struct trace *trace;
     struct routes *routes; /* recorded or replayed; else NULL */
     struct train_log *log;
+    struct samples *samples; /* samples.c: text written at evaluations; NULL: none */
     int64_t step;        /* updates done */
     int64_t tokens_seen;
     double train_seconds; /* of the run so far, earlier starts included */
@@ -160,7 +161,8 @@ struct candidate {
 int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch);
 
 struct generator {
-    struct model model;
+    struct model own;    /* of generator_open */
+    struct model *model; /* the one that is run: own, or that of a trainer */
     struct model_plan prefill, decode;
     struct exec exec;
     int64_t pos; /* tokens in the cache */
@@ -169,6 +171,9 @@ struct generator {
 };
 int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from, int64_t max_tokens,
                    struct err *e);
+/* The same on a model that somebody else owns: plan before model_commit, bind after it. */
+int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, struct err *e);
+int generator_bind(struct generator *g, struct err *e);
 void generator_close(struct generator *g);
 /* Feed tokens; *logits is the row of the last one. */
 int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct tensor *logits, struct err *e);

@@ -1,5 +1,6 @@
 /* Opening and closing a trainer; see train.h. Steps are in step.c, saving in save.c. */
 #include "train/ranks_int.h"
+#include "train/samples_int.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -120,6 +121,7 @@ static int build_plans(struct trainer *t, struct err *e)
     struct model_plan_opts eval = {.name = "eval", .mode = BUILD_EVAL, .batch = c->train.micro_batch, .seq = c->train.seq};
     TRY(model_plan_build(&t->model, &t->train, &train, e));
     TRY(model_plan_build(&t->model, &t->eval, &eval, e));
+    TRY(samples_plan(t, e));
     return optim_build(&t->optim, &t->model, &t->train, e);
 }
 
@@ -135,7 +137,7 @@ static int bind(struct trainer *t, struct err *e)
     t->exec.capture &= t->world == NULL || world_captures(t->world, t->model.mesh.pp > 1);
     for (int i = 0; i < countof(plans); i++)
         TRY(exec_prepare(&t->exec, plans[i], e));
-    return ST_OK;
+    return samples_bind(t, e);
 }
 
 static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
@@ -194,6 +196,7 @@ int trainer_replan(struct trainer *t, struct err *e)
     optim_release(&t->optim);
     model_plan_release(&t->train);
     model_plan_release(&t->eval);
+    samples_release(t);
     t->model.tables.n = t->model.metrics.n = t->model.routes.n = t->model.updates.n = 0;
     static const enum arena_id again[] = {ARENA_OPTIM, ARENA_STATE, ARENA_FRAME, ARENA_WORK};
     for (int i = 0; i < countof(again); i++)
@@ -274,6 +277,7 @@ void trainer_close(struct trainer *t)
     optim_release(&t->optim);
     model_plan_release(&t->train);
     model_plan_release(&t->eval);
+    samples_release(t);
     model_release(&t->model);
     dev_close(&t->dev);
     for (int i = 0; i < t->n_data; i++)
