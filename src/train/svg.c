@@ -124,6 +124,15 @@ static void find_range(const struct xy *p, int n, double *scratch, bool zero, do
     }
 }
 
+/* Ticks so far apart that about `count` fit, but no fewer than three. */
+static double axis_step(double low, double high, int count)
+{
+    double step = tick_step(high - low, count);
+    for (int n = count; n < 4 * count && floor(high / step) - ceil(low / step) < 2; n++)
+        step = tick_step(high - low, n);
+    return step;
+}
+
 void chart_fit(struct chart *c, const struct xy *p, int n, double *scratch, bool zero)
 {
     double low, high;
@@ -131,7 +140,7 @@ void chart_fit(struct chart *c, const struct xy *p, int n, double *scratch, bool
     double room = 0.04 * (high - low); /* lines stay clear of the frame */
     c->y_min = low == 0 && zero ? 0 : low - room;
     c->y_max = high + room;
-    c->y_step = tick_step(c->y_max - c->y_min, c->small ? 4 : 6);
+    c->y_step = axis_step(c->y_min, c->y_max, c->small ? 4 : 6);
 }
 
 /* ---- the frame ------------------------------------------------------------------------------- */
@@ -183,7 +192,7 @@ static void x_ticks(const struct chart *c, struct ticks *t)
                     add_tick(t, lead[i] * power, lead[i] * power);
         return;
     }
-    double step = tick_step(c->x_max - c->x_min, c->small ? 5 : 10);
+    double step = axis_step(c->x_min, c->x_max, c->small ? 5 : 10);
     step = c->whole_x ? fmax(1, step) : step;
     double first = ceil(c->x_min / step - 1e-6);
     for (int i = 0; i < 20 && (first + i) * step <= c->x_max * (1 + 1e-9); i++)

@@ -1,4 +1,5 @@
-/* Text written at evaluations: it is in the log, training does not notice, and what cannot be written never ends a run. */
+/* Text written at evaluations: it is in the log, training does not notice, and what cannot be
+ * written never ends a run. */
 #include "run.h"
 
 #include <jansson.h>
@@ -10,7 +11,9 @@ static char *train(const struct playground *pg, const char *options)
     struct err e = {0};
     struct trainer t = {0};
     char all[1024];
-    snprintf(all, sizeof all, "model.vocab=257 data.eod=on data.split=80,20 train.steps=4 train.warmup=1 train.eval_every=2 train.eval_batches=1 %s",
+    snprintf(all, sizeof all,
+             "model.vocab=257 data.eod=on data.split=80,20 train.steps=4 train.warmup=1 "
+             "train.eval_every=2 train.eval_batches=1 %s",
              options);
     run_config(&c, pg, all);
     assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
@@ -36,7 +39,8 @@ static int losses_of(const char *metrics, struct buf *out)
         static const char *const key[] = {"loss", "val_loss"};
         for (int i = 0; i < countof(key); i++)
             if (json_object_get(rec, key[i]) != NULL)
-                buf_addf(out, "%s %.17g\n", key[i], json_number_value(json_object_get(rec, key[i])));
+                buf_addf(out, "%s %.17g\n", key[i],
+                         json_number_value(json_object_get(rec, key[i])));
         if (event != NULL && strcmp(event, "sample") == 0) {
             assert_true(strlen(json_string_value(json_object_get(rec, "text"))) > 0);
             samples++;
