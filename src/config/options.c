@@ -427,8 +427,8 @@ const struct option config_options[] = {
     ROW(run.report, "on", OPT_RUN, HELP(
         "Write a self-contained HTML report into run.dir.")),
     ROW(run.sample_tokens, "0", OPT_RUN, RANGE(0, 1e6), HELP(
-        "Tokens of text to write at each evaluation and at the end, shown in the report: generate.prompt, continued as `braid generate` would. Prompt and "
-        "tokens must fit into train.seq; the caches are part of the memory plan. 0: none. Runs on one rank only.")),
+        "Tokens of text to write at each evaluation and at the end, shown in the report: generate.prompt, continued as `braid generate` would, as far "
+        "as train.seq reaches; the caches are part of the memory plan. 0: none. With several ranks none is written, which is noted.")),
     ROW(run.quiet, "off", OPT_RUN | OPT_LOCAL, HELP(
         "Print only errors and the final result.")),
 

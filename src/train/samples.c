@@ -6,7 +6,7 @@
 #include <string.h>
 
 struct samples {
-    struct generator g;
+    struct generator g; /* without plans where there are several ranks */
     int32_t *prompt;
     size_t n_prompt;
     struct candidate *scratch;
@@ -14,26 +14,20 @@ struct samples {
     bool off;   /* something failed, and was noted */
 };
 
+static bool alone(const struct trainer *t) { return t->model.mesh.world == 1; }
+
 int samples_plan(struct trainer *t, struct err *e)
 {
-    const struct config *c = t->cfg;
-    if (c->run.sample_tokens == 0)
+    if (t->cfg->run.sample_tokens == 0)
         return ST_OK;
-    if (t->model.mesh.world > 1) {
-        err_set(e, ST_USAGE, "run.sample_tokens is %lld, but there are %d ranks: text is written by a run on one rank",
-                (long long)c->run.sample_tokens, t->model.mesh.world);
-        return err_hint(e, "leave it at 0, and use `braid generate` on a checkpoint");
-    }
-    if (c->run.sample_tokens >= c->train.seq) {
-        err_set(e, ST_USAGE, "run.sample_tokens is %lld, but a sequence has train.seq = %lld tokens, prompt included",
-                (long long)c->run.sample_tokens, (long long)c->train.seq);
-        return err_hint(e, "give at most %lld", (long long)(c->train.seq - 1));
-    }
     TRY(mem_array((void **)&t->samples, 1, sizeof *t->samples, e));
-    return generator_plan(&t->samples->g, &t->model, c->train.seq, e);
+    return alone(t) ? generator_plan(&t->samples->g, &t->model, t->cfg->train.seq, e) : ST_OK;
 }
 
-int samples_bind(struct trainer *t, struct err *e) { return t->samples != NULL ? generator_bind(&t->samples->g, e) : ST_OK; }
+int samples_bind(struct trainer *t, struct err *e)
+{
+    return t->samples != NULL && alone(t) ? generator_bind(&t->samples->g, e) : ST_OK;
+}
 
 void samples_release(struct trainer *t)
 {
@@ -52,12 +46,14 @@ static int prepare(struct trainer *t, struct samples *s, struct err *e)
     size_t n = strlen(prompt);
     if (s->ready)
         return ST_OK;
+    if (!alone(t))
+        return err_set(e, ST_UNSUPPORTED, "run.sample_tokens needs a run on one rank, and there are %d", t->model.mesh.world);
     TRY(mem_array((void **)&s->prompt, n, sizeof *s->prompt, e));
     TRY(mem_array((void **)&s->scratch, (size_t)t->cfg->model.vocab, sizeof *s->scratch, e));
     TRY(t->tok.ops->encode(&t->tok, (const uint8_t *)prompt, n, s->prompt, n, &s->n_prompt, e));
-    if ((int64_t)s->n_prompt + t->cfg->run.sample_tokens > s->g.decode.cache_len)
-        return err_set(e, ST_INVALID, "the prompt has %zu tokens, and with run.sample_tokens = %lld more does not fit train.seq = %lld",
-                       s->n_prompt, (long long)t->cfg->run.sample_tokens, (long long)t->cfg->train.seq);
+    if ((int64_t)s->n_prompt >= s->g.decode.cache_len)
+        return err_set(e, ST_INVALID, "the prompt has %zu tokens, but a sequence has train.seq = %lld", s->n_prompt,
+                       (long long)t->cfg->train.seq);
     for (size_t i = 0; i < s->n_prompt; i++)
         if (s->prompt[i] < 0 || s->prompt[i] >= t->cfg->model.vocab)
             return err_set(e, ST_INVALID, "the prompt needs token %d, but the model has a vocabulary of %lld", (int)s->prompt[i],
@@ -78,7 +74,8 @@ static int write_text(struct trainer *t, struct samples *s, struct buf *text, st
     generator_rewind(&s->g);
     buf_add(text, o->prompt);
     TRY(generator_feed(&s->g, s->prompt, (int64_t)s->n_prompt, &logits, e));
-    for (int64_t i = 0; i < t->cfg->run.sample_tokens; i++) {
+    int64_t tokens = min_i64(t->cfg->run.sample_tokens, s->g.decode.cache_len - (int64_t)s->n_prompt);
+    for (int64_t i = 0; i < tokens; i++) {
         uint8_t bytes[64];
         size_t n;
         int32_t id = sample_token(&sampler, &logits, t->cfg->model.vocab, (uint64_t)i, s->scratch);
@@ -87,7 +84,7 @@ static int write_text(struct trainer *t, struct samples *s, struct buf *text, st
         TRY(t->tok.ops->decode(&t->tok, id, bytes, sizeof bytes, &n, e));
         for (size_t k = 0; k < n && k < sizeof bytes; k++)
             buf_add_n(text, is_control(bytes[k]) ? "?" : (const char *)&bytes[k], 1);
-        if (i + 1 < t->cfg->run.sample_tokens)
+        if (i + 1 < tokens)
             TRY(generator_feed(&s->g, &id, 1, &logits, e));
     }
     return buf_check(text, e);

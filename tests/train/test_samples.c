@@ -98,24 +98,43 @@ static void a_prompt_that_does_not_fit_is_noted_and_the_run_goes_on(void **state
     buf_init(&losses, 0);
     char *text = train(&pg, "run.sample_tokens=9 generate.prompt=12345678901234567890");
     assert_int_equal(losses_of(text, &losses), 0);
-    assert_non_null(strstr(text, "no text is written by this run: the prompt has 20 tokens"));
+    assert_non_null(strstr(text, "no text is written by this run: the prompt has 20 tokens, but"));
     assert_null(strstr(strstr(text, "no text is written") + 1, "no text is written")); /* once */
     buf_release(&losses);
     free(text);
     playground_close(&pg);
 }
 
-static void samples_longer_than_a_sequence_are_refused(void **state)
+static void samples_end_with_the_sequence(void **state)
 {
     (void)state;
     struct playground pg;
+    struct buf losses;
+    playground_open(&pg);
+    buf_init(&losses, 0);
+    char *text = train(&pg, "run.sample_tokens=1000 generate.prompt=abc");
+    assert_int_equal(losses_of(text, &losses), 2);
+    buf_release(&losses);
+    free(text);
+    playground_close(&pg);
+}
+
+static void several_ranks_note_that_no_text_is_written(void **state)
+{
+    (void)state;
     struct config c;
+    struct playground pg;
     struct trainer t = {0};
     struct err e = {0};
+    struct rank_place place = place_alone();
     playground_open(&pg);
-    run_config(&c, &pg, "run.sample_tokens=16");
-    assert_fails(trainer_open(&t, &c, NULL, true, &e), ST_USAGE, &e, "run.sample_tokens is 16");
+    run_config(&c, &pg, "run.sample_tokens=5 train.micro_batch=1");
+    assert_ok(config_set(&c, "parallel.ranks", "2", NULL, &e), &e);
+    assert_ok(place_on_paper(&place, &c, 0, &e), &e);
+    assert_ok(trainer_plan_on(&t, &c, &place, true, &e), &e);
+    assert_non_null(t.samples); /* asked for: samples_write says that it is not done */
     trainer_close(&t);
+    place_close(&place);
     config_release(&c);
     playground_close(&pg);
 }
@@ -126,7 +145,8 @@ int main(void)
         cmocka_unit_test(training_does_not_notice_samples),
         cmocka_unit_test(without_evaluations_the_end_is_sampled),
         cmocka_unit_test(a_prompt_that_does_not_fit_is_noted_and_the_run_goes_on),
-        cmocka_unit_test(samples_longer_than_a_sequence_are_refused),
+        cmocka_unit_test(samples_end_with_the_sequence),
+        cmocka_unit_test(several_ranks_note_that_no_text_is_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
