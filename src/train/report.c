@@ -64,6 +64,17 @@ static void add_tile(struct run_page *r, const char *value, const char *label)
     buf_addf(r->page.b, "<div class='card'><b>%s</b><span>%s</span></div>\n", value, label);
 }
 
+/* Three digits, so that it fits a tile. */
+static const char *short_bytes(double bytes, char *out, size_t size)
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int i = 0;
+    for (; bytes >= 1000 && i < countof(unit) - 1; i++)
+        bytes /= 1024;
+    snprintf(out, size, "%.*f %s", bytes < 9.95 && i > 0 ? 1 : 0, bytes, unit[i]);
+    return out;
+}
+
 static void add_tiles(struct run_page *r)
 {
     const struct series *m = r->h->main;
@@ -83,7 +94,7 @@ static void add_tiles(struct run_page *r)
         add_tile(r, text, "of peak (MFU)");
     }
     if (r->f->memory_bytes > 0)
-        add_tile(r, human_bytes((double)r->f->memory_bytes, text, sizeof text), "memory planned");
+        add_tile(r, short_bytes((double)r->f->memory_bytes, text, sizeof text), "memory planned");
     add_tile(r, human_time(r->h->elapsed, text, sizeof text), "training time");
     buf_add(r->page.b, "</div>\n");
 }
