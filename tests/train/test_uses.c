@@ -223,6 +223,7 @@ static const char *const elsewhere[] = {
     "run.minutes",
     "run.tensorboard",
     "run.report",
+    "run.sample_tokens",
     "run.quiet",
     /* how a plan is walked: the same bits */
     "plan.poison",
