@@ -126,7 +126,7 @@ lib = $(B)/lib$(1).a
 all: $(B)/braid
 
 help:
-	@echo "make            build $(B)/braid"
+	@echo "make            build $(B)/braid (CUDA=yes, CUDA=no: with or without GPU kernels)"
 	@echo "make test       build and run all tests (./check does this and more)"
 	@echo "make test-X     tests of one folder, X of: $(FOLDERS)"
 	@echo "make SAN=address,undefined B=build-asan test"
