@@ -4,11 +4,13 @@
 
 #include "train/train.h"
 
-/* Decode plans on the trainer's own model, where run.sample_tokens asks for text; before the model is committed. */
+/* Decode plans on the trainer's own model, where run.sample_tokens asks for text; before the model
+ * is committed. */
 int samples_plan(struct trainer *t, struct err *e);
 int samples_bind(struct trainer *t, struct err *e);
 void samples_release(struct trainer *t);
-/* Continues generate.prompt and logs the text. What fails here never ends a run: it is noted once, and no more text is written. */
+/* Continues generate.prompt and logs the text. What fails here never ends a run: it is noted once,
+ * and no more text is written. */
 void samples_write(struct trainer *t);
 
 #endif
