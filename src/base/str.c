@@ -126,33 +126,39 @@ bool parse_bool(const char *s, bool *out)
     return false;
 }
 
+/* Letters to insert, delete, replace or exchange with a neighbour. */
 static int edit_distance(const char *a, const char *b)
 {
     enum { MAX = 64 };
-    int row[MAX + 1];
+    int rows[3][MAX + 1], *before = rows[0], *last = rows[1], *row = rows[2];
     int na = (int)strnlen(a, MAX), nb = (int)strnlen(b, MAX);
     for (int j = 0; j <= nb; j++)
-        row[j] = j;
+        before[j] = last[j] = j;
     for (int i = 1; i <= na; i++) {
-        int diag = row[0];
         row[0] = i;
         for (int j = 1; j <= nb; j++) {
-            int best = diag + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best)
-                best = row[j] + 1;
+            int best = last[j - 1] + (a[i - 1] != b[j - 1]);
+            if (last[j] + 1 < best)
+                best = last[j] + 1;
             if (row[j - 1] + 1 < best)
                 best = row[j - 1] + 1;
-            diag = row[j];
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < best)
+                best = before[j - 2] + 1;
             row[j] = best;
         }
+        int *free_row = before;
+        before = last;
+        last = row;
+        row = free_row;
     }
-    return row[nb];
+    return last[nb];
 }
 
+/* A wrong guess is worse than none, so at most a quarter of the letters may differ. */
 const char *nearest_name(const char *name, const char *const *names, int n)
 {
     const char *best = NULL;
-    int best_distance = (int)strlen(name) / 2 + 2;
+    int n_letters = (int)strlen(name), best_distance = (n_letters < 4 ? 1 : n_letters / 4) + 1;
     for (int i = 0; i < n; i++) {
         int d = edit_distance(name, names[i]);
         if (d < best_distance) {

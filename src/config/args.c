@@ -31,22 +31,12 @@ static const struct option_alias *find_alias(const struct option *o, const char 
 
 static int unknown_option(const struct parsing *p, const char *name)
 {
-    const char *names[CONFIG_MAX_OPTIONS * (1 + CONFIG_MAX_ALIASES) + 32];
+    const char *extra[32];
     int n = 0;
+    for (; n < p->args->n_extra && n < countof(extra); n++)
+        extra[n] = p->args->extra[n].name;
     err_set(p->e, ST_USAGE, "unknown option --%.64s", name);
-    for (int i = 0; i < config_n_options; i++) {
-        const struct option *o = &config_options[i];
-        if (strcmp(option_key(o), name) == 0)
-            return err_hint(p->e, "did you mean --%s?", o->name);
-        names[n++] = o->name;
-        for (int k = 0; k < CONFIG_MAX_ALIASES && o->alias[k].name != NULL; k++)
-            names[n++] = o->alias[k].name;
-    }
-    for (int i = 0; i < p->args->n_extra && i < 32; i++)
-        names[n++] = p->args->extra[i].name;
-    const char *near = nearest_name(name, names, n);
-    return near ? err_hint(p->e, "did you mean --%s?", near)
-                : err_hint(p->e, "--help lists all options");
+    return suggest_option(name, "--", extra, n, p->e);
 }
 
 /* ---- values --------------------------------------------------------------------------------- */

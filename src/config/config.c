@@ -209,12 +209,8 @@ bool option_is_automatic(const struct config *c, const struct option *o)
 
 static int unknown_name(const char *name, struct err *e)
 {
-    const char *names[CONFIG_MAX_OPTIONS];
-    for (int i = 0; i < config_n_options; i++)
-        names[i] = config_options[i].name;
-    const char *near = nearest_name(name, names, config_n_options);
     err_set(e, ST_USAGE, "no option is called '%.64s'", name);
-    return near ? err_hint(e, "did you mean %s?", near) : ST_USAGE;
+    return suggest_option(name, "", NULL, 0, e);
 }
 
 int config_set(struct config *c, const char *name, const char *value, const char *label,

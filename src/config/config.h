@@ -342,6 +342,11 @@ void config_help(struct buf *out, const char *section); /* for a terminal; NULL:
 bool config_has_section(const char *section);
 void config_write_docs(struct buf *out); /* docs/options.md */
 
+/* Row i of the names that other programs give to options (option[1] may be NULL; -1: no such row), and of the names
+ * that are answered with "not built" (NULL: no such row). */
+int config_synonym(int i, const char **word, const char **option);
+const char *config_not_built(int i);
+
 int config_option_count(void);
 const char *config_option_name(int i);
 /* NULL (value) or CFG_FROM_DEFAULT (origin) for an unknown name. The value is unquoted text. */

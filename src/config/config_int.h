@@ -80,6 +80,10 @@ int derive_depths(struct config *c, struct err *e);
 /* "demo.ini:3"; "" for the command line and defaults. */
 const char *origin_text(struct config_origin o, char *out, size_t size);
 
+/* The hint for a name that is no option ("train.learning_rate", "num-heads"); for what is known and not built, the message
+ * too. dashes: "--" on the command line, else "". more: names that are valid beside options. Returns ST_USAGE. */
+int suggest_option(const char *name, const char *dashes, const char *const *more, int n_more, struct err *e);
+
 /* Cross-field rules, checked in order after the automatic values are derived. The message is
  * followed by the values and origins of the named options. */
 struct rule {

@@ -231,31 +231,23 @@ static bool unknown_section(struct ini_reading *r, const char *section)
     if (near != NULL)
         err_hint(r->e, "did you mean [%s]?", near);
     else
-        err_hint(r->e, "the sections are [model] [train] [data] [run] [plan] [generate]");
+        err_hint(r->e, "the sections are [model] [train] [data] [run] [plan] [mhc] [gpu] [parallel] [generate]");
     return false;
 }
 
-/* Nearest key of the same section, or the same key of another section. */
 static bool unknown_key(struct ini_reading *r, const char *key)
 {
-    const char *names[CONFIG_MAX_OPTIONS], *section = r->section;
-    int n = 0;
-    FAIL(r, "%s:%d: [%s] has no option '%.64s'", r->label, r->line, section, key);
+    char name[160];
+    FAIL(r, "%s:%d: [%s] has no option '%.64s'", r->label, r->line, r->section, key);
+    snprintf(name, sizeof name, "%s.%.100s", r->section, key);
     for (int i = 0; i < config_n_options; i++) {
         const struct option *o = &config_options[i];
         if (strcmp(option_key(o), key) == 0) {
-            err_hint(r->e, "%s is an option of section [%.*s]", key, (int)option_section_len(o),
-                     o->name);
+            err_hint(r->e, "%s is an option of section [%.*s]", key, (int)option_section_len(o), o->name);
             return false;
         }
-        if (strncmp(o->name, section, option_section_len(o)) == 0)
-            names[n++] = option_key(o);
     }
-    const char *near = nearest_name(key, names, n);
-    if (near != NULL)
-        err_hint(r->e, "did you mean %s?", near);
-    else
-        err_hint(r->e, "`braid help %s` lists the options of this section", section);
+    suggest_option(name, "", NULL, 0, r->e);
     return false;
 }
 

@@ -205,7 +205,7 @@ static void bad_command_lines_are_refused(void **state)
         {{"--model.hiden=3"}, "--model.hidden?"},
         {{"--hidden=3"}, "--model.hidden?"},
         {{"--hiden-size=3"}, "--hidden-size?"},
-        {{"--qqqqqqqqqqqqqqqqqqqqqqqqqqqq"}, "--help"},
+        {{"--qqqqqqqqqqqqqqqqqqqqqqqqqqqq"}, "braid help options"},
         {{"--model.hidden"}, "needs a value"},
         {{"--model.hidden", "--model.heads=3"}, "needs a value"},
         {{"--hidden-size"}, "needs a value"},
@@ -244,6 +244,64 @@ static void bad_command_lines_are_refused(void **state)
                        "13", "14", "15", "16", "17"),
                  ST_USAGE, &e, "from '17' on");
     config_release(&c);
+}
+
+/* What a user of another program writes, and the answer. */
+static void names_of_other_programs_are_answered(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *word, *message;
+    } asked[] = {
+        {"--tensor-model-parallel-size=2", "tensor parallelism is not built"},
+        {"--parallel.tp=2", "tensor parallelism is not built"},
+        {"--parallel.cp=2", "context parallelism is not built"},
+        {"--fp8-format=e4m3", "fp8 is not built"},
+        {"--train.learning_rate=1", "it is called --train.lr here"},
+        {"--learning-rate=1", "it is called --train.lr here"},
+        {"--batch_size=8", "--train.micro_batch here, or --train.global_batch"},
+        {"--n_layer=3", "--model.layers here, or --model.pattern"},
+        {"--model.n_embd=3", "it is called --model.hidden here"},
+        {"--train.hidden=3", "did you mean --model.hidden?"},
+        {"--trian.steps=3", "did you mean --train.steps?"},
+        {"--stesp=3", "did you mean --train.steps?"},
+        {"--parallel.xy=2", "`braid help parallel` lists"},
+        {"--use-flash-attn", "leave it out"},
+        {"--colour=red", "`braid help options`"},
+    };
+    for (int i = 0; i < countof(asked); i++) {
+        struct config c = fresh();
+        struct err e = {0};
+        struct config_args args = {0};
+        assert_fails(PARSE(&c, &args, &e, asked[i].word), ST_USAGE, &e, asked[i].message);
+        assert_non_null(strstr(e.msg, "unknown option --"));
+        config_release(&c);
+    }
+    struct config c = fresh();
+    struct err e = {0};
+    assert_fails(read_text(&c, "[parallel]\ntp = 2\n", &e), ST_USAGE, &e, "tensor parallelism is not built");
+    assert_non_null(strstr(e.msg, "t.ini:2"));
+    assert_fails(read_text(&c, "[train]\nlearning_rate = 2\n", &e), ST_USAGE, &e, "it is called train.lr here");
+    config_release(&c);
+}
+
+/* A synonym names options that exist, and a name answered with "not built" is none. */
+static void advice_is_about_real_options(void **state)
+{
+    (void)state;
+    const char *word, *option[2], *name;
+    for (int i = 0; config_synonym(i, &word, option) == 0; i++)
+        for (int k = 0; k < 2 && option[k] != NULL; k++) {
+            struct buf text;
+            buf_init(&text, 0);
+            struct config c = fresh();
+            assert_non_null(config_value_text(&c, option[k], &text));
+            buf_release(&text);
+            config_release(&c);
+        }
+    for (int i = 0; (name = config_not_built(i)) != NULL; i++)
+        for (int k = 0; k < config_option_count(); k++)
+            assert_string_not_equal(strchr(config_option_name(k), '.') + 1, name);
 }
 
 static void overrides_win_over_the_file_wherever_it_stands(void **state)
@@ -296,6 +354,8 @@ int main(void)
         cmocka_unit_test(sizes_are_bounded),
         cmocka_unit_test(options_are_taken_in_every_spelling),
         cmocka_unit_test(bad_command_lines_are_refused),
+        cmocka_unit_test(names_of_other_programs_are_answered),
+        cmocka_unit_test(advice_is_about_real_options),
         cmocka_unit_test(overrides_win_over_the_file_wherever_it_stands),
         cmocka_unit_test(help_is_noticed_before_anything_is_read),
     };
