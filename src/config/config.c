@@ -358,7 +358,9 @@ int config_load_saved(struct config *c, const char *text, size_t len, const char
     TRY(config_init(&saved, e));
     int st;
     TRY_OUT(config_read_ini_text(&saved, text, len, label, e));
-    TRY_OUT(derive_depths(c, e)); /* as the saved pattern was */
+    TRY_OUT(expand_patterns(&saved, e));
+    TRY_OUT(expand_patterns(c, e)); /* as the saved pattern was */
+    TRY_OUT(derive_depths(c, e));
     for (int i = 0; i < config_n_options; i++) {
         const struct option *o = &config_options[i];
         if ((o->flags & OPT_MODEL) && user_set(c, o) && !same_model(c, &saved, o)) {

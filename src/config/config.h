@@ -328,6 +328,10 @@ int config_load_saved(struct config *c, const char *text, size_t len, const char
 enum { CONFIG_RATIO_LAYERS = 4096 };
 bool config_ratio_pattern(int64_t layers, double attn, double mlp, char out[CONFIG_RATIO_LAYERS + 1]);
 
+/* A layer pattern with its repeats ([*-]x32, (M-)x3, Mx4) written out; config_finish does it to the options. */
+enum { CONFIG_PATTERN_MAX = 4096 };
+int config_expand_pattern(const char *text, char out[CONFIG_PATTERN_MAX + 1], struct err *e);
+
 /* Derive the automatic values and check all rules. May be called again after a change. */
 int config_finish(struct config *c, struct err *e);
 

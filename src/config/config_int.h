@@ -74,6 +74,8 @@ void real_text(double v, struct buf *out); /* the shortest text that parses back
 void derive_values(struct config *c);
 /* An error if a layer of the pattern cannot do what an option says (uses.c). */
 int config_refused(const struct config *c, struct err *e);
+/* Repeats in model.pattern and model.mtp_pattern are written out. Doing it again changes nothing. */
+int expand_patterns(struct config *c, struct err *e);
 /* model.mtp_pattern and mtp_layers become part of model.pattern. Doing it again changes nothing. */
 int derive_depths(struct config *c, struct err *e);
 
@@ -81,7 +83,7 @@ int derive_depths(struct config *c, struct err *e);
 const char *origin_text(struct config_origin o, char *out, size_t size);
 
 /* The hint for a name that is no option ("train.learning_rate", "num-heads"); for what is known and not built, the message
- * too. dashes: "--" on the command line, else "". more: names that are valid beside options. Returns ST_USAGE. */
+ * too. dashes: "--" on the command line, "" elsewhere, NULL for a bare key of an INI section. more: names that are valid beside options. Returns ST_USAGE. */
 int suggest_option(const char *name, const char *dashes, const char *const *more, int n_more, struct err *e);
 
 /* Cross-field rules, checked in order after the automatic values are derived. The message is
@@ -92,6 +94,8 @@ struct rule {
     const char *message;
     const char *options[4];
 };
+/* "for example --train.warmup=5": one option of the rule, with a value that satisfies every rule. False: none was found. */
+bool propose_value(const struct config *c, const struct rule *r, struct buf *out);
 extern const struct rule config_rules[];
 extern const int config_n_rules;
 

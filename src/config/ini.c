@@ -247,7 +247,7 @@ static bool unknown_key(struct ini_reading *r, const char *key)
             return false;
         }
     }
-    suggest_option(name, "", NULL, 0, r->e);
+    suggest_option(name, NULL, NULL, 0, r->e);
     return false;
 }
 

@@ -56,10 +56,11 @@ const struct option config_options[] = {
         .alias = {{"hybrid-layer-pattern", NULL}, {"hybrid-override-pattern", NULL}}, HELP(
         "Layers, one symbol each: M Mamba-2, G gated delta net, * attention, + latent attention, "
         "D sparse attention, - MLP, E mixture of experts. [ ] group layers, | cuts pipeline "
-        "stages, / starts a multi-token-prediction part.")),
+        "stages, / starts a multi-token-prediction part. A symbol, a group or a part in parentheses may be "
+        "repeated: [*-]x32, (M-)x3.")),
     ROW(model.layers, "0", OPT_MODEL, RANGE(0, CONFIG_RATIO_LAYERS), ALIAS("num-layers"), HELP(
-        "Number of layers when the pattern is made from attn_ratio and mlp_ratio; a pattern that is "
-        "given has its own number, whatever this says.")),
+        "Alone: a Transformer of so many layers, [*-] each, or [*E] where model.experts is given. With attn_ratio or "
+        "mlp_ratio: the layers of the pattern they make. A pattern that is given has its own number, whatever this says.")),
     ROW(model.attn_ratio, "0", OPT_MODEL, RANGE(0, 1), ALIAS("hybrid-attention-ratio"), HELP(
         "In place of a pattern: this share of the layers is attention, spread evenly, the rest "
         "Mamba-2.")),

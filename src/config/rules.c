@@ -90,7 +90,19 @@ static bool pattern_given(const struct config *c)
     return s != CFG_FROM_DEFAULT && s != CFG_FROM_AUTO;
 }
 
-/* The pattern that the ratios mean, unless one is given. Impossible ratios are left to the rules. */
+enum { TRANSFORMER_LAYERS = CONFIG_PATTERN_MAX / 4 }; /* a layer is 4 characters */
+
+/* As Megatron's --num-layers: attention and an MLP in each, or experts where their number is given. */
+static void transformer_pattern(const struct config *c, char made[CONFIG_RATIO_LAYERS + 1])
+{
+    enum config_source s = config_source_of(c, "model.experts").source;
+    const char *layer = s == CFG_FROM_DEFAULT || s == CFG_FROM_AUTO ? "[*-]" : "[*E]";
+    for (int64_t i = 0; i < c->model.layers; i++)
+        memcpy(made + 4 * i, layer, 5);
+}
+
+/* The pattern that a number of layers means, by itself or with ratios, unless one is given. Impossible numbers are left to
+ * the rules. */
 static int derive_pattern(struct config *c, struct err *e)
 {
     char made[CONFIG_RATIO_LAYERS + 1];
@@ -101,6 +113,9 @@ static int derive_pattern(struct config *c, struct err *e)
     if (has_ratios(c)) {
         if (!config_ratio_pattern(m->layers, m->attn_ratio, m->mlp_ratio, made))
             return ST_OK;
+        pattern = made;
+    } else if (m->layers > 0 && m->layers <= TRANSFORMER_LAYERS) {
+        transformer_pattern(c, made);
         pattern = made;
     } else if (!was_derived(c, "model.pattern")) {
         return ST_OK;
@@ -175,9 +190,10 @@ static bool ratios_without_layers(const struct config *c)
     return has_ratios(c) && c->model.layers == 0;
 }
 
-static bool layers_alone(const struct config *c)
+/* A plain Transformer of more layers than a pattern has room for. */
+static bool too_many_layers(const struct config *c)
 {
-    return c->model.layers != 0 && !has_ratios(c) && !pattern_given(c);
+    return c->model.layers > TRANSFORMER_LAYERS && !has_ratios(c) && !pattern_given(c);
 }
 
 /* The pattern of a saved config may be the one that its ratios made, with prediction depths behind it. */
@@ -510,8 +526,8 @@ const struct rule config_rules[] = {
     {"ratios-need-layers", ratios_without_layers,
      "model.attn_ratio and model.mlp_ratio need model.layers",
      {"model.attn_ratio", "model.mlp_ratio", "model.layers"}},
-    {"layers-need-ratios", layers_alone,
-     "model.layers does not say which layers: give model.pattern, or a ratio above 0",
+    {"transformer-layers", too_many_layers,
+     "model.layers alone makes a Transformer of at most 1024 layers",
      {"model.layers", "model.pattern", "model.attn_ratio", "model.mlp_ratio"}},
     {"heads-divide-hidden", heads_do_not_divide_hidden,
      "model.hidden must be a multiple of model.heads unless model.head_dim is set",
@@ -683,13 +699,17 @@ static int broken_rule(const struct config *c, const struct rule *r, struct err 
         buf_release(&text);
     }
     err_set(e, ST_USAGE, "%s (%s)", r->message, values.text ? values.text : "");
+    buf_clear(&values);
+    bool found = e != NULL && propose_value(c, r, &values);
+    err_hint(e, "%s%srule %s; `braid help %s` explains the option", found && values.text ? values.text : "", found ? "; " : "", r->name,
+             r->options[0]);
     buf_release(&values);
-    return err_hint(e, "rule %s; `braid help %.*s` explains these options", r->name,
-                    (int)strcspn(r->options[0], "."), r->options[0]);
+    return ST_USAGE;
 }
 
 int config_finish(struct config *c, struct err *e)
 {
+    TRY(expand_patterns(c, e));
     TRY(derive_pattern(c, e));
     TRY(derive_depths(c, e));
     derive_values(c);

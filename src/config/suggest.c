@@ -323,6 +323,8 @@ int suggest_option(const char *name, const char *dashes, const char *const *more
 {
     const char *key = without_section(name);
     const struct option *o = same_key(key);
+    bool bare = dashes == NULL;
+    dashes = bare ? "" : dashes;
     if (o != NULL)
         return err_hint(e, "did you mean %s%s?", dashes, o->name);
     const struct synonym *s = find_synonym(key);
@@ -338,7 +340,7 @@ int suggest_option(const char *name, const char *dashes, const char *const *more
                    strncmp(config_sections[i].name, name, (size_t)(key - name - 1)) == 0;
     const char *near = section ? near_key(name) : near_name(name, more, n_more);
     if (near != NULL)
-        return err_hint(e, "did you mean %s%s?", dashes, section && dashes[0] == '\0' ? without_section(near) : near);
+        return err_hint(e, "did you mean %s%s?", dashes, section && bare ? without_section(near) : near);
     return section ? err_hint(e, "`braid help %.*s` lists the options of this section", (int)(key - name - 1), name)
                    : err_hint(e, "`braid help options` lists all options, `braid help WORD` those about something");
 }

@@ -1,5 +1,6 @@
 /* The grammar of layer patterns: validation in a fixed order, then items, segments and numbers. */
 #include "model/pattern.h"
+#include "config/config.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -9,6 +10,7 @@ const char *pattern_error_name(enum pattern_error code)
     static const char *const names[PATTERN_ERRORS] = {
         [PATTERN_OK] = "ok",
         [PATTERN_LENGTH] = "E_LENGTH",
+        [PATTERN_REPEAT] = "E_REPEAT",
         [PATTERN_SYMBOL] = "E_SYMBOL",
         [PATTERN_GROUP_OPEN] = "E_GROUP_OPEN",
         [PATTERN_GROUP_CLOSE] = "E_GROUP_CLOSE",
@@ -232,7 +234,11 @@ static int take_text(struct pattern *p, const char *text, size_t *n, struct err 
         return err_set(e, ST_USAGE, "model.pattern has %zu characters, at most %d are allowed", *n,
                        PATTERN_MAX);
     }
-    memcpy(p->text, text != NULL ? text : "", *n);
+    if (text != NULL && config_expand_pattern(text, p->text, e) != ST_OK) {
+        p->error = PATTERN_REPEAT;
+        return ST_USAGE;
+    }
+    *n = strlen(p->text);
     return ST_OK;
 }
 

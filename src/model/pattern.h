@@ -1,9 +1,14 @@
 /* The layer pattern: a string that says which layers a model has and how they are cut.
  *
- *     pattern := main ( "/" depth )*          depths: multi-token prediction, all alike, no
- * brackets main    := segment ( "|" segment )*     segments: pipeline chunks, may be empty segment
- * := item* item    := SYMBOL | "[" SYMBOL+ "]"     one item is one unit of the schedule SYMBOL  :=
- * M G * D + - E                one symbol is one physical layer
+ * clang-format off
+ *     pattern := main ( "/" depth )*          depths: multi-token prediction, all alike, no brackets
+ *     main    := segment ( "|" segment )*     segments: pipeline chunks, may be empty
+ *     segment := item*
+ *     item    := SYMBOL | "[" SYMBOL+ "]"     one item is one unit of the schedule
+ *     SYMBOL  := M G * D + - E                one symbol is one physical layer
+ * clang-format on
+ *
+ * Repeats ([*-]x32, (M-)x3; config/repeat.c) are written out first: positions are those of the written-out text.
  *
  * Everything here is text and numbers: which cores exist is asked by pattern_check_cores alone.
  * Layers, items and segments are counted from 0; Megatron's layer_number is the physical index
@@ -20,6 +25,7 @@ enum { PATTERN_MAX = 4096, PATTERN_KINDS = 7 };
 enum pattern_error {
     PATTERN_OK,
     PATTERN_LENGTH,          /* more than PATTERN_MAX bytes */
+    PATTERN_REPEAT,          /* a repeat or parenthesis that cannot be written out */
     PATTERN_SYMBOL,          /* a character that is no layer, or no layer here */
     PATTERN_GROUP_OPEN,      /* '[' without ']' in its segment */
     PATTERN_GROUP_CLOSE,     /* ']' without '[' */

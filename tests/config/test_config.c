@@ -189,7 +189,7 @@ static const struct rule_case rule_cases[] = {
      {"model.pattern", "M*/*-", "model.mtp_pattern", "*E", "model.mtp_layers", "1"}},
     {"pattern-or-mtp-pattern",
      {"model.pattern", "M*/*-", "model.mtp_pattern", "*-", "model.mtp_layers", "2"}},
-    {"layers-need-ratios", {"model.layers", "12"}},
+    {"transformer-layers", {"model.layers", "1025"}},
     {"heads-divide-hidden", {"model.heads", "3"}},
     {"kv-heads-divide-heads", {"model.kv_heads", "2"}},
     {"kv-heads-divide-heads", {"model.kv_heads", "10"}},
@@ -258,6 +258,23 @@ static const struct rule_case rule_cases[] = {
     {"allow-needs-weights", {"run.load_allow", "both"}},
 };
 
+/* "for example --option=value; ...": with it, the config passes all rules. Without one the message itself has to say all. */
+static void follow_proposal(struct config *c, const char *rule, const char *hint)
+{
+    static const char start[] = "for example --";
+    static const char *const free_of_it = "pattern-or-ratios mtp-pattern-is-one-depth pattern-or-mtp-pattern";
+    char name[100], value[100];
+    struct err e = {0};
+    if (strncmp(hint, start, strlen(start)) != 0) {
+        if (!str_has_word(free_of_it, rule))
+            fail_msg("rule %s proposes nothing: %s", rule, hint);
+        return;
+    }
+    assert_int_equal(sscanf(hint + strlen(start), "%99[^=]=%99[^;]", name, value), 2);
+    set(c, name, strcmp(value, "''") == 0 ? "" : value);
+    assert_ok(config_finish(c, &e), &e);
+}
+
 static void each_rule_is_enforced_and_named(void **state)
 {
     (void)state;
@@ -274,6 +291,7 @@ static void each_rule_is_enforced_and_named(void **state)
         assert_fails(config_finish(&c, &e), ST_USAGE, &e, hint);
         assert_non_null(strstr(e.msg, s[0])); /* the value at fault is named, with its origin */
         assert_non_null(strstr(e.msg, "from command line"));
+        follow_proposal(&c, rule_cases[i].rule, e.hint);
         for (int k = 0; k < config_n_rules; k++)
             covered[k] |= strcmp(config_rules[k].name, rule_cases[i].rule) == 0;
         config_release(&c);
