@@ -176,6 +176,14 @@ $(B)/%.cu.o: src/%.cu $(B)/settings | needs
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
+# The commit in `braid --version`: only version.o depends on it, and only a change of it compiles anew.
+$(B)/commit: FORCE
+	@mkdir -p $(@D); c=$$(git describe --always --dirty 2>/dev/null || echo "unknown commit"); \
+	  echo "$$c" | cmp -s - $@ || echo "$$c" >$@
+.PHONY: FORCE
+$(B)/base/version.o: $(B)/commit
+CFLAGS_version = -DBRAID_COMMIT='"$(shell cat $(B)/commit)"' $(if $(filter yes,$(MPI)),-DBRAID_MPI)
+
 libs_for = $(foreach f,$(1) $(uses_$(1)),$(call lib,$(f)))
 
 $(B)/braid: $(call libs_for,cmd)

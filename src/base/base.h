@@ -8,5 +8,6 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "base/str.h"
+#include "base/version.h"
 
 #endif

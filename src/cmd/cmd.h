@@ -26,8 +26,11 @@ int cmd_help(int argc, char **argv);
 
 /* Exit code of a status; prints the error. An interrupted run exits 130. */
 int cmd_exit(int status, const struct err *e);
-/* Parse argv[1..]; true when --help was asked for and printed (usage, then all options if `options`). */
-bool cmd_wants_help(int argc, char **argv, const char *usage, bool options);
+/* True when --help was among the words and printed: usage, then the options of the list (globs; NULL: the command takes none).
+ * --help=all, --help=SECTION and --help=OPTION print those in full. */
+bool cmd_wants_help(int argc, char **argv, const char *usage, const char *options);
+/* Help on a word: "all", a section, an option; what is none is said on stderr. Returns the exit code. */
+int cmd_explain(const char *word);
 /* Defaults, file, overrides. Automatic values and rules are left to cmd_finish. */
 int cmd_config(struct config *c, int argc, char **argv, struct config_args *args, struct err *e);
 /* An error when more than `most` words are left beside the options. */

@@ -12,6 +12,7 @@ static const char usage[] =
     "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured time.\n"
     "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the last.\n"
     "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. Ranks as with braid train.\n";
+static const char own_options[] = "run.device run.threads gpu.* train.seq train.micro_batch train.global_batch";
 
 /* Whether the name starts with one of a comma list. */
 static bool listed(const char *name, const char *prefixes)
@@ -299,7 +300,7 @@ int cmd_bench(int argc, char **argv)
 {
     struct err e = {0};
     bool train = argc > 1 && strcmp(argv[1], "train") == 0;
-    if (cmd_wants_help(argc, argv, usage, train))
+    if (cmd_wants_help(argc, argv, usage, own_options))
         return 0;
     return cmd_exit(train ? run_train(argc - 1, argv + 1, &e) : run_ops(argc, argv, &e), &e);
 }

@@ -69,7 +69,15 @@ static int tokenize(int argc, char **argv, struct err *e)
     TRY(mem_array((void **)&in, (size_t)argc, sizeof *in, e));
     for (int i = 1; i < argc; i++) {
         bool is_in = strcmp(argv[i], "--in") == 0;
-        if (strcmp(argv[i], "--out") == 0) {
+        if (str_starts(argv[i], "--in=")) {
+            in[o.n_in++] = argv[i] + strlen("--in=");
+            in_list = true; /* more paths may follow */
+            continue;
+        } else if (str_starts(argv[i], "--out=")) {
+            if (o.out != NULL)
+                TRY_OUT(usage_error(e, "--out takes one prefix, once", NULL));
+            o.out = argv[i] + strlen("--out=");
+        } else if (strcmp(argv[i], "--out") == 0) {
             if (i + 1 >= argc || o.out != NULL)
                 TRY_OUT(usage_error(e, "--out takes one prefix, once", NULL));
             o.out = argv[++i];

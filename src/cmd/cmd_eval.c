@@ -6,6 +6,8 @@
 static const char usage[] =
     "usage: braid eval RUN_OR_CHECKPOINT --data.valid=PATH [--train.eval_batches=N] [--section.key=value ...]\n\n"
     "The model's options come from the checkpoint; an override that conflicts with it is an error.\n";
+static const char own_options[] =
+    "data.valid data.split train.eval_batches train.micro_batch train.seq run.device run.threads";
 
 static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t, struct err *e)
 {
@@ -40,7 +42,7 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
 
 int cmd_eval(int argc, char **argv)
 {
-    if (cmd_wants_help(argc, argv, usage, true))
+    if (cmd_wants_help(argc, argv, usage, own_options))
         return 0;
     struct config c = {0};
     struct ckpt *from = NULL;

@@ -7,6 +7,8 @@
 static const char usage[] =
     "usage: braid generate RUN_OR_CHECKPOINT [--generate.prompt=TEXT] [--generate.tokens=N] [--section.key=value ...]\n\n"
     "Sampling: generate.temperature (0: always the likeliest), top_k, top_p, seed. The same seed gives the same text.\n";
+static const char own_options[] =
+    "generate.* run.device run.threads";
 
 struct job {
     struct config c;
@@ -95,7 +97,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
 
 int cmd_generate(int argc, char **argv)
 {
-    if (cmd_wants_help(argc, argv, usage, true))
+    if (cmd_wants_help(argc, argv, usage, own_options))
         return 0;
     struct job j = {0};
     struct err e = {0};

@@ -8,6 +8,8 @@ static const char usage[] =
     "usage: braid gradcheck [FILE.ini] [--section.key=value ...] [--only=ops|model|OP]\n\n"
     "Checks the gradient of every op on its sample shapes, then of every parameter of the configured model (keep it tiny:\n"
     "the reference device is slow by design). Exits 1 if a relative error exceeds 1e-6.\n";
+static const char own_options[] =
+    "model.pattern model.hidden model.heads model.ffn model.vocab train.seq train.micro_batch run.threads";
 
 static const double allowed = GRADCHECK_ALLOWED;
 
@@ -72,7 +74,7 @@ static int run(struct config *c, int argc, char **argv, int *failed, struct err 
 
 int cmd_gradcheck(int argc, char **argv)
 {
-    if (cmd_wants_help(argc, argv, usage, true))
+    if (cmd_wants_help(argc, argv, usage, own_options))
         return 0;
     struct config c = {0};
     struct err e = {0};

@@ -9,6 +9,8 @@ static const char usage[] =
     "usage: braid grads FILE.ini --in=TOKENS.safetensors --out=OUT.safetensors [--ckpt=DIR | --run.load_weights=FILE] [--section.key=value ...]\n\n"
     "The input holds `tokens` and optionally `labels` (-1: ignored), I32 [batch, seq]; without labels they are the tokens\n"
     "shifted by one. The output holds `loss` (mean over labels), `logits`, and param.KEY and grad.KEY of every parameter.\n";
+static const char own_options[] =
+    "model.pattern run.load_weights run.device run.threads";
 
 struct job {
     struct config c;
@@ -86,7 +88,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
 
 int cmd_grads(int argc, char **argv)
 {
-    if (cmd_wants_help(argc, argv, usage, true))
+    if (cmd_wants_help(argc, argv, usage, own_options))
         return 0;
     struct job j = {0};
     struct err e = {0};

@@ -197,7 +197,7 @@ static int run(int argc, char **argv, struct err *e)
 
 int cmd_op(int argc, char **argv)
 {
-    if (cmd_wants_help(argc, argv, usage, false))
+    if (cmd_wants_help(argc, argv, usage, NULL))
         return 0;
     struct err e = {0};
     return cmd_exit(run(argc, argv, &e), &e);

@@ -11,6 +11,10 @@ static const char usage[] =
     "MACHINE: --flops=620 --attention=400 (TFLOP/s) --bandwidth=4 (TB/s) --link_gbps=45 --link_us=15 (to other machines, GB/s of each GPU)\n"
     "         --node_gbps=370 --node_gpus=8 (within a machine) --beside=0.12 (share by which computing is slower beside a busy link) --memory=141 (GB)\n"
     "Times are predicted from these numbers; with --measure=on those of computing are measured here, on one rank with the whole model.\n";
+static const char own_options[] =
+    "model.pattern model.layers model.hidden model.heads model.ffn train.seq train.micro_batch "
+    "train.global_batch plan.recompute plan.recompute_block run.device parallel.ranks parallel.pp "
+    "parallel.vpp parallel.ep";
 
 static void totals(const struct trainer *t, struct buf *out)
 {
@@ -114,7 +118,7 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
 
 int cmd_plan(int argc, char **argv)
 {
-    if (cmd_wants_help(argc, argv, usage, true))
+    if (cmd_wants_help(argc, argv, usage, own_options))
         return 0;
     struct config c = {0};
     struct trainer t = {0};

@@ -11,6 +11,11 @@ static const char usage[] =
     "report.html and checkpoints; the same command again continues the run from its newest checkpoint, bit for bit.\n"
     "SIGINT, SIGTERM and SIGHUP save a checkpoint after the current step and stop.\n"
     "Several ranks: mpirun -np N braid train ..., or --parallel.ranks=N for threads of one process.\n";
+static const char own_options[] =
+    "data.train data.valid data.split data.tokenizer model.pattern model.layers model.hidden model.heads "
+    "train.steps train.seq train.micro_batch train.global_batch train.lr train.warmup train.schedule "
+    "train.eval_every run.dir run.device run.threads run.resume run.save_every run.load_weights "
+    "run.minutes run.quiet parallel.ranks parallel.pp parallel.ep";
 
 /* What every rank of this process starts from. */
 struct job {
@@ -181,7 +186,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
 
 int cmd_train(int argc, char **argv)
 {
-    if (cmd_wants_help(argc, argv, usage, true))
+    if (cmd_wants_help(argc, argv, usage, own_options))
         return 0;
     struct job j = {0};
     struct err e = {0};

@@ -19,21 +19,47 @@ int cmd_exit(int status, const struct err *e)
     return status == ST_USAGE ? 2 : 1;
 }
 
-bool cmd_wants_help(int argc, char **argv, const char *usage, bool options)
+int cmd_explain(const char *word)
+{
+    struct buf out;
+    struct err e = {0};
+    int st = ST_OK;
+    buf_init(&out, 0);
+    if (strcmp(word, "all") == 0 || strcmp(word, "options") == 0)
+        config_help(&out, NULL);
+    else if (config_has_section(word))
+        config_help(&out, word);
+    else
+        st = config_help_word(&out, word, &e);
+    if (st == ST_OK && out.text != NULL)
+        fputs(out.text, stdout);
+    buf_release(&out);
+    return cmd_exit(st, &e);
+}
+
+static void list_options(const char *argv0, const char *options)
+{
+    struct buf out;
+    buf_init(&out, 0);
+    config_help_list(&out, options);
+    printf("\noptions it is most often given, in FILE.ini or here:\n%s\nbraid %s --help=all explains all options, --help=train a section, "
+           "braid help lr one option\n", out.text ? out.text : "", argv0);
+    buf_release(&out);
+}
+
+bool cmd_wants_help(int argc, char **argv, const char *usage, const char *options)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
-        bool plain = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0, section = str_starts(argv[i], "--help=");
-        if (!plain && !section)
+        bool plain = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0, word = str_starts(argv[i], "--help=");
+        if (!plain && !word)
             continue;
-        struct buf out;
-        buf_init(&out, 0);
         fputs(usage, stdout);
-        if (options) {
-            const char *name = section ? argv[i] + strlen("--help=") : NULL;
-            config_help(&out, name != NULL && config_has_section(name) ? name : NULL);
-            printf("\n%s", out.text ? out.text : "");
+        if (options != NULL && word) {
+            putchar('\n');
+            cmd_explain(argv[i] + strlen("--help="));
+        } else if (options != NULL) {
+            list_options(argv[0], options);
         }
-        buf_release(&out);
         return true;
     }
     return false;
@@ -49,7 +75,16 @@ int cmd_words(const struct config_args *args, int most, struct err *e)
 {
     if (args->n_positional <= most)
         return ST_OK;
-    err_set(e, ST_USAGE, "unexpected word '%s'", args->positional[most]);
+    const char *word = args->positional[most];
+    err_set(e, ST_USAGE, "unexpected word '%s'", word);
+    static const char *const other[] = {".yaml", ".yml", ".json", ".toml", ".cfg", ".conf", ".py", ".sh"};
+    for (int i = 0; i < countof(other); i++)
+        if (str_ends(word, other[i]))
+            return err_hint(e, "options are read from INI files, FILE.ini: [section] and key = value; `braid help options` lists them");
+    if (file_is_dir(word) && most == 0)
+        return err_hint(e, "a run folder is an option: --run.dir=%s starts the run there, or continues it", word);
+    if (file_exists(word) && most == 0)
+        return err_hint(e, "data is an option: --data.train=%s; a config file ends in .ini", word);
     return err_hint(e, "options are written --section.key=value; add --help to see what this command takes");
 }
 
@@ -85,6 +120,10 @@ void cmd_say_unused(const struct config *c)
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e)
 {
     const char *path = args->n_positional > 0 ? args->positional[0] : c->run.load[0] ? c->run.load : c->run.dir;
+    if (path[0] == '\0' && args->ini != NULL) {
+        err_set(e, ST_USAGE, "%s holds options, not a trained model", args->ini);
+        return err_hint(e, "give a run folder or a checkpoint folder in its place; `braid train %s --run.dir=DIR` makes one", args->ini);
+    }
     if (path[0] == '\0') {
         err_set(e, ST_USAGE, "no checkpoint was named");
         return err_hint(e, "give a run folder or a checkpoint folder as the first word");

@@ -28,7 +28,7 @@ static const struct command commands[] = {
     {"import", cmd_import, "make a checkpoint of a Hugging Face model folder"},
     {"export", cmd_export, "write a checkpoint as a folder that transformers loads"},
     {"data", cmd_data, "turn text into token files, inspect them"},
-    {"help", cmd_help, "this list; `braid help SECTION` explains options, `braid help docs` writes them all"},
+    {"help", cmd_help, "this list; `braid help lr` explains options about something, `braid help train` a section"},
 };
 
 static void usage(FILE *out)
@@ -41,29 +41,26 @@ static void usage(FILE *out)
 
 int cmd_help(int argc, char **argv)
 {
-    struct buf out;
-    buf_init(&out, 0);
-    int code = 0;
     if (argc < 2) {
         usage(stdout);
-    } else if (strcmp(argv[1], "docs") == 0) {
-        config_write_docs(&out);
-    } else if (strcmp(argv[1], "options") == 0 || config_has_section(argv[1])) {
-        config_help(&out, strcmp(argv[1], "options") == 0 ? NULL : argv[1]);
-    } else {
-        for (int i = 0; i < countof(commands); i++)
-            if (strcmp(commands[i].name, argv[1]) == 0 && commands[i].run != cmd_help) {
-                char help[] = "--help";
-                char *args[] = {argv[1], help, NULL};
-                return commands[i].run(2, args);
-            }
-        fprintf(stderr, "braid: error: there is no help on '%s'\n  hint: a command, a section (model, train, data, run, plan, generate), options, or docs\n", argv[1]);
-        code = 2;
+        return 0;
     }
-    if (out.text != NULL)
-        fputs(out.text, stdout);
-    buf_release(&out);
-    return code;
+    if (strcmp(argv[1], "docs") == 0) {
+        struct buf out;
+        buf_init(&out, 0);
+        config_write_docs(&out);
+        fputs(out.text != NULL ? out.text : "", stdout);
+        buf_release(&out);
+        return 0;
+    }
+    bool section = config_has_section(argv[1]); /* data is both; the command's help is `braid data --help` */
+    for (int i = 0; !section && i < countof(commands); i++)
+        if (strcmp(commands[i].name, argv[1]) == 0 && commands[i].run != cmd_help) {
+            char help[] = "--help";
+            char *args[] = {argv[1], help, NULL};
+            return commands[i].run(2, args);
+        }
+    return cmd_explain(argv[1]);
 }
 
 /* A descriptor that is closed at the start would be given to the next file that is opened, and messages would go into
@@ -98,6 +95,10 @@ static int run_command(int argc, char **argv)
     if (argc < 2) {
         usage(stderr);
         return 2;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("braid %s\n", braid_version());
+        return 0;
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         usage(stdout);

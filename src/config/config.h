@@ -343,6 +343,10 @@ int config_unused(const struct config *c, struct buf *out);
  * they were derived from. with_sources adds a comment to each line. Check the buffer when done. */
 void config_write(const struct config *c, struct buf *out, bool with_sources);
 void config_help(struct buf *out, const char *section); /* for a terminal; NULL: all sections */
+/* One line for each option that a glob of the list (separated by spaces) matches. */
+void config_help_list(struct buf *out, const char *globs);
+/* The options that a word names: "train.lr", "lr", "learning_rate", or a part of names and texts. ST_USAGE if there is none. */
+int config_help_word(struct buf *out, const char *word, struct err *e);
 bool config_has_section(const char *section);
 void config_write_docs(struct buf *out); /* docs/options.md */
 

@@ -110,10 +110,12 @@ void config_write(const struct config *c, struct buf *out, bool with_sources)
 
 /* ---- help ------------------------------------------------------------------------------------ */
 
-/* Words of text, at most WRAP columns wide; the first line indented by `indent`, later ones by `hang`. */
-static void add_wrapped(struct buf *out, const char *text, int indent, int hang)
+/* Words of text, at most WRAP columns wide; the first line indented by `indent`, later ones by `hang`. used: columns that the
+ * caller wrote on the first line already. */
+static void add_wrapped(struct buf *out, const char *text, int indent, int hang, int used)
 {
-    int column = 0;
+    int column = used;
+    bool first = true;
     while (*text != '\0') {
         int n = (int)strcspn(text, " ");
         if (column > 0 && column + 1 + n > WRAP) {
@@ -123,9 +125,10 @@ static void add_wrapped(struct buf *out, const char *text, int indent, int hang)
         }
         if (column == 0)
             buf_addf(out, "%*s", indent, "");
-        else
+        else if (!first)
             buf_add(out, " ");
-        column += (column == 0 ? indent : 1) + n;
+        column += (column == 0 ? indent : first ? 0 : 1) + n;
+        first = false;
         buf_add_n(out, text, (size_t)n);
         text += n;
         text += strspn(text, " ");
@@ -174,8 +177,8 @@ static void help_option(const struct option *o, struct buf *out)
         add_aliases(o, "", &facts);
     }
     if (facts.text != NULL)
-        add_wrapped(out, facts.text, 2, 6);
-    add_wrapped(out, o->help, 6, 6);
+        add_wrapped(out, facts.text, 2, 6, 0);
+    add_wrapped(out, o->help, 6, 6, 0);
     buf_release(&facts);
 }
 
@@ -185,7 +188,7 @@ void config_help(struct buf *out, const char *section)
         add_wrapped(out,
                     "Options come from an INI file ([section], key = value) and from the command "
                     "line (--section.key=value), which wins. Integers take k, m, g and ki, mi, gi.",
-                    0, 0);
+                    0, 0, 0);
     for (int s = 0; s < config_n_sections; s++) {
         if (section != NULL && strcmp(section, config_sections[s].name) != 0)
             continue;
@@ -195,6 +198,110 @@ void config_help(struct buf *out, const char *section)
             if (in_section(&config_options[i], &config_sections[s]))
                 help_option(&config_options[i], out);
     }
+}
+
+/* One line for each option whose name matches one of the globs, in the order of the table: name, default, first sentence. */
+static void help_line(const struct option *o, struct buf *out)
+{
+    enum { NAME_WIDTH = 30 };
+    struct buf head, text;
+    buf_init(&head, 0);
+    buf_init(&text, 0);
+    const char *stop = strstr(o->help, ". ");
+    while (stop != NULL && stop > o->help && stop[-1] == '.') /* "..." ends no sentence */
+        stop = strstr(stop + 1, ". ");
+    size_t n = stop != NULL ? (size_t)(stop - o->help) + 1 : strlen(o->help);
+    buf_addf(&head, "  --%s=", o->name);
+    add_default(o, &head);
+    if (o->automatic != NULL || (o->type == OPT_STRING && o->def[0] == '\0')) {
+        buf_clear(&head);
+        buf_addf(&head, "  --%s", o->name);
+    }
+    buf_addf(&text, "%-*s ", NAME_WIDTH, head.text ? head.text : "");
+    buf_add(out, text.text ? text.text : "");
+    buf_clear(&text);
+    buf_add_n(&text, o->help, n);
+    if (o->type == OPT_ENUM) {
+        buf_add(&text, " Choices: ");
+        option_range_text(o, &text);
+    }
+    if (text.text != NULL)
+        add_wrapped(out, text.text, 0, NAME_WIDTH + 1, head.len > NAME_WIDTH ? (int)head.len + 1 : NAME_WIDTH + 1);
+    buf_release(&text);
+    buf_release(&head);
+}
+
+void config_help_list(struct buf *out, const char *globs)
+{
+    for (int i = 0; i < config_n_options; i++) {
+        char glob[80];
+        size_t n;
+        for (const char *p = globs; *p != '\0'; p += n) {
+            p += strspn(p, " ");
+            n = strcspn(p, " ");
+            snprintf(glob, sizeof glob, "%.*s", (int)n, p);
+            if (n > 0 && str_glob(glob, config_options[i].name)) {
+                help_line(&config_options[i], out);
+                break;
+            }
+        }
+    }
+}
+
+static bool has_alias(const struct option *o, const char *word)
+{
+    for (int i = 0; i < CONFIG_MAX_ALIASES && o->alias[i].name != NULL; i++)
+        if (strcmp(o->alias[i].name, word) == 0)
+            return true;
+    return false;
+}
+
+static void help_rules(const struct option *o, struct buf *out)
+{
+    for (int i = 0; i < config_n_rules; i++)
+        for (int k = 0; k < countof(config_rules[i].options) && config_rules[i].options[k] != NULL; k++)
+            if (strcmp(config_rules[i].options[k], o->name) == 0) {
+                struct buf text;
+                buf_init(&text, 0);
+                buf_addf(&text, "rule: %s", config_rules[i].message);
+                if (text.text != NULL)
+                    add_wrapped(out, text.text, 6, 6, 0);
+                buf_release(&text);
+            }
+}
+
+/* How well a word names an option: by its name or key or Megatron's name, by another program's name, or as a part. */
+enum match { MATCH_NAME, MATCH_SYNONYM, MATCH_PART, MATCH_KINDS };
+
+static bool matches(const struct option *o, const char *word, enum match kind)
+{
+    const char *name, *option[2];
+    if (kind == MATCH_NAME)
+        return strcmp(o->name, word) == 0 || strcmp(option_key(o), word) == 0 || has_alias(o, word);
+    if (kind == MATCH_PART)
+        return strlen(word) > 2 && (strstr(o->name, word) != NULL || strcasestr(o->help, word) != NULL);
+    for (int i = 0; config_synonym(i, &name, option) == 0; i++)
+        if (strcmp(name, word) == 0 && (strcmp(option[0], o->name) == 0 || (option[1] != NULL && strcmp(option[1], o->name) == 0)))
+            return true;
+    return false;
+}
+
+int config_help_word(struct buf *out, const char *word, struct err *e)
+{
+    word += str_starts(word, "--") ? 2 : 0;
+    for (int kind = 0; kind < MATCH_KINDS; kind++) {
+        int found = 0;
+        for (int i = 0; i < config_n_options; i++)
+            if (matches(&config_options[i], word, (enum match)kind)) {
+                help_option(&config_options[i], out);
+                help_rules(&config_options[i], out);
+                found++;
+            }
+        if (found > 0)
+            return buf_check(out, e);
+    }
+    err_set(e, ST_USAGE, "there is no help on '%.64s'", word);
+    return suggest_option(word, "--", NULL, 0, e);
 }
 
 /* ---- docs/options.md ------------------------------------------------------------------------- */

@@ -221,14 +221,28 @@ static const struct dev_vt cuda_vt = {
     .range_end = gpu_range_end,
 };
 
+/* The runtime says "driver version is insufficient" where there is no driver at all. */
+static int no_gpu(cudaError_t code, struct err *e)
+{
+    int runtime = 0, driver = 0;
+    cudaRuntimeGetVersion(&runtime);
+    cudaDriverGetVersion(&driver);
+    if (driver == 0)
+        err_set(e, ST_UNSUPPORTED, "run.device=cuda, but this machine has no NVIDIA driver");
+    else if (code == cudaErrorInsufficientDriver)
+        err_set(e, ST_UNSUPPORTED, "the NVIDIA driver is too old: it knows CUDA %d.%d, and braid was built with %d.%d", driver / 1000, driver % 1000 / 10,
+                runtime / 1000, runtime % 1000 / 10);
+    else
+        err_set(e, ST_UNSUPPORTED, "no usable GPU: %s", code != cudaSuccess ? cudaGetErrorString(code) : "the driver lists none");
+    return err_hint(e, driver == 0 ? "use --run.device=cpu, or install the driver" : "use --run.device=cpu, or see what nvidia-smi says");
+}
+
 static int choose_gpu(struct cuda_dev *c, struct err *e)
 {
     int n = 0;
     cudaError_t code = cudaGetDeviceCount(&n);
-    if (code != cudaSuccess || n == 0) {
-        err_set(e, ST_UNSUPPORTED, "no usable GPU: %s", code != cudaSuccess ? cudaGetErrorString(code) : "the driver lists none");
-        return err_hint(e, "use run.device=cpu, or check nvidia-smi");
-    }
+    if (code != cudaSuccess || n == 0)
+        return no_gpu(code, e);
     if (c->want.index < 0 || c->want.index >= n)
         return err_set(e, ST_INVALID, "gpu.index is %d, but this machine has GPUs 0 to %d", c->want.index, n - 1);
     CUDA(e, cudaSetDevice(c->want.index));
