@@ -122,7 +122,7 @@ objects = $(patsubst src/%.c,$(B)/%.o,$(filter-out $(if $(filter ops,$(1)),%_cpu
           $(if $(filter ops,$(1)),$(foreach i,$(ISAS),$(patsubst src/%.c,$(B)/%.$(i).o,$(call isa_sources,$(1)))))
 lib = $(B)/lib$(1).a
 
-.PHONY: all help found needs test clean format size
+.PHONY: all help found needs test clean format size FORCE
 all: $(B)/braid
 
 help:
@@ -175,14 +175,6 @@ $(B)/%.o: src/%.c $(B)/settings | needs
 $(B)/%.cu.o: src/%.cu $(B)/settings | needs
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
-
-# The commit in `braid --version`: only version.o depends on it, and only a change of it compiles anew.
-$(B)/commit: FORCE
-	@mkdir -p $(@D); c=$$(git describe --always --dirty 2>/dev/null || echo "unknown commit"); \
-	  echo "$$c" | cmp -s - $@ || echo "$$c" >$@
-.PHONY: FORCE
-$(B)/base/version.o: $(B)/commit
-CFLAGS_version = -DBRAID_COMMIT='"$(shell cat $(B)/commit)"' $(if $(filter yes,$(MPI)),-DBRAID_MPI)
 
 libs_for = $(foreach f,$(1) $(uses_$(1)),$(call lib,$(f)))
 

@@ -8,6 +8,5 @@
 #include "base/mem.h"
 #include "base/philox.h"
 #include "base/str.h"
-#include "base/version.h"
 
 #endif

@@ -1,4 +1,5 @@
 /* The entry of the one binary: which command, and a short help. */
+#include "base/version.h"
 #include "cmd/cmd.h"
 
 #include <errno.h>
@@ -97,7 +98,7 @@ static int run_command(int argc, char **argv)
         return 2;
     }
     if (strcmp(argv[1], "--version") == 0) {
-        printf("braid %s\n", braid_version());
+        printf("braid %s\n", version_text());
         return 0;
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
