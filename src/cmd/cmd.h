@@ -47,6 +47,15 @@ void cmd_say_unused(const struct config *c);
  * options from it. */
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e);
 
+/* ---- the run folder (run_folder.c) ------------------------------------------------------------------------------------- */
+
+/* A folder that holds other things than a run is refused as run.dir, and so is one inside a folder of training data: what a
+ * run writes would become training data. */
+int cmd_check_run_folder(const struct config *c, struct err *e);
+int cmd_check_run_in_data(const struct config *c, struct err *e);
+/* Where run.dir has no checkpoint to continue and no config file was named: the options in its config.ini. */
+int cmd_options_of_run(struct config *c, const struct config_args *args, bool is_rank0, struct err *e);
+
 /* A file of random tokens in a temporary place, for steps that are only timed: the data path is part of them. The caller removes it. */
 int cmd_random_data(struct config *c, char *path, size_t size, struct err *e);
 

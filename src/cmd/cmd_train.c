@@ -96,6 +96,8 @@ static void announce(const struct trainer *t)
     buf_clear(&text);
     model_print_kernels(t->cfg, &t->dev, &text);
     fputs(text.text ? text.text : "", stderr);
+    if (t->cfg->run.dir[0] == '\0')
+        fprintf(stderr, "no run folder: the model will not be saved; --run.dir=DIR keeps it\n");
     buf_release(&text);
 }
 
@@ -158,9 +160,13 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
     TRY(cmd_count_ranks(c, &j->ranks, e));
+    if (cmd_speaks(&j->ranks))
+        TRY(cmd_check_run_folder(c, e));
     if (c->run.dir[0] != '\0' && file_is_dir(c->run.dir)) /* a command that is refused makes no folder */
         TRY(lock_run(j, e));
     TRY(find_resume(c, cmd_speaks(&j->ranks), &j->from, e));
+    if (j->from == NULL)
+        TRY(cmd_options_of_run(c, &args, cmd_speaks(&j->ranks), e));
     j->warm = j->from == NULL && c->run.load[0] != '\0';
     if (j->warm) {
         TRY(ckpt_open(&j->from, c->run.load, e));
@@ -170,6 +176,7 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
     TRY(cmd_finish(c, e));
     if (cmd_speaks(&j->ranks))
         cmd_say_unused(c);
+    TRY(cmd_check_run_in_data(c, e));
     if (c->run.dir[0] != '\0' && cmd_speaks(&j->ranks))
         TRY(file_make_dirs(c->run.dir, e));
     return lock_run(j, e);

@@ -176,6 +176,8 @@ struct config_train {
     int wsd_style;                  /* enum config_wsd_style */
     double beta1, beta2, eps, weight_decay, clip;
     int nonfinite; /* enum config_nonfinite */
+    int64_t nonfinite_limit;
+    bool log_zeros;
     int64_t log_every, eval_every, eval_batches;
     int64_t loss_chunk; /* 0 = chosen by the head when the plan is made */
     double z_loss;
@@ -312,7 +314,7 @@ struct config_args {
 int config_parse_args(struct config *c, int argc, char *const *argv, struct config_args *args,
                       struct err *e);
 
-/* Take options from a checkpoint's saved INI text. Options that define the model come from there;
+/* Take options from a checkpoint's saved INI text, or from the config.ini of a run that has no checkpoint. Options that define the model come from there;
  * if the user set one of them to another value, that is ST_CONFLICT naming both, and c is
  * unchanged. Call it before config_finish. changes (may be NULL) gets a line per option the user
  * overrides. */

@@ -351,8 +351,12 @@ const struct option config_options[] = {
     ROW(train.nonfinite, "stop", OPT_RUN, ONE_OF(nonfinite_values), HELP(
         "What to do when loss or gradients are not finite: stop with an error before the update, "
         "or skip that update and go on.")),
+    ROW(train.nonfinite_limit, "20", OPT_RUN, RANGE(0, 1e9), HELP(
+        "With nonfinite = skip: steps in a row that may be skipped before the run stops with an error; 0 = any number.")),
     ROW(train.log_every, "1", OPT_RUN, RANGE(1, 1e12), ALIAS("log-interval"), HELP(
         "Steps between lines in the logs.")),
+    ROW(train.log_zeros, "off", OPT_RUN, FLAG("log-num-zeros-in-grad", "on"), HELP(
+        "Log the number of gradients that are exactly zero, as num-zeros. Gradients are copied to the host for it in every step.")),
     ROW(train.eval_every, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("eval-interval"), HELP(
         "Steps between evaluations on validation data; 0 = never.")),
     ROW(train.eval_batches, "8", OPT_RUN, RANGE(1, 1e9), ALIAS("eval-iters"), HELP(

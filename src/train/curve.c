@@ -7,8 +7,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
 enum { DOTS_X = 2, DOTS_Y = 4, MAX_ROWS = 60, MAX_COLS = 300 }; /* dots of a Braille cell */
+enum { AXIS_WIDTH = 10 };                                       /* columns left of the curve, and one to its right */
 
 struct canvas {
     int rows, cols, w, h; /* w, h in dots */
@@ -177,6 +179,9 @@ void report_history_curve(FILE *out, const struct history *h, bool unicode)
     double *loss = room + MAIN_POINTS, *vx = loss + MAIN_POINTS, *vy = vx + MAIN_POINTS;
     struct curve c = {
         .step = room, .loss = loss, .val_step = vx, .val_loss = vy, .unicode = unicode};
+    struct winsize w;
+    if (fileno(out) >= 0 && ioctl(fileno(out), TIOCGWINSZ, &w) == 0 && w.ws_col > AXIS_WIDTH)
+        c.cols = w.ws_col - AXIS_WIDTH;
     c.n = unpack(&h->main[HIST_LOSS], room, loss);
     c.n_val = unpack(&h->main[HIST_VAL], vx, vy);
     report_terminal_curve(out, &c);

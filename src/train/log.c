@@ -25,6 +25,7 @@ struct train_log {
     struct buf line, html;
     struct arena texts;
     struct report_facts facts;
+    struct watch watch;
     const char *report_path; /* NULL: no report */
     double report_due;       /* when it is to be written again; 0: at once */
     struct err first_failure;
@@ -166,6 +167,9 @@ void log_step(struct train_log *log, const struct step_record *r)
         s->has_pending = false;
     }
     progress_step(&log->progress, r);
+    char news[300];
+    if (watch_step(&log->watch, r, news, sizeof news))
+        log_event(log, LOG_NOTE, r->step, "%s", news);
     write_report(log, false);
 }
 
@@ -239,7 +243,7 @@ void log_sample(struct train_log *log, int64_t step, const char *text)
     write_report(log, false);
 }
 
-void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...)
+void log_record(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...)
 {
     char text[1024];
     va_list ap;
@@ -247,12 +251,42 @@ void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, co
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
     record_event(log, kind, step, text);
-    if (text[0] != '\0')
-        progress_note(&log->progress, "%s at step %" PRId64 ": %s", event_name(kind), step, text);
-    else
-        progress_note(&log->progress, "%s at step %" PRId64, event_name(kind), step);
     if (kind != LOG_NOTE)
         write_report(log, false);
+}
+
+/* The texts are whole sentences, which name the step where it matters. */
+void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    log_record(log, kind, step, "%s", text);
+    progress_note(&log->progress, "%s%s", kind == LOG_NOTE ? "note: " : "", text[0] ? text : event_name(kind));
+}
+
+/* The last value of a series, or the mean of its last points: single losses jump about. */
+static double last_of(const struct series *s) { return s->count > 0 ? s->last : NAN; }
+
+static double recent_mean(const struct series *s, int64_t steps)
+{
+    double sum = 0, n = 0;
+    for (int i = s->count - 1; i >= 0 && s->point[i].last > s->last_step - steps; i--) {
+        sum += s->point[i].mean * s->point[i].n;
+        n += s->point[i].n;
+    }
+    return n > 0 ? sum / n : NAN;
+}
+
+struct log_result log_result(const struct train_log *log)
+{
+    const struct history *h = &log->history;
+    const struct series *loss = &h->main[HIST_LOSS];
+    return (struct log_result){.steps = h->last_step, .tokens = h->tokens, .skipped = h->n_skipped, .seconds = h->elapsed,
+                               .first_loss = log->watch.first_loss, .loss = recent_mean(loss, max_i64(1, min_i64(20, h->last_step / 20))),
+                               .val_loss = last_of(&h->main[HIST_VAL]), .bits_per_byte = last_of(&h->main[HIST_BPB])};
 }
 
 void log_break(struct train_log *log) { progress_break(&log->progress); }
@@ -263,15 +297,6 @@ void log_print_curve(const struct train_log *log, FILE *out, bool unicode)
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */
-
-/* A killed run may have left half a line; its next record must not be glued to it. */
-static int end_half_line(struct sink *s, struct err *e)
-{
-    char last = '\n';
-    if (s->size > 0 && pread(s->fd, &last, 1, s->size - 1) == 1 && last != '\n')
-        return sink_write(s, "\n", 1, e);
-    return ST_OK;
-}
 
 static int open_tensorboard(struct train_log *log, const char *dir, const struct log_opts *o,
                             struct err *e)
@@ -302,8 +327,12 @@ static int open_files(struct train_log *log, const struct log_opts *o, struct er
     if (jsonl == NULL || tb == NULL || report == NULL)
         return err_set(e, ST_NOMEM, "no memory for the paths of the log");
     log->report_path = o->report ? report : NULL;
+    int64_t taken_back = 0;
+    char aside[4096] = "";
+    TRY(o->resume ? metrics_trim(jsonl, o->start_step, &taken_back, e) : metrics_set_aside(jsonl, aside, sizeof aside, e));
+    if (aside[0] != '\0')
+        progress_note(&log->progress, "note: the log of an earlier start is now %s", aside);
     TRY(sink_open(&log->jsonl, jsonl, 0, e));
-    TRY(end_half_line(&log->jsonl, e));
     record_start(log, o);
     if (log->first_failure.code !=
         ST_OK) { /* at the start, a log that cannot be written is an error */
@@ -374,6 +403,8 @@ int log_open(struct train_log **out, const struct log_opts *o, struct err *e)
         return st;
     }
     log->history.last_step = max_i64(log->history.last_step, o->start_step);
+    const struct series *loss = &log->history.main[HIST_LOSS];
+    watch_start(&log->watch, loss->count > 0 && loss->point[0].n > 0 ? loss->point[0].high : NAN);
     *out = log;
     return ST_OK;
 }

@@ -30,7 +30,7 @@ struct log_opts {
     const char *run_dir; /* made if missing; NULL: progress only */
     int64_t total_steps; /* 0: not known */
     int64_t start_step;  /* updates already done */
-    bool resume;         /* false: a new run; earlier records in the folder are kept, not shown */
+    bool resume;         /* false: a new run; the log of an earlier one in the folder is set aside */
     int log_every;       /* plain lines: every so many steps; 0 counts as 1 */
     enum log_progress progress;
     FILE *out;                /* progress and notices; NULL: stderr */
@@ -78,6 +78,17 @@ void log_eval(struct train_log *log, const struct eval_record *r);
 void log_sample(struct train_log *log, int64_t step, const char *text);
 void log_event(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...)
     PRINTF_LIKE(4, 5);
+/* The same without a line on the terminal. */
+void log_record(struct train_log *log, enum log_event_kind kind, int64_t step, const char *fmt, ...)
+    PRINTF_LIKE(4, 5);
+/* What came of the run so far; values that are not known are NAN. */
+struct log_result {
+    int64_t steps, tokens, skipped;
+    double seconds;
+    double first_loss, loss; /* of the run's first steps and of its last ones */
+    double val_loss, bits_per_byte;
+};
+struct log_result log_result(const struct train_log *log);
 /* Ends a progress line drawn in place, so that something else may print. */
 void log_break(struct train_log *log);
 /* The loss so far as a curve of text; unicode draws with Braille dots. */

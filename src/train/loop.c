@@ -3,8 +3,10 @@
 #include "train/ranks_int.h"
 #include "train/samples_int.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 /* Signals are blocked here and, by the command, in every thread before it starts; they are asked for
@@ -72,7 +74,30 @@ static int open_log(struct trainer *t, struct err *e)
     return st;
 }
 
-static int save(struct trainer *t, struct err *e)
+/* "step 60 (1.4 MiB): runs/a/checkpoints/step-00000060" */
+static void saved_text(const struct trainer *t, char *out, size_t size)
+{
+    char **names, bytes[32];
+    int n, at = snprintf(out, size, "%s/checkpoints/step-%08lld", t->cfg->run.dir, (long long)t->step);
+    char *dir = at < (int)size ? strdup(out) : NULL;
+    double total = 0;
+    if (dir == NULL || file_list_dir(dir, &names, &n, NULL) != ST_OK) {
+        snprintf(out, size, "step %lld", (long long)t->step);
+        free(dir);
+        return;
+    }
+    for (int i = 0; i < n; i++) {
+        char *path = path_join(dir, names[i]);
+        total += path != NULL ? (double)max_i64(file_size(path), 0) : 0;
+        free(path);
+    }
+    snprintf(out, size, "step %lld (%s): %s", (long long)t->step, human_bytes(total, bytes, sizeof bytes), dir);
+    file_free_list(names, n);
+    free(dir);
+}
+
+/* A run that stops says so in one line, which names the checkpoint, too. */
+static int save(struct trainer *t, bool stopping, struct err *e)
 {
     struct err note = {0};
     if (t->cfg->run.dir[0] == '\0')
@@ -80,8 +105,14 @@ static int save(struct trainer *t, struct err *e)
     TRY(trainer_save_noting(t, &note, e));
     if (t->log != NULL && note.code != ST_OK)
         log_event(t->log, LOG_NOTE, t->step, "the checkpoint is saved, but: %s", note.msg);
-    if (t->log != NULL)
-        log_event(t->log, LOG_CHECKPOINT, t->step, "checkpoint of step %lld", (long long)t->step);
+    char text[900];
+    if (t->log == NULL)
+        return ST_OK;
+    saved_text(t, text, sizeof text);
+    if (stopping)
+        log_record(t->log, LOG_CHECKPOINT, t->step, "saved %s", text);
+    else
+        log_event(t->log, LOG_CHECKPOINT, t->step, "saved %s", text);
     return ST_OK;
 }
 
@@ -95,6 +126,18 @@ static int report_metrics(struct trainer *t, struct err *e)
     return ranks_report_metrics(t, e);
 }
 
+/* Zeros among the gradients of all ranks, as Megatron's --log-num-zeros-in-grad counts them. */
+static int report_zeros(struct trainer *t, struct err *e)
+{
+    double zeros;
+    if (!t->cfg->train.log_zeros)
+        return ST_OK;
+    TRY(trainer_count_zeros(t, &zeros, e));
+    if (t->log != NULL)
+        log_scalar(t->log, "num-zeros", zeros);
+    return ST_OK;
+}
+
 static int report_step(struct trainer *t, const struct step_result *r, struct err *e)
 {
     double flops = 3 * model_flops_per_token(t->cfg, &t->model.pattern, t->cfg->train.seq);
@@ -103,6 +146,7 @@ static int report_step(struct trainer *t, const struct step_result *r, struct er
                               .tokens_per_s = rate, .mfu = peak > 0 ? 100 * rate * flops / peak : 0,
                               .elapsed = t->train_seconds, .skipped = r->skipped};
     TRY(report_metrics(t, e));
+    TRY(report_zeros(t, e));
     if (t->log == NULL)
         return ST_OK;
     log_step(t->log, &rec);
@@ -146,12 +190,15 @@ static int finish_trace(struct trainer *t, int64_t done, struct err *e)
 static int stopped(struct trainer *t, enum stop_wish why, struct err *e)
 {
     const struct config *c = t->cfg;
+    const char *reason = why == STOP_SIGNAL ? "" : " (run.minutes is up)";
     if (t->log != NULL)
-        log_event(t->log, LOG_STOP, t->step, "stopped after step %lld: %s", (long long)t->step,
-                  why == STOP_SIGNAL ? "signal" : "run.minutes is up");
-    err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s", (long long)t->step, (long long)c->train.steps,
-            c->run.dir[0] ? "; a checkpoint was saved" : "; there is no run folder, so nothing was saved");
-    return err_hint(e, c->run.dir[0] ? "the same command continues it" : "give --run.dir=DIR to be able to continue");
+        log_record(t->log, LOG_STOP, t->step, "stopped after step %lld: %s", (long long)t->step,
+                   why == STOP_SIGNAL ? "signal" : "run.minutes is up");
+    if (c->run.dir[0] == '\0')
+        return err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s; nothing was saved: there is no run folder (--run.dir=DIR)",
+                       (long long)t->step, (long long)c->train.steps, reason);
+    return err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s; a checkpoint was saved and the same command continues the run: %s",
+                   (long long)t->step, (long long)c->train.steps, reason, c->run.dir);
 }
 
 /* Parameters are those of the last finished step, on every rank, so they can be saved before the run ends. */
@@ -185,11 +232,35 @@ static int loop(struct trainer *t, struct err *e)
         if (eval || last)
             samples_write(t);
         if (every(t->step, c->run.save_every) || last || r.stop != STOP_NOT)
-            TRY(save(t, e));
+            TRY(save(t, r.stop != STOP_NOT && !last, e));
         if (r.stop != STOP_NOT && !last)
             return stopped(t, r.stop, e);
     }
     return ST_OK;
+}
+
+/* What came of it, on stdout; with run.quiet one line. */
+static void print_result(const struct trainer *t)
+{
+    const struct config *c = t->cfg;
+    struct log_result r = log_result(t->log);
+    char tokens[32], took[32];
+    printf("%lld steps, %s tokens in %s: loss %.4f (began at %.4f)", (long long)r.steps, human_count((double)r.tokens, tokens, sizeof tokens),
+           human_time(r.seconds, took, sizeof took), r.loss, r.first_loss);
+    if (!isnan(r.val_loss))
+        printf(", validation %.4f", r.val_loss);
+    if (!isnan(r.bits_per_byte))
+        printf(" (%.4f bits/byte)", r.bits_per_byte);
+    if (r.skipped > 0)
+        printf(", %lld steps skipped", (long long)r.skipped);
+    printf("%s\n", c->run.dir[0] ? "" : "; the model was not saved");
+    if (r.steps >= 20 && r.loss >= r.first_loss)
+        printf("the loss did not fall: try another train.lr or more steps\n");
+    if (c->run.quiet || c->run.dir[0] == '\0')
+        return;
+    if (c->run.report)
+        printf("report: %s/report.html\n", c->run.dir);
+    printf("next:   braid generate %s --generate.prompt='...'\n", c->run.dir);
 }
 
 int trainer_run(struct trainer *t, struct err *e)
@@ -209,6 +280,9 @@ int trainer_run(struct trainer *t, struct err *e)
         log_break(t->log);
         if (!t->cfg->run.quiet && st == ST_OK)
             log_print_curve(t->log, stderr, true);
+        if (st == ST_OK)
+            print_result(t);
+        fflush(stdout);
     }
     int log_st = log_close(t->log, &log_error);
     t->log = NULL;

@@ -131,7 +131,11 @@ static int name_culprit(struct trainer *t, struct err *e)
     if (st == ST_OK)
         st = err_set(e, ST_NONFINITE, "the gradient norm is not finite at step %lld, though every value is: it overflowed",
                      (long long)t->step + 1);
-    err_hint(e, "lower train.lr, or continue past such steps with train.nonfinite=skip; the last checkpoint is untouched");
+    if (t->cfg->train.nonfinite == CFG_NONFINITE_SKIP)
+        err_hint(e, "%lld steps in a row were not finite, as many as train.nonfinite_limit skips; lower train.lr. The last checkpoint is untouched",
+                 (long long)t->skipped_in_a_row);
+    else
+        err_hint(e, "lower train.lr, or continue past such steps with train.nonfinite=skip; the last checkpoint is untouched");
     return st;
 }
 
@@ -180,7 +184,9 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
     *r = (struct step_result){.grad_norm = clip[CLIP_NORM], .lr = hyper[HYPER_LR], .tokens = t->cfg->train.global_batch * t->cfg->train.seq,
                               .skipped = clip[CLIP_SKIP] != 0};
     TRY(exchange_results(t, r, e));
-    if (r->skipped && t->cfg->train.nonfinite == CFG_NONFINITE_STOP)
+    t->skipped_in_a_row = r->skipped ? t->skipped_in_a_row + 1 : 0;
+    int64_t limit = t->cfg->train.nonfinite_limit;
+    if (r->skipped && (t->cfg->train.nonfinite == CFG_NONFINITE_STOP || (limit > 0 && t->skipped_in_a_row > limit)))
         return name_culprit(t, e);
     t->step++;
     t->skipped += r->skipped;

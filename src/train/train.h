@@ -53,7 +53,7 @@ struct trainer {
     int64_t tokens_seen;
     double train_seconds; /* of the run so far, earlier starts included */
     double peak_flops;
-    int64_t skipped;
+    int64_t skipped, skipped_in_a_row;
     bool has_eval;
     double scale[1 + MTP_MAX_DEPTHS]; /* of the losses in the current step */
     int64_t labels[1 + MTP_MAX_DEPTHS];       /* of all ranks */
@@ -103,6 +103,8 @@ struct eval_result {
 };
 int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
+/* Gradients of the last step that are exactly zero, over all ranks, each element once. Every rank calls it. */
+int trainer_count_zeros(struct trainer *t, double *zeros, struct err *e);
 /* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are taken again. */
 int trainer_replan(struct trainer *t, struct err *e);
 /* Which bytes the data files hold: recorded with every checkpoint, compared over ranks, and with what `from` (may be NULL)

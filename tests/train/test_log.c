@@ -152,6 +152,19 @@ static void load(struct run *r, struct history *h, int64_t *ignored)
     free(path);
 }
 
+static int count_lines(struct run *r, const char *name)
+{
+    char *path = path_join(r->dir, name), *text;
+    size_t n;
+    int lines = 0;
+    assert_ok(file_read(path, 1 << 20, &text, &n, &r->e), &r->e);
+    for (size_t i = 0; i < n; i++)
+        lines += text[i] == '\n';
+    free(path);
+    free(text);
+    return lines;
+}
+
 static void train(struct run *r, int64_t from, int64_t to, double loss)
 {
     struct log_opts o = options(r);
@@ -191,17 +204,70 @@ static void a_resume_takes_back_what_came_after_its_step(void **state)
     assert_int_equal(h->n_events,
                      2); /* start and the last resume; the first resume was taken back */
     history_release(h);
-    train(r, 0, 3, 9); /* a new run in the same folder: the old records stay, but are not its own */
+    assert_int_equal(count_lines(r, "metrics.jsonl"), 3 + 2 * 12); /* each step once; no reader needs a rule */
+    train(r, 0, 3, 9); /* a new run in the same folder: the old log is set aside */
     load(r, h, &ignored);
     assert_int_equal(h->main[HIST_LOSS].count, 3);
     history_release(h);
     free(h);
-    char *text = metrics(r), *at = text;
-    int lines = 0;
-    while ((at = strchr(at, '\n')) != NULL)
-        at++, lines++;
-    assert_int_equal(lines, 4 + 2 * (20 + 3 + 2 + 3));
-    free(text);
+    assert_int_equal(count_lines(r, "metrics.jsonl"), 1 + 2 * 3);
+    assert_int_equal(count_lines(r, "metrics.1.jsonl"), 3 + 2 * 12);
+    assert_non_null(strstr(r->text, "metrics.1.jsonl"));
+}
+
+/* The file is replaced whole: where that fails, the old one is as it was. */
+static void a_log_that_cannot_be_trimmed_is_left_alone(void **state)
+{
+    struct run *r = *state;
+    static const char old[] = "{\"event\":\"start\",\"step\":0}\n{\"step\":1,\"loss\":3}\n{\"step\":2,\"loss\":3}\n";
+    char *path = path_join(r->dir, "metrics.jsonl"), *part = path_join(r->dir, "metrics.jsonl.tmp");
+    int64_t removed;
+    assert_ok(file_write_atomic(path, old, sizeof old - 1, &r->e), &r->e);
+    assert_ok(file_make_dirs(part, &r->e), &r->e); /* in the way of the new file */
+    assert_fails(metrics_trim(path, 1, &removed, &r->e), ST_IO, &r->e, "metrics.jsonl.tmp");
+    assert_int_equal(file_size(path), sizeof old - 1);
+    assert_ok(file_remove_tree(part, &r->e), &r->e);
+    assert_ok(metrics_trim(path, 1, &removed, &r->e), &r->e);
+    assert_int_equal(removed, 1);
+    assert_int_equal(count_lines(r, "metrics.jsonl"), 2);
+    assert_ok(metrics_trim(path, 1, &removed, &r->e), &r->e);
+    assert_int_equal(removed, 0);
+    free(path);
+    free(part);
+}
+
+/* Divergence and dead gradients are told once per spell. */
+static void a_run_that_learns_nothing_is_told(void **state)
+{
+    (void)state;
+    struct watch w;
+    char text[300];
+    int told = 0;
+    watch_start(&w, NAN);
+    for (int i = 1; i <= 40; i++) {
+        struct step_record s = a_step(i);
+        s.loss = i == 1 ? 5.5 : i == 3 ? 9 : i < 20 ? 5 : 7; /* one bad batch at 3 is no divergence */
+        if (watch_step(&w, &s, text, sizeof text)) {
+            assert_non_null(strstr(text, "diverged: at step 29"));
+            told++;
+        }
+    }
+    assert_int_equal(told, 1);
+    for (int i = 41; i <= 60; i++) { /* it recovers, and diverges again */
+        struct step_record s = a_step(i);
+        s.loss = i == 41 ? 5 : 8;
+        told += watch_step(&w, &s, text, sizeof text);
+    }
+    assert_int_equal(told, 2);
+    watch_start(&w, NAN);
+    for (int i = 1; i <= 6; i++) {
+        struct step_record s = a_step(i);
+        s.grad_norm = i == 3 || i == 4 || i == 6 ? 0 : 1;
+        bool news = watch_step(&w, &s, text, sizeof text);
+        assert_int_equal(news, i == 3 || i == 6);
+        if (news)
+            assert_non_null(strstr(text, "are zero"));
+    }
 }
 
 static void damaged_lines_are_left_out_and_not_glued_to_new_ones(void **state)
@@ -218,13 +284,13 @@ static void damaged_lines_are_left_out_and_not_glued_to_new_ones(void **state)
     assert_non_null(h);
     int64_t ignored;
     load(r, h, &ignored);
-    assert_int_equal(ignored, 6);
+    assert_int_equal(ignored, 5); /* the half line at the end is cut off */
     assert_int_equal(h->main[HIST_LOSS].count, 2);
     assert_float_equal(h->main[HIST_LOSS].last, 4, 0);
     history_release(h);
     free(h);
     fflush(r->out);
-    assert_non_null(strstr(r->text, "6 damaged lines"));
+    assert_non_null(strstr(r->text, "5 damaged lines"));
 }
 
 static void a_full_disk_is_told_once_and_leaves_whole_records(void **state)
@@ -442,7 +508,7 @@ static void the_line_in_place_makes_room_for_notes(void **state)
     fflush(r->out);
     assert_string_equal(r->text,
                         "\rstep   1/400 | loss 2.5000 | lr 1.0e-03 | norm 0.80\033[K\r\033[K"
-                        "note at step 1: hello\n"
+                        "note: hello\n"
                         "\rstep 400/400 | loss 2.5000 | lr 1.0e-03 | norm 0.80 | 6m40s\033[K\n");
 }
 
@@ -467,6 +533,8 @@ int main(void)
         TEST(records_are_json_and_complete),
         TEST(values_that_are_not_finite_become_null_and_a_flag),
         TEST(a_resume_takes_back_what_came_after_its_step),
+        TEST(a_log_that_cannot_be_trimmed_is_left_alone),
+        TEST(a_run_that_learns_nothing_is_told),
         TEST(damaged_lines_are_left_out_and_not_glued_to_new_ones),
         TEST(a_full_disk_is_told_once_and_leaves_whole_records),
         TEST(opening_fails_with_a_reason),
