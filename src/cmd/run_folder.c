@@ -42,7 +42,7 @@ int cmd_check_run_folder(const struct config *c, struct err *e)
     for (int i = 0; i < n && st == ST_OK; i++)
         if (!harmless(names[i])) {
             st = err_set(e, ST_USAGE, "run.dir: %s is not a run: it holds %.80s and neither config.ini nor metrics.jsonl nor checkpoints", dir, names[i]);
-            err_hint(e, "name an empty folder, or one that does not exist yet, such as --run.dir=%s/run", dir);
+            err_hint(e, "name an empty folder, or one that does not exist yet, such as runs/a");
         }
     file_free_list(names, n);
     return st;

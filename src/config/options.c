@@ -448,9 +448,10 @@ const struct option config_options[] = {
         "full: the same as plan.recompute = full, beside what that says. selective: what "
         "plan.recompute says, core_attn if it says nothing. none: what it says.")),
     ROW(plan.recompute_block, "off", OPT_RUN, ALIAS("mhc-recompute-layer-num"), HELP(
-        "With mhc_streams: keep the streams only in front of every so many layers and make those between "
-        "again, a block at a time, in the backward pass. off, a number of layers, or auto for the number "
-        "that needs least memory. Results stay bit for bit the same.")),
+        "With mhc_streams: keep the streams only in front of every so many layers and recompute those between, "
+        "a block at a time, in the backward pass. off, a number of layers, or auto for the number that needs least memory. "
+        "Where the pattern is grouped with [ ], the number counts groups, as Megatron's counts Transformer layers. Results "
+        "stay bit for bit the same.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
         "Products and activations of experts in one op; the backward pass makes the activations again on the way and only "
         "their inputs are kept. auto: on a GPU. off: in "

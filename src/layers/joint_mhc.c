@@ -146,18 +146,21 @@ int64_t mhc_block_layers(int64_t streams, int64_t layers)
     return best;
 }
 
-/* The stream in front of every r-th layer of a part is kept, and so is the last combine; those between are
+/* The stream in front of every r-th layer of a part (of every r-th group, where the pattern is grouped: a group is what Megatron
+ * calls a layer) is kept, and so is the last combine; those between are
  * replayed, which the planner does for a whole block at once because each needs the one before it. Without a
  * number of layers, "mhc" makes a part one block, as it does in Megatron. */
 static void drop_stream(struct build *b, slot_id stream, int index, bool last)
 {
     const char *text = b->cfg->plan.recompute_block;
     int64_t r = 0;
+    bool given = parse_i64(text, &r);
     if (strcmp(text, "auto") == 0)
         r = mhc_block_layers(b->cfg->model.mhc_streams, b->n_layers);
-    else if (!parse_i64(text, &r))
+    else if (!given)
         r = str_has_word(b->cfg->plan.recompute, "mhc") ? INT64_MAX : 0;
-    if (training(b) && b->g->err.code == ST_OK && r > 0 && !last && index % r != 0)
+    bool begins = given ? r > 0 && b->unit_start && b->unit % r == 0 : r > 0 && index % r == 0;
+    if (training(b) && b->g->err.code == ST_OK && r > 0 && !last && !begins)
         b->g->slots[stream].dropped = true;
 }
 

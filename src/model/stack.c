@@ -72,6 +72,7 @@ struct part {
     int from, n; /* layers of it to declare: the main part may be cut */
     const char *where;          /* keys are <where><index>. */
     const struct pattern *keys; /* main: which index a layer has in keys; NULL: its own */
+    const struct pattern *groups;
     const char *final_norm;
 };
 
@@ -88,6 +89,19 @@ static const struct joint_kind *joint_of(const struct build *b)
     return b->cfg->model.mhc_streams > 0 ? &joint_mhc : &joint_residual;
 }
 
+/* Counted from where the part begins on this rank. A prediction depth of a grouped pattern is one unit. */
+static void set_unit(struct build *b, const struct part *p, int i)
+{
+    const struct pattern *keys = p->keys;
+    bool grouped = p->groups != NULL && p->groups->grouped;
+    if (grouped && keys == NULL)
+        b->unit = 0, b->unit_start = i == p->from;
+    else if (grouped)
+        b->unit = keys->item_of[i] - keys->item_of[p->from], b->unit_start = i == p->from || keys->item_of[i] != keys->item_of[i - 1];
+    else
+        b->unit = i - p->from, b->unit_start = true;
+}
+
 /* The part's symbols, each with a joint in front of it. */
 static int declare_layers(struct build *b, const struct part *p, struct sublayer *sub)
 {
@@ -95,6 +109,7 @@ static int declare_layers(struct build *b, const struct part *p, struct sublayer
         const struct core_kind *core = core_find(p->symbols[i]);
         struct sublayer next = {0};
         b->number = ordinal(p->symbols, i);
+        set_unit(b, p, i);
         snprintf(b->prefix, sizeof b->prefix, "%s%d.", p->where, p->keys ? pattern_layer_key_index(p->keys, i) : i);
         TRY(joint_of(b)->declare(b, sub, &next, core->norm_key, false));
         struct core_io io = {.h = next.h, .dh = next.dh, .df = next.df, .f = NO_SLOT};
@@ -135,7 +150,7 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
         snprintf(norm, sizeof norm, "mtp.layers.%d.final_layernorm.weight", k);
         snprintf(scope, sizeof scope, "mtp%d.head", k);
         struct sublayer sub = sublayer_entry(io.x, io.dx, main_end->wide);
-        struct part part = {.symbols = p->mtp_symbols, .n = p->n_mtp_layers, .where = where, .final_norm = norm};
+        struct part part = {.symbols = p->mtp_symbols, .n = p->n_mtp_layers, .where = where, .groups = p, .final_norm = norm};
         TRY(declare_part(b, &part, &sub));
         b->layer++; /* the final joint's own number */
         graph_scope(b->g, -1, scope);
@@ -201,7 +216,7 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
     } else {
         TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b), &sub));
     }
-    struct part part = {.symbols = p->symbols, .from = c->from, .n = c->n, .where = "decoder.layers.", .keys = p};
+    struct part part = {.symbols = p->symbols, .from = c->from, .n = c->n, .where = "decoder.layers.", .keys = p, .groups = p};
     TRY(declare_layers(b, &part, &sub));
     return c->last ? declare_end(b, p, &sub, mp) : declare_exit(b, c, &sub);
 }

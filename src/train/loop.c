@@ -197,8 +197,8 @@ static int stopped(struct trainer *t, enum stop_wish why, struct err *e)
     if (c->run.dir[0] == '\0')
         return err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s; nothing was saved: there is no run folder (--run.dir=DIR)",
                        (long long)t->step, (long long)c->train.steps, reason);
-    return err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s; a checkpoint was saved and the same command continues the run: %s",
-                   (long long)t->step, (long long)c->train.steps, reason, c->run.dir);
+    return err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s; a checkpoint was saved, and the same command continues", (long long)t->step,
+                   (long long)c->train.steps, reason);
 }
 
 /* Parameters are those of the last finished step, on every rank, so they can be saved before the run ends. */
@@ -274,7 +274,7 @@ int trainer_run(struct trainer *t, struct err *e)
     if (st == ST_OK)
         st = loop(t, e);
     if (st == ST_NONFINITE && t->log != NULL)
-        log_event(t->log, LOG_NONFINITE, t->step, "%s", e->msg);
+        log_record(t->log, LOG_NONFINITE, t->step, "%s", e->msg); /* the command prints it */
     struct err log_error = {0};
     if (t->log != NULL) {
         log_break(t->log);

@@ -334,6 +334,31 @@ static void streams_of_several_layers_are_made_again_at_once(void **state)
         }
 }
 
+/* A group is what Megatron calls a layer: [*-] in blocks of 2 is *- in blocks of 4. MTP depths are one unit. */
+static void blocks_count_groups_where_the_pattern_is_grouped(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *pattern, *block;
+        int dropped;
+    } cases[] = {
+        {"*-*-*-*-", "2", 4},           {"[*-][*-][*-][*-]", "2", 6}, {"*-*-*-*-", "4", 6},     {"[*-][*-][*-][*-]", "1", 4},
+        {"[*-][*-][*-]-", "2", 5}, /* kept before groups 0 and 2 */ {"[*-]x4", "3", 6}, {"[*-]x2/*-", "1", 3}, {"*-*-/*-", "1", 0},
+    };
+    for (int i = 0; i < countof(cases); i++) {
+        struct tiny t;
+        char options[256];
+        int dropped = 0;
+        snprintf(options, sizeof options, "model.pattern=%s model.mhc_streams=2 plan.recompute_block=%s", cases[i].pattern, cases[i].block);
+        tiny_open(&t, options, DEV_REF, 1);
+        for (int s = 0; s < t.train.g.n_slots; s++)
+            dropped += t.train.g.slots[s].dropped;
+        if (dropped != cases[i].dropped)
+            fail_msg("%s in blocks of %s: %d streams are dropped instead of %d", cases[i].pattern, cases[i].block, dropped, cases[i].dropped);
+        tiny_close(&t);
+    }
+}
+
 /* As many layers as a node has uses for; every stream is made by one of them, from the end of the one before. */
 static void long_blocks_take_several_replays(void **state)
 {
@@ -730,6 +755,7 @@ int main(void)
         cmocka_unit_test(layers_of_a_group_have_a_mapping_each),
         cmocka_unit_test(recompute_in_blocks_does_not_change_a_bit),
         cmocka_unit_test(streams_of_several_layers_are_made_again_at_once),
+        cmocka_unit_test(blocks_count_groups_where_the_pattern_is_grouped),
         cmocka_unit_test(long_blocks_take_several_replays),
         cmocka_unit_test(streams_between_block_borders_are_dropped_and_no_others),
         cmocka_unit_test(plans_show_the_memory_the_specification_predicts),
