@@ -5,10 +5,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char usage[] =
     "usage: braid bench [OP[,OP...]] [--seconds=0.3] [--json=FILE]      every op, or those whose name starts with OP\n"
-    "       braid bench train [FILE.ini] [--profile=on] [--bits=on] [--json=FILE] [--section.key=value ...]   whole steps on random tokens\n\n"
+    "       braid bench train [FILE.ini] [--steps=20] [--profile=on] [--bits=on] [--json=FILE] [--section.key=value ...]\n"
+    "                                                                   whole steps on random tokens, after 2 that are not counted\n\n"
     "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured time.\n"
     "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the last.\n"
     "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. Ranks as with braid train.\n";
@@ -131,11 +133,14 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+enum { MAX_STEPS = 1000 };
+
 /* Steps on each rank; rank 0 reports. */
 struct steps_job {
     struct config c;
     struct cmd_ranks ranks;
     bool profile, bits;
+    int steps; /* to be timed */
     const char *json;
     double opened;
     char data[64]; /* made here, to be removed; "" if none */
@@ -191,11 +196,20 @@ static int add_param_bits(struct trainer *t, uint64_t *bits, struct err *e)
     return ST_OK;
 }
 
+/* Drawn over itself on a terminal; elsewhere nothing, as the results are what is read. */
+static void show_step(int i, int n, double seconds)
+{
+    if (isatty(STDERR_FILENO) && i < n)
+        fprintf(stderr, "\rstep %d of %d, %.1f ms \033[K", i + 1, n, seconds * 1e3);
+    else if (isatty(STDERR_FILENO))
+        fputs("\r\033[K", stderr);
+}
+
 static int time_steps(struct trainer *t, const struct steps_job *j, struct err *e)
 {
-    enum { MAX = 1000, WARM = 2 };
-    double seconds[MAX];
-    int n = (int)min_i64(t->cfg->train.steps, MAX);
+    enum { WARM = 2 };
+    double seconds[MAX_STEPS];
+    int n = j->steps;
     bool speaks = trainer_speaks(t);
     uint64_t bits = 0;
     struct step_result r = {0};
@@ -207,7 +221,11 @@ static int time_steps(struct trainer *t, const struct steps_job *j, struct err *
             printf("start_to_first_step_s: %.3f\n", time_now() - j->opened);
         if (i >= WARM)
             seconds[i - WARM] = r.seconds;
+        if (speaks)
+            show_step(i, n + WARM, r.seconds);
     }
+    if (speaks)
+        show_step(n + WARM, n + WARM, 0);
     if (j->bits)
         TRY(add_param_bits(t, &bits, e));
     if (!speaks)
@@ -263,15 +281,26 @@ static int bench_rank(const struct rank_place *place, void *ctx, struct err *e)
     return st;
 }
 
+/* A length of training, which a config file has, is none of a benchmark; one on the command line is meant for it. */
+static int choose_steps(struct steps_job *j, const char *given, struct err *e)
+{
+    int64_t n = config_source_of(&j->c, "train.steps").source == CFG_FROM_COMMAND ? j->c.train.steps : 20;
+    if (given != NULL && (!parse_i64(given, &n) || n < 1))
+        return err_set(e, ST_USAGE, "--steps=%s is not a number of steps from 1 on", given);
+    j->steps = (int)min_i64(n, MAX_STEPS);
+    return ST_OK;
+}
+
 static int prepare_train(struct steps_job *j, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "profile"}, {.name = "bits"}, {.name = "json"}};
+    struct config_extra extra[] = {{.name = "profile"}, {.name = "bits"}, {.name = "json"}, {.name = "steps"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     TRY(cmd_config(&j->c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
     if ((extra[0].value && !parse_bool(extra[0].value, &j->profile)) || (extra[1].value && !parse_bool(extra[1].value, &j->bits)))
         return err_set(e, ST_USAGE, "--profile and --bits take on or off");
     j->json = extra[2].value;
+    TRY(choose_steps(j, extra[3].value, e));
     TRY(cmd_count_ranks(&j->c, &j->ranks, e));
     TRY(cmd_finish(&j->c, e));
     TRY(cmd_refuse_weights(&j->c, "braid bench", e));

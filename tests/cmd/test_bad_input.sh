@@ -158,7 +158,7 @@ done <<'TABLE'
 1 | weight                             | train $t '--data.train=-1 tokens 2 tokens'
 # run folders
 1 | Not a directory                    | train $t $d --run.dir=short.txt/run
-1 | is not a folder                    | train $t $d --run.dir=short.txt
+2 | is a file, and a run is a folder   | train $t $d --run.dir=short.txt
 1 | cannot create folder /proc/        | train $t $d --run.dir=/proc/braid
 1 | model.hidden is 64                 | train $t $d --run.dir=run --model.hidden=64
 1 | was made with 32                   | train $t $d --run.dir=run --model.hidden=64
