@@ -26,7 +26,8 @@ int cmd_help(int argc, char **argv);
 
 /* Exit code of a status; prints the error. An interrupted run exits 130. */
 int cmd_exit(int status, const struct err *e);
-/* True when --help was among the words and printed: usage, then the options of the list (globs; NULL: the command takes none).
+/* True when --help was among the words and printed: usage, then the options of the list (globs; NULL: the command takes
+ * none).
  * --help=all, --help=SECTION and --help=OPTION print those in full. */
 bool cmd_wants_help(int argc, char **argv, const char *usage, const char *options);
 /* Help on a word: "all", a section, an option; what is none is said on stderr. Returns the exit code. */
@@ -47,10 +48,11 @@ void cmd_say_unused(const struct config *c);
  * options from it. */
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e);
 
-/* ---- the run folder (run_folder.c) ------------------------------------------------------------------------------------- */
+/* ---- the run folder (run_folder.c)
+ * ------------------------------------------------------------------------------------- */
 
-/* A folder that holds other things than a run is refused as run.dir, and so is one inside a folder of training data: what a
- * run writes would become training data. */
+/* A folder that holds other things than a run is refused as run.dir, and so is one inside a folder of training data:
+ * what a run writes would become training data. */
 int cmd_check_run_folder(const struct config *c, struct err *e);
 int cmd_check_run_in_data(const struct config *c, struct err *e);
 /* Where run.dir has no checkpoint to continue and no config file was named: the options in its config.ini. */

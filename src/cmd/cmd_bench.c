@@ -9,11 +9,16 @@
 
 static const char usage[] =
     "usage: braid bench [OP[,OP...]] [--seconds=0.3] [--json=FILE]      every op, or those whose name starts with OP\n"
-    "       braid bench train [FILE.ini] [--steps=20] [--profile=on] [--bits=on] [--json=FILE] [--section.key=value ...]\n"
-    "                                                                   whole steps on random tokens, after 2 that are not counted\n\n"
-    "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured time.\n"
-    "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the last.\n"
-    "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. Ranks as with braid train.\n";
+    "       braid bench train [FILE.ini] [--steps=20] [--profile=on] [--bits=on] [--json=FILE] [--section.key=value "
+    "...]\n"
+    "                                                                   whole steps on random tokens, after 2 that are "
+    "not counted\n\n"
+    "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured "
+    "time.\n"
+    "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the "
+    "last.\n"
+    "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. "
+    "Ranks as with braid train.\n";
 static const char own_options[] = "run.device run.threads gpu.* train.seq train.micro_batch train.global_batch";
 
 /* Whether the name starts with one of a comma list. */

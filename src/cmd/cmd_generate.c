@@ -7,8 +7,7 @@
 static const char usage[] =
     "usage: braid generate RUN_OR_CHECKPOINT [--generate.prompt=TEXT] [--generate.tokens=N] [--section.key=value ...]\n\n"
     "Sampling: generate.temperature (0: always the likeliest), top_k, top_p, seed. The same seed gives the same text.\n";
-static const char own_options[] =
-    "generate.* run.device run.threads";
+static const char own_options[] = "generate.* run.device run.threads";
 
 struct job {
     struct config c;

@@ -9,8 +9,7 @@ static const char usage[] =
     "usage: braid grads FILE.ini --in=TOKENS.safetensors --out=OUT.safetensors [--ckpt=DIR | --run.load_weights=FILE] [--section.key=value ...]\n\n"
     "The input holds `tokens` and optionally `labels` (-1: ignored), I32 [batch, seq]; without labels they are the tokens\n"
     "shifted by one. The output holds `loss` (mean over labels), `logits`, and param.KEY and grad.KEY of every parameter.\n";
-static const char own_options[] =
-    "model.pattern run.load_weights run.device run.threads";
+static const char own_options[] = "model.pattern run.load_weights run.device run.threads";
 
 struct job {
     struct config c;

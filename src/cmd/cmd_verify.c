@@ -12,8 +12,7 @@ static const char usage[] =
     "one plain rank and by thread ranks: data, pipeline and expert parallel, every schedule, recompute, delayed weight gradients. In\n"
     "double precision, so that another order of sums differs by 1e-15 and a mistake does not. Prints a table; exits 1 if a way\n"
     "differs by more than 1e-9. --only takes ways whose name contains TEXT.\n";
-static const char own_options[] =
-    "model.pattern model.layers model.mhc_streams model.experts";
+static const char own_options[] = "model.pattern model.layers model.mhc_streams model.experts";
 
 static void show_row(const struct verify_row *r)
 {

@@ -42,15 +42,18 @@ static void list_options(const char *argv0, const char *options)
     struct buf out;
     buf_init(&out, 0);
     config_help_list(&out, options);
-    printf("\noptions it is most often given, in FILE.ini or here:\n%s\nbraid %s --help=all explains all options, --help=train a section, "
-           "braid help lr one option\n", out.text ? out.text : "", argv0);
+    printf("\noptions it is most often given, in FILE.ini or here:\n%s\nbraid %s --help=all explains all options, "
+           "--help=train a section, "
+           "braid help lr one option\n",
+           out.text ? out.text : "", argv0);
     buf_release(&out);
 }
 
 bool cmd_wants_help(int argc, char **argv, const char *usage, const char *options)
 {
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
-        bool plain = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0, word = str_starts(argv[i], "--help=");
+        bool plain = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0,
+             word = str_starts(argv[i], "--help=");
         if (!plain && !word)
             continue;
         fputs(usage, stdout);
@@ -80,7 +83,8 @@ int cmd_words(const struct config_args *args, int most, struct err *e)
     static const char *const other[] = {".yaml", ".yml", ".json", ".toml", ".cfg", ".conf", ".py", ".sh"};
     for (int i = 0; i < countof(other); i++)
         if (str_ends(word, other[i]))
-            return err_hint(e, "options are read from INI files, FILE.ini: [section] and key = value; `braid help options` lists them");
+            return err_hint(e, "options are read from INI files, FILE.ini: [section] and key = value; `braid help "
+                               "options` lists them");
     if (file_is_dir(word) && most == 0)
         return err_hint(e, "a run folder is an option: --run.dir=%s starts the run there, or continues it", word);
     if (file_exists(word) && most == 0)
@@ -122,7 +126,9 @@ int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct
     const char *path = args->n_positional > 0 ? args->positional[0] : c->run.load[0] ? c->run.load : c->run.dir;
     if (path[0] == '\0' && args->ini != NULL) {
         err_set(e, ST_USAGE, "%s holds options, not a trained model", args->ini);
-        return err_hint(e, "give a run folder or a checkpoint folder in its place; `braid train %s --run.dir=DIR` makes one", args->ini);
+        return err_hint(
+            e, "give a run folder or a checkpoint folder in its place; `braid train %s --run.dir=DIR` makes one",
+            args->ini);
     }
     if (path[0] == '\0') {
         err_set(e, ST_USAGE, "no checkpoint was named");

@@ -41,7 +41,10 @@ int cmd_check_run_folder(const struct config *c, struct err *e)
     TRY(file_list_dir(dir, &names, &n, e));
     for (int i = 0; i < n && st == ST_OK; i++)
         if (!harmless(names[i])) {
-            st = err_set(e, ST_USAGE, "run.dir: %s is not a run: it holds %.80s and neither config.ini nor metrics.jsonl nor checkpoints", dir, names[i]);
+            st = err_set(
+                e, ST_USAGE,
+                "run.dir: %s is not a run: it holds %.80s and neither config.ini nor metrics.jsonl nor checkpoints",
+                dir, names[i]);
             err_hint(e, "name an empty folder, or one that does not exist yet, such as runs/a");
         }
     file_free_list(names, n);
@@ -85,7 +88,8 @@ int cmd_check_run_in_data(const struct config *c, struct err *e)
             p += n;
             if (n == 0 || !file_is_dir(word) || !real_path(word, data) || !lies_in(run, data))
                 continue;
-            err_set(e, ST_USAGE, "run.dir = %s lies in the data folder %s: what the run writes would become data", c->run.dir, word);
+            err_set(e, ST_USAGE, "run.dir = %s lies in the data folder %s: what the run writes would become data",
+                    c->run.dir, word);
             return err_hint(e, "name a run folder elsewhere, such as runs/a");
         }
     return ST_OK;
@@ -97,7 +101,8 @@ int cmd_options_of_run(struct config *c, const struct config_args *args, bool is
     size_t n = 0;
     if (path == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
-    bool wanted = c->run.dir[0] != '\0' && args->ini == NULL && c->run.resume == CFG_RESUME_AUTO && c->run.load[0] == '\0';
+    bool wanted =
+        c->run.dir[0] != '\0' && args->ini == NULL && c->run.resume == CFG_RESUME_AUTO && c->run.load[0] == '\0';
     if (!wanted || !file_exists(path)) {
         free(path);
         return ST_OK;
@@ -109,11 +114,15 @@ int cmd_options_of_run(struct config *c, const struct config_args *args, bool is
         st = config_load_saved(c, text, n, path, CFG_SAVED_ALL, &changes, e);
     if (st == ST_CONFLICT) { /* another model than the one that is gone */
         if (is_rank0)
-            fprintf(stderr, "note: %s has no checkpoint, and its config.ini is of another model: a new run with the options given\n", c->run.dir);
+            fprintf(stderr,
+                    "note: %s has no checkpoint, and its config.ini is of another model: a new run with the options "
+                    "given\n",
+                    c->run.dir);
         err_clear(e);
         st = ST_OK;
     } else if (st == ST_OK && is_rank0) {
-        fprintf(stderr, "%s has no checkpoint: a new run with the options of %s\n%s", c->run.dir, path, changes.text ? changes.text : "");
+        fprintf(stderr, "%s has no checkpoint: a new run with the options of %s\n%s", c->run.dir, path,
+                changes.text ? changes.text : "");
     }
     buf_release(&changes);
     free(text);

@@ -314,10 +314,9 @@ struct config_args {
 int config_parse_args(struct config *c, int argc, char *const *argv, struct config_args *args,
                       struct err *e);
 
-/* Take options from a checkpoint's saved INI text, or from the config.ini of a run that has no checkpoint. Options that define the model come from there;
- * if the user set one of them to another value, that is ST_CONFLICT naming both, and c is
- * unchanged. Call it before config_finish. changes (may be NULL) gets a line per option the user
- * overrides. */
+/* Take options from a checkpoint's saved INI text, or from the config.ini of a run that has no checkpoint. Options that
+ * define the model come from there; if the user set one of them to another value, that is ST_CONFLICT naming both, and
+ * c is unchanged. Call it before config_finish. changes (may be NULL) gets a line per option the user overrides. */
 enum config_saved_mode {
     CFG_SAVED_MODEL, /* eval, generate: the model, its tokenizer and sequence length */
     CFG_SAVED_ALL,   /* resume: also every other option that the user did not set */
@@ -347,7 +346,8 @@ void config_write(const struct config *c, struct buf *out, bool with_sources);
 void config_help(struct buf *out, const char *section); /* for a terminal; NULL: all sections */
 /* One line for each option that a glob of the list (separated by spaces) matches. */
 void config_help_list(struct buf *out, const char *globs);
-/* The options that a word names: "train.lr", "lr", "learning_rate", or a part of names and texts. ST_USAGE if there is none. */
+/* The options that a word names: "train.lr", "lr", "learning_rate", or a part of names and texts. ST_USAGE if there is
+ * none. */
 int config_help_word(struct buf *out, const char *word, struct err *e);
 bool config_has_section(const char *section);
 void config_write_docs(struct buf *out); /* docs/options.md */

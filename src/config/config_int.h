@@ -82,8 +82,9 @@ int derive_depths(struct config *c, struct err *e);
 /* "demo.ini:3"; "" for the command line and defaults. */
 const char *origin_text(struct config_origin o, char *out, size_t size);
 
-/* The hint for a name that is no option ("train.learning_rate", "num-heads"); for what is known and not built, the message
- * too. dashes: "--" on the command line, "" elsewhere, NULL for a bare key of an INI section. more: names that are valid beside options. Returns ST_USAGE. */
+/* The hint for a name that is no option ("train.learning_rate", "num-heads"); for what is known and not built, the
+ * message too. dashes: "--" on the command line, "" elsewhere, NULL for a bare key of an INI section. more: names that
+ * are valid beside options. Returns ST_USAGE. */
 int suggest_option(const char *name, const char *dashes, const char *const *more, int n_more, struct err *e);
 
 /* Cross-field rules, checked in order after the automatic values are derived. The message is
@@ -94,7 +95,8 @@ struct rule {
     const char *message;
     const char *options[4];
 };
-/* "for example --train.warmup=5": one option of the rule, with a value that satisfies every rule. False: none was found. */
+/* "for example --train.warmup=5": one option of the rule, with a value that satisfies every rule. False: none was
+ * found. */
 bool propose_value(const struct config *c, const struct rule *r, struct buf *out);
 extern const struct rule config_rules[];
 extern const int config_n_rules;

@@ -60,7 +60,8 @@ const struct option config_options[] = {
         "repeated: [*-]x32, (M-)x3.")),
     ROW(model.layers, "0", OPT_MODEL, RANGE(0, CONFIG_RATIO_LAYERS), ALIAS("num-layers"), HELP(
         "Alone: a Transformer of so many layers, [*-] each, or [*E] where model.experts is given. With attn_ratio or "
-        "mlp_ratio: the layers of the pattern they make. A pattern that is given has its own number, whatever this says.")),
+        "mlp_ratio: the layers of the pattern they make. A pattern that is given has its own number, whatever this "
+        "says.")),
     ROW(model.attn_ratio, "0", OPT_MODEL, RANGE(0, 1), ALIAS("hybrid-attention-ratio"), HELP(
         "In place of a pattern: this share of the layers is attention, spread evenly, the rest "
         "Mamba-2.")),
@@ -352,11 +353,13 @@ const struct option config_options[] = {
         "What to do when loss or gradients are not finite: stop with an error before the update, "
         "or skip that update and go on.")),
     ROW(train.nonfinite_limit, "20", OPT_RUN, RANGE(0, 1e9), HELP(
-        "With nonfinite = skip: steps in a row that may be skipped before the run stops with an error; 0 = any number.")),
+        "With nonfinite = skip: steps in a row that may be skipped before the run stops with an error; 0 = any "
+        "number.")),
     ROW(train.log_every, "1", OPT_RUN, RANGE(1, 1e12), ALIAS("log-interval"), HELP(
         "Steps between lines in the logs.")),
     ROW(train.log_zeros, "off", OPT_RUN, FLAG("log-num-zeros-in-grad", "on"), HELP(
-        "Log the number of gradients that are exactly zero, as num-zeros. Gradients are copied to the host for it in every step.")),
+        "Log the number of gradients that are exactly zero, as num-zeros. Gradients are copied to the host for it in "
+        "every step.")),
     ROW(train.eval_every, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("eval-interval"), HELP(
         "Steps between evaluations on validation data; 0 = never.")),
     ROW(train.eval_batches, "8", OPT_RUN, RANGE(1, 1e9), ALIAS("eval-iters"), HELP(
@@ -449,9 +452,9 @@ const struct option config_options[] = {
         "plan.recompute says, core_attn if it says nothing. none: what it says.")),
     ROW(plan.recompute_block, "off", OPT_RUN, ALIAS("mhc-recompute-layer-num"), HELP(
         "With mhc_streams: keep the streams only in front of every so many layers and recompute those between, "
-        "a block at a time, in the backward pass. off, a number of layers, or auto for the number that needs least memory. "
-        "Where the pattern is grouped with [ ], the number counts groups, as Megatron's counts Transformer layers. Results "
-        "stay bit for bit the same.")),
+        "a block at a time, in the backward pass. off, a number of layers, or auto for the number that needs least "
+        "memory. Where the pattern is grouped with [ ], the number counts groups, as Megatron's counts Transformer "
+        "layers. Results stay bit for bit the same.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
         "Products and activations of experts in one op; the backward pass makes the activations again on the way and only "
         "their inputs are kept. auto: on a GPU. off: in "

@@ -1,5 +1,5 @@
-/* A value that satisfies a broken rule, found by trying: on a copy of the config, one option of the rule after the other is
- * set to likely values until every rule holds. What is proposed therefore works. */
+/* A value that satisfies a broken rule, found by trying: on a copy of the config, one option of the rule after the
+ * other is set to likely values until every rule holds. What is proposed therefore works. */
 #include "config/config_int.h"
 
 #include <string.h>

@@ -101,8 +101,8 @@ static void transformer_pattern(const struct config *c, char made[CONFIG_RATIO_L
         memcpy(made + 4 * i, layer, 5);
 }
 
-/* The pattern that a number of layers means, by itself or with ratios, unless one is given. Impossible numbers are left to
- * the rules. */
+/* The pattern that a number of layers means, by itself or with ratios, unless one is given. Impossible numbers are left
+ * to the rules. */
 static int derive_pattern(struct config *c, struct err *e)
 {
     char made[CONFIG_RATIO_LAYERS + 1];
@@ -701,8 +701,8 @@ static int broken_rule(const struct config *c, const struct rule *r, struct err 
     err_set(e, ST_USAGE, "%s (%s)", r->message, values.text ? values.text : "");
     buf_clear(&values);
     bool found = e != NULL && propose_value(c, r, &values);
-    err_hint(e, "%s%srule %s; `braid help %s` explains the option", found && values.text ? values.text : "", found ? "; " : "", r->name,
-             r->options[0]);
+    err_hint(e, "%s%srule %s; `braid help %s` explains the option", found && values.text ? values.text : "",
+             found ? "; " : "", r->name, r->options[0]);
     buf_release(&values);
     return ST_USAGE;
 }

@@ -9,6 +9,7 @@
 struct synonym {
     const char *word, *option[2];
 };
+/* clang-format off */
 static const struct synonym synonyms[] = {
     {"learning_rate", {"train.lr"}},
     {"max_lr", {"train.lr"}},
@@ -151,6 +152,7 @@ struct not_built {
 #define TYPES "gpu.precision is bf16 or fp32, with fp32 master weights and moments"
 #define ZERO1 "parallel.zero shards the optimizer state over the ranks that share the batch"
 #define MEMORY "plan.recompute drops activations and computes them again in the backward pass"
+#define STEPS "train.steps counts optimizer steps; data is reshuffled in each epoch by itself"
 #define LOGS "a run folder has metrics.jsonl, TensorBoard events and report.html"
 static const struct not_built missing[] = {
     {"tp", "tensor parallelism", MESH},
@@ -189,9 +191,9 @@ static const struct not_built missing[] = {
     {"wandb", "logging to Weights & Biases", LOGS},
     {"wandb_project", "logging to Weights & Biases", LOGS},
     {"normalization", "a choice of norms", "norms are RMSNorm; model.norm_eps and model.norm_zero_centered set them"},
-    {"epochs", "a count of epochs", "train.steps counts optimizer steps; data is reshuffled in each epoch by itself"},
-    {"num_epochs", "a count of epochs", "train.steps counts optimizer steps; data is reshuffled in each epoch by itself"},
-    {"num_train_epochs", "a count of epochs", "train.steps counts optimizer steps; data is reshuffled in each epoch by itself"},
+    {"epochs", "a count of epochs", STEPS},
+    {"num_epochs", "a count of epochs", STEPS},
+    {"num_train_epochs", "a count of epochs", STEPS},
     {"train_samples", "a length in samples", "train.steps counts optimizer steps of train.global_batch samples each"},
     {"rampup_batch_size", "a batch that grows", "train.global_batch is the same in every step"},
 };
@@ -213,12 +215,15 @@ static const char *const always[][2] = {
     {"is_hybrid_model", "every pattern may mix kinds of layers"},
 };
 
+/* clang-format on */
+
 /* ---- looking names up ------------------------------------------------------------------------ */
 
 static bool same_word(const char *a, const char *b)
 {
     for (;; a++, b++) {
-        char x = *a == '-' ? '_' : (char)tolower((unsigned char)*a), y = *b == '-' ? '_' : (char)tolower((unsigned char)*b);
+        char x = *a == '-' ? '_' : (char)tolower((unsigned char)*a),
+             y = *b == '-' ? '_' : (char)tolower((unsigned char)*b);
         if (x != y || x == '\0')
             return x == y;
     }
@@ -248,10 +253,7 @@ int config_synonym(int i, const char **word, const char **option)
     return 0;
 }
 
-const char *config_not_built(int i)
-{
-    return i >= 0 && i < countof(missing) ? missing[i].word : NULL;
-}
+const char *config_not_built(int i) { return i >= 0 && i < countof(missing) ? missing[i].word : NULL; }
 
 /* The option whose key is written alike, in whatever section. */
 static const struct option *same_key(const char *key)
@@ -329,7 +331,8 @@ int suggest_option(const char *name, const char *dashes, const char *const *more
         return err_hint(e, "did you mean %s%s?", dashes, o->name);
     const struct synonym *s = find_synonym(key);
     if (s != NULL && s->option[1] != NULL)
-        return err_hint(e, "it is called %s%s here, or %s%s; `braid help %s` explains both", dashes, s->option[0], dashes, s->option[1], key);
+        return err_hint(e, "it is called %s%s here, or %s%s; `braid help %s` explains both", dashes, s->option[0],
+                        dashes, s->option[1], key);
     if (s != NULL)
         return err_hint(e, "it is called %s%s here", dashes, s->option[0]);
     if (say_known(name, e))

@@ -110,8 +110,8 @@ void config_write(const struct config *c, struct buf *out, bool with_sources)
 
 /* ---- help ------------------------------------------------------------------------------------ */
 
-/* Words of text, at most WRAP columns wide; the first line indented by `indent`, later ones by `hang`. used: columns that the
- * caller wrote on the first line already. */
+/* Words of text, at most WRAP columns wide; the first line indented by `indent`, later ones by `hang`. used: columns
+ * that the caller wrote on the first line already. */
 static void add_wrapped(struct buf *out, const char *text, int indent, int hang, int used)
 {
     int column = used;
@@ -200,7 +200,8 @@ void config_help(struct buf *out, const char *section)
     }
 }
 
-/* One line for each option whose name matches one of the globs, in the order of the table: name, default, first sentence. */
+/* One line for each option whose name matches one of the globs, in the order of the table: name, default, first
+ * sentence. */
 static void help_line(const struct option *o, struct buf *out)
 {
     enum { NAME_WIDTH = 30 };
@@ -281,7 +282,8 @@ static bool matches(const struct option *o, const char *word, enum match kind)
     if (kind == MATCH_PART)
         return strlen(word) > 2 && (strstr(o->name, word) != NULL || strcasestr(o->help, word) != NULL);
     for (int i = 0; config_synonym(i, &name, option) == 0; i++)
-        if (strcmp(name, word) == 0 && (strcmp(option[0], o->name) == 0 || (option[1] != NULL && strcmp(option[1], o->name) == 0)))
+        if (strcmp(name, word) == 0 &&
+            (strcmp(option[0], o->name) == 0 || (option[1] != NULL && strcmp(option[1], o->name) == 0)))
             return true;
     return false;
 }

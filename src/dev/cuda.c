@@ -230,11 +230,13 @@ static int no_gpu(cudaError_t code, struct err *e)
     if (driver == 0)
         err_set(e, ST_UNSUPPORTED, "run.device=cuda, but this machine has no NVIDIA driver");
     else if (code == cudaErrorInsufficientDriver)
-        err_set(e, ST_UNSUPPORTED, "the NVIDIA driver is too old: it knows CUDA %d.%d, and braid was built with %d.%d", driver / 1000, driver % 1000 / 10,
-                runtime / 1000, runtime % 1000 / 10);
+        err_set(e, ST_UNSUPPORTED, "the NVIDIA driver is too old: it knows CUDA %d.%d, and braid was built with %d.%d",
+                driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
     else
-        err_set(e, ST_UNSUPPORTED, "no usable GPU: %s", code != cudaSuccess ? cudaGetErrorString(code) : "the driver lists none");
-    return err_hint(e, driver == 0 ? "use --run.device=cpu, or install the driver" : "use --run.device=cpu, or see what nvidia-smi says");
+        err_set(e, ST_UNSUPPORTED, "no usable GPU: %s",
+                code != cudaSuccess ? cudaGetErrorString(code) : "the driver lists none");
+    return err_hint(e, driver == 0 ? "use --run.device=cpu, or install the driver"
+                                   : "use --run.device=cpu, or see what nvidia-smi says");
 }
 
 static int choose_gpu(struct cuda_dev *c, struct err *e)

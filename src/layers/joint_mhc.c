@@ -146,10 +146,10 @@ int64_t mhc_block_layers(int64_t streams, int64_t layers)
     return best;
 }
 
-/* The stream in front of every r-th layer of a part (of every r-th group, where the pattern is grouped: a group is what Megatron
- * calls a layer) is kept, and so is the last combine; those between are
- * replayed, which the planner does for a whole block at once because each needs the one before it. Without a
- * number of layers, "mhc" makes a part one block, as it does in Megatron. */
+/* The stream in front of every r-th layer of a part (of every r-th group, where the pattern is grouped: a group is what
+ * Megatron calls a layer) is kept, and so is the last combine; those between are replayed, which the planner does for a
+ * whole block at once because each needs the one before it. Without a number of layers, "mhc" makes a part one block,
+ * as it does in Megatron. */
 static void drop_stream(struct build *b, slot_id stream, int index, bool last)
 {
     const char *text = b->cfg->plan.recompute_block;

@@ -117,7 +117,7 @@ struct build {
     int layer;      /* physical layer, 0-based; MTP layers go on counting: names are unique */
     int number;     /* 1-based among the layers with this symbol: "every k-th attention layer" */
     int n_layers;   /* symbols in the pattern */
-    int unit;       /* what plan.recompute_block counts, from the part's begin: groups of a grouped pattern, else layers */
+    int unit; /* what plan.recompute_block counts, from the part's begin: groups of a grouped pattern, else layers */
     bool unit_start; /* the layer is the first of its unit */
     int n_depths;   /* of multi-token prediction, whatever the mode */
     char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */

@@ -97,7 +97,8 @@ static void set_unit(struct build *b, const struct part *p, int i)
     if (grouped && keys == NULL)
         b->unit = 0, b->unit_start = i == p->from;
     else if (grouped)
-        b->unit = keys->item_of[i] - keys->item_of[p->from], b->unit_start = i == p->from || keys->item_of[i] != keys->item_of[i - 1];
+        b->unit = keys->item_of[i] - keys->item_of[p->from],
+        b->unit_start = i == p->from || keys->item_of[i] != keys->item_of[i - 1];
     else
         b->unit = i - p->from, b->unit_start = true;
 }
@@ -150,7 +151,8 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
         snprintf(norm, sizeof norm, "mtp.layers.%d.final_layernorm.weight", k);
         snprintf(scope, sizeof scope, "mtp%d.head", k);
         struct sublayer sub = sublayer_entry(io.x, io.dx, main_end->wide);
-        struct part part = {.symbols = p->mtp_symbols, .n = p->n_mtp_layers, .where = where, .groups = p, .final_norm = norm};
+        struct part part = {
+            .symbols = p->mtp_symbols, .n = p->n_mtp_layers, .where = where, .groups = p, .final_norm = norm};
         TRY(declare_part(b, &part, &sub));
         b->layer++; /* the final joint's own number */
         graph_scope(b->g, -1, scope);
@@ -216,7 +218,8 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
     } else {
         TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b), &sub));
     }
-    struct part part = {.symbols = p->symbols, .from = c->from, .n = c->n, .where = "decoder.layers.", .keys = p, .groups = p};
+    struct part part = {
+        .symbols = p->symbols, .from = c->from, .n = c->n, .where = "decoder.layers.", .keys = p, .groups = p};
     TRY(declare_layers(b, &part, &sub));
     return c->last ? declare_end(b, p, &sub, mp) : declare_exit(b, c, &sub);
 }

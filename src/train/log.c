@@ -284,9 +284,14 @@ struct log_result log_result(const struct train_log *log)
 {
     const struct history *h = &log->history;
     const struct series *loss = &h->main[HIST_LOSS];
-    return (struct log_result){.steps = h->last_step, .tokens = h->tokens, .skipped = h->n_skipped, .seconds = h->elapsed,
-                               .first_loss = log->watch.first_loss, .loss = recent_mean(loss, max_i64(1, min_i64(20, h->last_step / 20))),
-                               .val_loss = last_of(&h->main[HIST_VAL]), .bits_per_byte = last_of(&h->main[HIST_BPB])};
+    return (struct log_result){.steps = h->last_step,
+                               .tokens = h->tokens,
+                               .skipped = h->n_skipped,
+                               .seconds = h->elapsed,
+                               .first_loss = log->watch.first_loss,
+                               .loss = recent_mean(loss, max_i64(1, min_i64(20, h->last_step / 20))),
+                               .val_loss = last_of(&h->main[HIST_VAL]),
+                               .bits_per_byte = last_of(&h->main[HIST_BPB])};
 }
 
 void log_break(struct train_log *log) { progress_break(&log->progress); }
@@ -329,7 +334,8 @@ static int open_files(struct train_log *log, const struct log_opts *o, struct er
     log->report_path = o->report ? report : NULL;
     int64_t taken_back = 0;
     char aside[4096] = "";
-    TRY(o->resume ? metrics_trim(jsonl, o->start_step, &taken_back, e) : metrics_set_aside(jsonl, aside, sizeof aside, e));
+    TRY(o->resume ? metrics_trim(jsonl, o->start_step, &taken_back, e)
+                  : metrics_set_aside(jsonl, aside, sizeof aside, e));
     if (aside[0] != '\0')
         progress_note(&log->progress, "note: the log of an earlier start is now %s", aside);
     TRY(sink_open(&log->jsonl, jsonl, 0, e));

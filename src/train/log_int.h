@@ -112,15 +112,19 @@ void history_sample(struct history *h, int64_t step, const char *text);
 int history_load(struct history *h, const char *path, int64_t *ignored, struct err *e);
 const char *event_name(enum log_event_kind kind);
 
-/* ---- trim.c: a resume takes back what came after its checkpoint ------------------------------------------------------------ */
+/* ---- trim.c: a resume takes back what came after its checkpoint
+ * ------------------------------------------------------------ */
 
-/* Steps and evaluations beyond `step` are cut out of a metrics.jsonl, and a half line at its end; events stay. The file is replaced
- * whole, so a kill leaves the old or the new one. *removed counts records. A missing file is an empty one. */
+/* Steps and evaluations beyond `step` are cut out of a metrics.jsonl, and a half line at its end; events stay. The file
+ * is replaced whole, so a kill leaves the old or the new one. *removed counts records. A missing file is an empty one.
+ */
 int metrics_trim(const char *path, int64_t step, int64_t *removed, struct err *e);
-/* A new run in a folder that has a log: that becomes metrics.1.jsonl, or the next free number; to gets its path, or "". */
+/* A new run in a folder that has a log: that becomes metrics.1.jsonl, or the next free number; to gets its path, or "".
+ */
 int metrics_set_aside(const char *path, char *to, size_t size, struct err *e);
 
-/* ---- watch.c: signs that a run learns nothing ------------------------------------------------------------------------------ */
+/* ---- watch.c: signs that a run learns nothing
+ * ------------------------------------------------------------------------------ */
 struct watch {
     double first_loss; /* NAN: none yet */
     int above;         /* steps in a row with a loss far above it */

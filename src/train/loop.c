@@ -195,10 +195,12 @@ static int stopped(struct trainer *t, enum stop_wish why, struct err *e)
         log_record(t->log, LOG_STOP, t->step, "stopped after step %lld: %s", (long long)t->step,
                    why == STOP_SIGNAL ? "signal" : "run.minutes is up");
     if (c->run.dir[0] == '\0')
-        return err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s; nothing was saved: there is no run folder (--run.dir=DIR)",
+        return err_set(e, ST_INTERRUPTED,
+                       "stopped after step %lld of %lld%s; nothing was saved: there is no run folder (--run.dir=DIR)",
                        (long long)t->step, (long long)c->train.steps, reason);
-    return err_set(e, ST_INTERRUPTED, "stopped after step %lld of %lld%s; a checkpoint was saved, and the same command continues", (long long)t->step,
-                   (long long)c->train.steps, reason);
+    return err_set(e, ST_INTERRUPTED,
+                   "stopped after step %lld of %lld%s; a checkpoint was saved, and the same command continues",
+                   (long long)t->step, (long long)c->train.steps, reason);
 }
 
 /* Parameters are those of the last finished step, on every rank, so they can be saved before the run ends. */
@@ -245,8 +247,9 @@ static void print_result(const struct trainer *t)
     const struct config *c = t->cfg;
     struct log_result r = log_result(t->log);
     char tokens[32], took[32];
-    printf("%lld steps, %s tokens in %s: loss %.4f (began at %.4f)", (long long)r.steps, human_count((double)r.tokens, tokens, sizeof tokens),
-           human_time(r.seconds, took, sizeof took), r.loss, r.first_loss);
+    printf("%lld steps, %s tokens in %s: loss %.4f (began at %.4f)", (long long)r.steps,
+           human_count((double)r.tokens, tokens, sizeof tokens), human_time(r.seconds, took, sizeof took), r.loss,
+           r.first_loss);
     if (!isnan(r.val_loss))
         printf(", validation %.4f", r.val_loss);
     if (!isnan(r.bits_per_byte))

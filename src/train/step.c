@@ -132,10 +132,14 @@ static int name_culprit(struct trainer *t, struct err *e)
         st = err_set(e, ST_NONFINITE, "the gradient norm is not finite at step %lld, though every value is: it overflowed",
                      (long long)t->step + 1);
     if (t->cfg->train.nonfinite == CFG_NONFINITE_SKIP)
-        err_hint(e, "train.nonfinite_limit: %lld steps in a row were skipped, and this one is no better; lower train.lr. The last checkpoint is untouched",
+        err_hint(e,
+                 "train.nonfinite_limit: %lld steps in a row were skipped, and this one is no better; lower train.lr. "
+                 "The last checkpoint is untouched",
                  (long long)t->skipped_in_a_row - 1);
     else
-        err_hint(e, "lower train.lr, or continue past such steps with train.nonfinite=skip; the last checkpoint is untouched");
+        err_hint(
+            e,
+            "lower train.lr, or continue past such steps with train.nonfinite=skip; the last checkpoint is untouched");
     return st;
 }
 

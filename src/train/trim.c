@@ -1,5 +1,5 @@
-/* metrics.jsonl after a kill: steps that no checkpoint holds are trained again, so their old records are cut out before the
- * new ones are written. A reader then finds each step once, in order, and needs no rule. See log_int.h. */
+/* metrics.jsonl after a kill: steps that no checkpoint holds are trained again, so their old records are cut out before
+ * the new ones are written. A reader then finds each step once, in order, and needs no rule. See log_int.h. */
 #include "train/log_int.h"
 
 #include <fcntl.h>
@@ -26,7 +26,8 @@ static bool taken_back(const struct line *l, int64_t step)
     static const char begin[] = "{\"step\":";
     if (!l->whole)
         return true;
-    if (l->n > sizeof begin && memcmp(l->text, begin, sizeof begin - 1) == 0 && strtoll(l->text + sizeof begin - 1, NULL, 10) <= step)
+    if (l->n > sizeof begin && memcmp(l->text, begin, sizeof begin - 1) == 0 &&
+        strtoll(l->text + sizeof begin - 1, NULL, 10) <= step)
         return false; /* most lines; a line ends in \n, so the number ends, too */
     json_t *rec = json_loadb(l->text, l->n, JSON_REJECT_DUPLICATES, NULL);
     const json_t *at = json_object_get(rec, "step");

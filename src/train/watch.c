@@ -1,10 +1,11 @@
-/* Signs that a run learns nothing, told once per spell: a loss far above where it began, gradients that are all zero. */
+/* Signs that a run learns nothing, told once per spell: a loss far above where it began, gradients that are all zero.
+ */
 #include "train/log_int.h"
 
 #include <inttypes.h>
 #include <math.h>
 
-enum { PATIENCE = 10 };             /* steps in a row: one bad batch is no divergence */
+enum { PATIENCE = 10 };              /* steps in a row: one bad batch is no divergence */
 static const double far_above = 1.0; /* nats per token */
 
 void watch_start(struct watch *w, double first_loss) { *w = (struct watch){.first_loss = first_loss}; }
@@ -35,10 +36,14 @@ bool watch_step(struct watch *w, const struct step_record *r, char *out, size_t 
 {
     out[0] = '\0';
     if (loss_diverged(w, r))
-        snprintf(out, size, "the run has diverged: at step %" PRId64 " the loss is %.4f, it began at %.4f; lower train.lr or raise train.warmup", r->step,
-                 r->loss, w->first_loss);
+        snprintf(out, size,
+                 "the run has diverged: at step %" PRId64
+                 " the loss is %.4f, it began at %.4f; lower train.lr or raise train.warmup",
+                 r->step, r->loss, w->first_loss);
     else if (gradients_vanished(w, r))
-        snprintf(out, size, "all gradients of step %" PRId64 " are zero: nothing is learned from it; is every label masked, or the loss saturated?",
+        snprintf(out, size,
+                 "all gradients of step %" PRId64
+                 " are zero: nothing is learned from it; is every label masked, or the loss saturated?",
                  r->step);
     return out[0] != '\0';
 }

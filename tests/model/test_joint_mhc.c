@@ -342,19 +342,22 @@ static void blocks_count_groups_where_the_pattern_is_grouped(void **state)
         const char *pattern, *block;
         int dropped;
     } cases[] = {
-        {"*-*-*-*-", "2", 4},           {"[*-][*-][*-][*-]", "2", 6}, {"*-*-*-*-", "4", 6},     {"[*-][*-][*-][*-]", "1", 4},
-        {"[*-][*-][*-]-", "2", 5}, /* kept before groups 0 and 2 */ {"[*-]x4", "3", 6}, {"[*-]x2/*-", "1", 3}, {"*-*-/*-", "1", 0},
+        {"*-*-*-*-", "2", 4},         {"[*-][*-][*-][*-]", "2", 6}, {"*-*-*-*-", "4", 6},
+        {"[*-][*-][*-][*-]", "1", 4}, {"[*-][*-][*-]-", "2", 5},    /* kept before groups 0 and 2 */ {"[*-]x4", "3", 6},
+        {"[*-]x2/*-", "1", 3},        {"*-*-/*-", "1", 0},
     };
     for (int i = 0; i < countof(cases); i++) {
         struct tiny t;
         char options[256];
         int dropped = 0;
-        snprintf(options, sizeof options, "model.pattern=%s model.mhc_streams=2 plan.recompute_block=%s", cases[i].pattern, cases[i].block);
+        snprintf(options, sizeof options, "model.pattern=%s model.mhc_streams=2 plan.recompute_block=%s",
+                 cases[i].pattern, cases[i].block);
         tiny_open(&t, options, DEV_REF, 1);
         for (int s = 0; s < t.train.g.n_slots; s++)
             dropped += t.train.g.slots[s].dropped;
         if (dropped != cases[i].dropped)
-            fail_msg("%s in blocks of %s: %d streams are dropped instead of %d", cases[i].pattern, cases[i].block, dropped, cases[i].dropped);
+            fail_msg("%s in blocks of %s: %d streams are dropped instead of %d", cases[i].pattern, cases[i].block,
+                     dropped, cases[i].dropped);
         tiny_close(&t);
     }
 }

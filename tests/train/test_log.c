@@ -506,10 +506,9 @@ static void the_line_in_place_makes_room_for_notes(void **state)
     log_step(log, &s);
     assert_ok(log_close(log, &r->e), &r->e);
     fflush(r->out);
-    assert_string_equal(r->text,
-                        "\rstep   1/400 | loss 2.5000 | lr 1.0e-03 | norm 0.80\033[K\r\033[K"
-                        "note: hello\n"
-                        "\rstep 400/400 | loss 2.5000 | lr 1.0e-03 | norm 0.80 | 6m40s\033[K\n");
+    assert_string_equal(r->text, "\rstep   1/400 | loss 2.5000 | lr 1.0e-03 | norm 0.80\033[K\r\033[K"
+                                 "note: hello\n"
+                                 "\rstep 400/400 | loss 2.5000 | lr 1.0e-03 | norm 0.80 | 6m40s\033[K\n");
 }
 
 static void counts_are_short(void **state)
