@@ -2,6 +2,7 @@
  * the new ones are written. A reader then finds each step once, in order, and needs no rule. See log_int.h. */
 #include "train/log_int.h"
 
+#include <ctype.h>
 #include <fcntl.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -26,9 +27,10 @@ static bool taken_back(const struct line *l, int64_t step)
     static const char begin[] = "{\"step\":";
     if (!l->whole)
         return true;
-    if (l->n > sizeof begin && memcmp(l->text, begin, sizeof begin - 1) == 0 &&
-        strtoll(l->text + sizeof begin - 1, NULL, 10) <= step)
-        return false; /* most lines; a line ends in \n, so the number ends, too */
+    const char *digits = l->text + sizeof begin - 1;
+    if (l->n > sizeof begin && memcmp(l->text, begin, sizeof begin - 1) == 0 && isdigit((unsigned char)digits[0]) &&
+        strtoll(digits, NULL, 10) <= step)
+        return false; /* most lines; digits end at the newline at the latest */
     json_t *rec = json_loadb(l->text, l->n, JSON_REJECT_DUPLICATES, NULL);
     const json_t *at = json_object_get(rec, "step");
     bool later = json_is_integer(at) && json_integer_value(at) > step && json_object_get(rec, "event") == NULL;
