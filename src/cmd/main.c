@@ -61,7 +61,11 @@ int cmd_help(int argc, char **argv)
             char *args[] = {argv[1], help, NULL};
             return commands[i].run(2, args);
         }
-    return cmd_explain(argv[1]);
+    int code = cmd_explain(argv[1]);
+    for (int i = 0; section && i < countof(commands); i++)
+        if (strcmp(commands[i].name, argv[1]) == 0)
+            printf("\nThis is section [%s] of the options; the command explains itself: braid %s --help\n", argv[1], argv[1]);
+    return code;
 }
 
 /* A descriptor that is closed at the start would be given to the next file that is opened, and messages would go into

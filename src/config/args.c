@@ -208,7 +208,7 @@ static int walk(struct parsing *p)
             p->args->help = true;
         else if (options && arg[0] == '-' && arg[1] != '\0') {
             err_set(p->e, ST_USAGE, "unknown option %.64s", arg);
-            return err_hint(p->e, "options start with two dashes: --section.key=value");
+            return err_hint(p->e, "options start with two dashes: -%.64s, or --section.key=value", arg);
         } else
             TRY(take_positional(p, arg));
     }

@@ -95,17 +95,17 @@ int metrics_trim(const char *path, int64_t step, int64_t *removed, struct err *e
         at += l.n;
     }
     int st = ST_OK;
-    if (*removed > 0) {
-        size_t n = strlen(path) + sizeof ".tmp";
-        char *part = malloc(n);
-        if (part == NULL)
-            st = err_set(e, ST_NOMEM, "no memory for a path of %zu bytes", n);
-        else
-            snprintf(part, n, "%s.tmp", path);
-        if (st == ST_OK)
-            st = write_kept(&m, path, part, step, e);
-        free(part);
-    }
+    size_t n = strlen(path) + sizeof ".tmp";
+    char *part = malloc(n);
+    if (part == NULL)
+        st = err_set(e, ST_NOMEM, "no memory for a path of %zu bytes", n);
+    else
+        snprintf(part, n, "%s.tmp", path);
+    if (st == ST_OK && *removed > 0)
+        st = write_kept(&m, path, part, step, e);
+    else if (st == ST_OK)
+        unlink(part); /* what a kill while trimming left */
+    free(part);
     file_map_close(&m);
     return st;
 }

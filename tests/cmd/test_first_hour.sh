@@ -20,6 +20,7 @@ ok "help knows other programs' names" prints '^  --train.lr=number' "$BRAID" hel
 ok "help finds a part of a name" prints 'model.attn_window=' "$BRAID" help window
 ok "help on nothing is an error" fails 2 "there is no help on 'qqqq'" "$BRAID" help qqqq
 ok "help on what is not built says so" fails 2 'tensor parallelism is not built' "$BRAID" help tp
+ok "help on a section that is a command, too, says so" prints 'braid train --help' "$BRAID" help train
 ok "braid --version" prints '^braid [0-9]' "$BRAID" --version
 
 # ---- advice -------------------------------------------------------------------------------------------------------
@@ -32,6 +33,7 @@ ok "and it does" runs "$BRAID" plan "$tiny" --train.steps=10 --train.warmup=1
 
 # ---- slips --------------------------------------------------------------------------------------------------------
 touch a.yaml
+ok "an option with one dash" fails 2 'two dashes: --lr' "$BRAID" train -lr 3
 mkdir folder
 ok "train a.yaml" fails 2 'INI files' "$BRAID" train a.yaml
 ok "train FOLDER" fails 2 '--run.dir=folder' "$BRAID" train folder
