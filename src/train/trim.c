@@ -21,6 +21,15 @@ static struct line next_line(const struct file_map *m, size_t at)
     return (struct line){text, stop != NULL ? (size_t)(stop - text) + 1 : m->size - at, stop != NULL};
 }
 
+/* What happened to the run stays told; a record that is named otherwise belongs to its step. */
+static bool is_happening(const char *event)
+{
+    for (int kind = 0; kind < LOG_EVENT_KINDS; kind++)
+        if (strcmp(event, event_name((enum log_event_kind)kind)) == 0)
+            return true;
+    return false;
+}
+
 /* A step or an evaluation of a later step. Damaged whole lines are kept: they are not ours to judge. */
 static bool taken_back(const struct line *l, int64_t step)
 {
@@ -33,7 +42,8 @@ static bool taken_back(const struct line *l, int64_t step)
         return false; /* most lines; digits end at the newline at the latest */
     json_t *rec = json_loadb(l->text, l->n, JSON_REJECT_DUPLICATES, NULL);
     const json_t *at = json_object_get(rec, "step");
-    bool later = json_is_integer(at) && json_integer_value(at) > step && json_object_get(rec, "event") == NULL;
+    const char *event = json_string_value(json_object_get(rec, "event"));
+    bool later = json_is_integer(at) && json_integer_value(at) > step && !(event != NULL && is_happening(event));
     json_decref(rec);
     return later;
 }
