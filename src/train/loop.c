@@ -97,7 +97,7 @@ static void saved_text(const struct trainer *t, char *out, size_t size)
 }
 
 /* A run that stops says so in one line, which names the checkpoint, too. */
-static int save(struct trainer *t, bool stopping, struct err *e)
+static int save_as(struct trainer *t, bool stopping, struct err *e)
 {
     struct err note = {0};
     if (t->cfg->run.dir[0] == '\0')
@@ -115,6 +115,8 @@ static int save(struct trainer *t, bool stopping, struct err *e)
         log_event(t->log, LOG_CHECKPOINT, t->step, "saved %s", text);
     return ST_OK;
 }
+
+static int save(struct trainer *t, struct err *e) { return save_as(t, false, e); }
 
 static int report_metrics(struct trainer *t, struct err *e)
 {
@@ -234,7 +236,7 @@ static int loop(struct trainer *t, struct err *e)
         if (eval || last)
             samples_write(t);
         if (every(t->step, c->run.save_every) || last || r.stop != STOP_NOT)
-            TRY(save(t, r.stop != STOP_NOT && !last, e));
+            TRY(r.stop != STOP_NOT && !last ? save_as(t, true, e) : save(t, e));
         if (r.stop != STOP_NOT && !last)
             return stopped(t, r.stop, e);
     }
