@@ -126,7 +126,7 @@ bool parse_bool(const char *s, bool *out)
     return false;
 }
 
-/* Letters to insert, delete, replace or exchange with a neighbour. */
+/* Characters to insert, delete, replace or exchange with a neighbour. */
 static int edit_distance(const char *a, const char *b)
 {
     enum { MAX = 64 };
@@ -154,11 +154,11 @@ static int edit_distance(const char *a, const char *b)
     return last[nb];
 }
 
-/* A wrong guess is worse than none, so at most a quarter of the letters may differ. */
+/* A wrong guess is worse than none, so at most a quarter of the characters may differ. */
 const char *nearest_name(const char *name, const char *const *names, int n)
 {
     const char *best = NULL;
-    int n_letters = (int)strlen(name), best_distance = (n_letters < 4 ? 1 : n_letters / 4) + 1;
+    int n_chars = (int)strlen(name), best_distance = (n_chars < 4 ? 1 : n_chars / 4) + 1;
     for (int i = 0; i < n; i++) {
         int d = edit_distance(name, names[i]);
         if (d < best_distance) {

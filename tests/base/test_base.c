@@ -59,7 +59,7 @@ static void names_match(void **state)
     assert_string_equal(nearest_name("model.hiden", names, 3), "model.hidden");
     assert_null(nearest_name("zzzzzzzzzzzzzz", names, 3));
     assert_string_equal(nearest_name("trian.lr", names, 3), "train.lr"); /* neighbours exchanged: one mistake */
-    assert_null(nearest_name("train.sizes", names, 3));                  /* 3 of 11 letters are more than a quarter */
+    assert_null(nearest_name("train.sizes", names, 3));                  /* 3 of 11 characters are more than a quarter */
     assert_null(nearest_name("data.train", names, 3));
     assert_true(str_glob("joint.*", "joint.norm"));
     assert_false(str_glob("joint.*", "mlp.act"));
