@@ -51,10 +51,14 @@ static bool hash_reaches(const struct config *c)
 static bool layers_read(const struct config *c)
 {
     enum config_source s = config_source_of(c, "model.pattern").source;
-    int64_t layers = 0;
-    for (const char *p = c->model.pattern; *p != '\0' && *p != '/'; p++)
+    int64_t layers = 0, units = 0; /* units: a group counts once, as Megatron's layer does */
+    bool inside = false;
+    for (const char *p = c->model.pattern; *p != '\0' && *p != '/'; p++) {
         layers += strchr("[]|", *p) == NULL;
-    return s == CFG_FROM_DEFAULT || s == CFG_FROM_AUTO || layers == c->model.layers;
+        units += *p == '[' || (strchr("[]|", *p) == NULL && !inside);
+        inside = *p == '[' || (*p != ']' && inside);
+    }
+    return s == CFG_FROM_DEFAULT || s == CFG_FROM_AUTO || layers == c->model.layers || units == c->model.layers;
 }
 
 static bool depths_read(const struct config *c)
@@ -115,6 +119,7 @@ static bool bias_moves(const struct config *c) { return c->model.router_bias && 
 static bool drops(const struct config *c) { return c->model.router_capacity > 0; }
 static bool pre_softmax_matters(const struct config *c) { return router_chooses(c); }
 static bool decays(const struct config *c) { return c->train.schedule != CFG_SCHEDULE_CONSTANT; }
+static bool skips(const struct config *c) { return c->train.nonfinite == CFG_NONFINITE_SKIP; }
 static bool has_dir(const struct config *c) { return c->run.dir[0] != '\0'; }
 static bool traces(const struct config *c) { return c->plan.trace[0] != '\0'; }
 static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
@@ -222,6 +227,7 @@ static const struct option_use uses[] = {
     {"model.mtp_scale", NULL, NULL, has_depths, "multi-token prediction (/ in model.pattern)"},
     {"train.min_lr", NULL, NULL, decays, "a train.schedule that decays"},
     {"train.decay_steps", NULL, NULL, decays, "a train.schedule that decays"},
+    {"train.nonfinite_limit", NULL, NULL, skips, "train.nonfinite = skip"},
     {"run.keep", NULL, NULL, has_dir, "run.dir"},
     {"plan.graphs", NULL, NULL, on_gpu, "run.device = cuda"},
     {"plan.trace_steps", NULL, NULL, traces, "plan.trace"},

@@ -111,7 +111,7 @@ static void print_summary(const struct model *m, struct buf *out)
         buf_addf(out, ", %d MTP depth%s of %d layer%s", p->n_mtp_depths, plural(p->n_mtp_depths),
                  p->n_mtp_layers, plural(p->n_mtp_layers));
     buf_add(out, "\n");
-    if (m->cfg->model.layers != 0 && m->cfg->model.layers != p->n_layers)
+    if (m->cfg->model.layers != 0 && m->cfg->model.layers != p->n_layers && m->cfg->model.layers != p->n_items)
         buf_addf(out, "  model.layers = %lld is not used: the pattern has %d layer%s\n",
                  (long long)m->cfg->model.layers, p->n_layers, plural(p->n_layers));
     if (m->cfg->model.mtp_layers != 0 && m->cfg->model.mtp_layers != p->n_mtp_depths)

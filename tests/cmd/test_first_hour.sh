@@ -47,9 +47,11 @@ elif [ ! -e /proc/driver/nvidia/version ]; then
 fi
 
 # ---- patterns -----------------------------------------------------------------------------------------------------
-small="--model.mamba_head_dim=8 --model.hidden=16 --model.heads=2 --model.vocab=256 --train.seq=8 --train.micro_batch=1"
-ok "[*-]x3 and (M-)x2 are written out" cmp <("$BRAID" plan $small --model.pattern='[*-]x3(M-)x2') <("$BRAID" plan $small --model.pattern='[*-][*-][*-]M-M-')
-ok "--num-layers alone is a Transformer" cmp <("$BRAID" plan $small --num-layers 3) <("$BRAID" plan $small --model.pattern='[*-][*-][*-]' --model.layers=3)
+small="--model.hidden=16 --model.heads=2 --model.vocab=256 --train.seq=8 --train.micro_batch=1"
+mamba=--model.mamba_head_dim=8
+ok "[*-]x3 and (M-)x2 are written out" cmp <("$BRAID" plan $small $mamba --model.pattern='[*-]x3(M-)x2') <("$BRAID" plan $small $mamba --model.pattern='[*-][*-][*-]M-M-')
+ok "--num-layers alone is a Transformer" cmp <("$BRAID" plan $small --num-layers 3) <("$BRAID" plan $small --model.pattern='[*-][*-][*-]')
+ok "which is not said to be unused" test "$("$BRAID" plan $small --num-layers 3 2>&1 | grep -c 'not used\|no effect')" -eq 0
 ok "with experts where they are given" prints '\[\*E\]' "$BRAID" plan $small --num-layers 2 --num-experts 4
 ok "a repeat that makes no sense" fails 2 'nothing in front of this repeat' "$BRAID" plan --model.pattern='x3M'
 
@@ -104,6 +106,7 @@ ok "divergence is said" says 'the run has diverged: at step' loud --train.steps=
 ok "once" test "$(grep -c 'diverged' err)" -eq 1
 ok "gradients that are all zero are said" grep -q 'all gradients of step [0-9]* are zero' <(loud --train.steps=10 --train.lr=100 --train.clip=0 2>&1)
 ok "nonfinite=skip has a bound" fails 1 'train.nonfinite_limit: 3 steps in a row were skipped' train --train.steps=200 --train.lr=100 --train.clip=0 --train.nonfinite=skip --train.nonfinite_limit=3
+ok "which without skip has no effect, and that is said" says 'train.nonfinite_limit' loud --train.steps=3 --train.nonfinite_limit=3
 ok "after so many" test "$(loud --train.steps=200 --train.lr=100 --train.clip=0 --train.nonfinite=skip --train.nonfinite_limit=3 2>&1 | grep -c ' skipped: loss')" -eq 3
 zeros() { # options...: zeros among the gradients of each step
     rm -rf zeros && train --run.dir=zeros --train.steps=3 --model.tied=off "$@" >/dev/null && sed -n 's/.*"num-zeros":\([0-9]*\).*/\1/p' zeros/metrics.jsonl | tr '\n' ' '

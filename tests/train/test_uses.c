@@ -201,7 +201,9 @@ static const char *const elsewhere[] = {
     /* when a run ends, evaluates, logs, stops; what it reads and writes */
     "train.steps",
     "train.nonfinite",
+    "train.nonfinite_limit",
     "train.log_every",
+    "train.log_zeros",
     "train.eval_every",
     "train.eval_batches",
     "train.record_routes",
