@@ -60,6 +60,23 @@ static void print_notes(const struct buf *notes)
     }
 }
 
+int cmd_init_from(struct config *c, const char *folder, bool say, struct err *e)
+{
+    struct hf_folder *f = NULL;
+    struct buf notes;
+    buf_init(&notes, 0);
+    int st = hf_open(&f, folder, e);
+    if (st == ST_OK)
+        st = hf_options(f, c, &notes, e);
+    if (st == ST_OK)
+        st = config_set(c, "run.load_weights", folder, NULL, e);
+    if (st == ST_OK && say)
+        print_notes(&notes);
+    hf_close(f);
+    buf_release(&notes);
+    return st;
+}
+
 static int verify(const struct config *given, const char *golden, const char *folder, const char *run_dir, struct err *e)
 {
     struct config c = *given; /* sizes of a batch change in the copy; strings stay the original's */

@@ -6,9 +6,10 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: braid train [FILE.ini] [--section.key=value ...]\n\n"
+    "usage: braid train [FILE.ini] [--init=HF_FOLDER] [--section.key=value ...]\n\n"
     "Trains the configured model. With run.dir set, the folder receives config.ini, metrics.jsonl, TensorBoard events,\n"
     "report.html and checkpoints; the same command again continues the run from its newest checkpoint, bit for bit.\n"
+    "--init starts from a Hugging Face model: its folder gives the model's options and weights.\n"
     "SIGINT, SIGTERM and SIGHUP save a checkpoint after the current step and stop.\n"
     "Several ranks: mpirun -np N braid train ..., or --parallel.ranks=N for threads of one process.\n";
 static const char own_options[] =
@@ -154,7 +155,8 @@ static int train_rank(const struct rank_place *place, void *ctx, struct err *e)
 
 static int prepare(struct job *j, int argc, char **argv, struct err *e)
 {
-    struct config_args args = {0};
+    struct config_extra extra[] = {{.name = "init"}};
+    struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct config *c = &j->c;
     TRY(launch_detect(&j->ranks.launch, e)); /* first of all: who speaks depends on it */
     TRY(cmd_config(c, argc, argv, &args, e));
@@ -167,6 +169,8 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
     TRY(find_resume(c, cmd_speaks(&j->ranks), &j->from, e));
     if (j->from == NULL)
         TRY(cmd_options_of_run(c, &args, cmd_speaks(&j->ranks), e));
+    if (j->from == NULL && extra[0].value != NULL)
+        TRY(cmd_init_from(c, extra[0].value, cmd_speaks(&j->ranks), e));
     j->warm = j->from == NULL && c->run.load[0] != '\0';
     if (j->warm) {
         TRY(ckpt_open(&j->from, c->run.load, e));

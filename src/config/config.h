@@ -338,6 +338,8 @@ int config_finish(struct config *c, struct err *e);
 
 /* Options that the user set and that nothing reads: a line for each, with the reason; returns how many. After config_finish. */
 int config_unused(const struct config *c, struct buf *out);
+/* Does anything in a model of these options read this one? After config_finish. */
+bool config_reads(const struct config *c, const char *name);
 
 /* INI text with every option; it reads back to the same config. Model values are written resolved;
  * run values that were derived are written as 0, so that they follow when a resume changes what

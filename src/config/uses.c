@@ -317,6 +317,19 @@ static void describe(const struct config *c, const struct option_use *u, struct 
     buf_add(out, " layer\n");
 }
 
+static bool use_reads(const struct config *c, const struct option_use *u)
+{
+    return (u->layers == NULL || has_layer(c, u->layers)) && (u->read == NULL || u->read(c));
+}
+
+bool config_reads(const struct config *c, const char *name)
+{
+    for (int i = 0; i < countof(uses); i++)
+        if (strcmp(uses[i].name, name) == 0)
+            return use_reads(c, &uses[i]);
+    return true;
+}
+
 int config_unused(const struct config *c, struct buf *out)
 {
     int n = 0;
@@ -326,8 +339,7 @@ int config_unused(const struct config *c, struct buf *out)
         return 0;
     for (int i = 0; i < countof(uses); i++) {
         const struct option_use *u = &uses[i];
-        bool read = (u->layers == NULL || has_layer(c, u->layers)) && (u->read == NULL || u->read(c));
-        if (read || !set_by_user(c, &fresh, option_find(u->name)))
+        if (use_reads(c, u) || !set_by_user(c, &fresh, option_find(u->name)))
             continue;
         describe(c, u, out);
         n++;

@@ -78,9 +78,28 @@ int hf_json_real(const struct hf_json *j, const char *name, double absent, doubl
 
 /* ---- setting options ------------------------------------------------------------------------------------------ */
 
+/* The folder defines the model: what the user gave beside it must say the same. */
 int hf_set_text(const struct hf_json *j, struct config *c, const char *option, const char *value, struct err *e)
 {
-    return config_set(c, option, value, j->label, e);
+    struct config_origin from = config_source_of(c, option);
+    bool given = from.source == CFG_FROM_COMMAND || (from.source == CFG_FROM_FILE && strcmp(from.label, j->label) != 0);
+    struct buf before, after;
+    char where[320];
+    int st;
+    if (!given)
+        return config_set(c, option, value, j->label, e);
+    config_source_text(c, option, where, sizeof where);
+    buf_init(&before, 0);
+    buf_init(&after, 0);
+    const char *was = config_value_text(c, option, &before);
+    TRY_OUT(config_set(c, option, value, j->label, e));
+    const char *is = config_value_text(c, option, &after);
+    if (was == NULL || is == NULL || strcmp(was, is) != 0)
+        st = err_set(e, ST_CONFLICT, "%s = %.80s (%s), but %s makes it %.80s", option, was ? was : "?", where, j->label, is ? is : "?");
+out:
+    buf_release(&before);
+    buf_release(&after);
+    return st;
 }
 
 int hf_set_int(const struct hf_json *j, struct config *c, const char *option, int64_t value, struct err *e)

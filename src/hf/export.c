@@ -22,24 +22,6 @@ static bool outside_config(const char *option)
     return false;
 }
 
-/* Options that only some kinds of layers read: where the pattern has none of these, they say nothing. */
-static bool unused_by(const struct config *c, const char *option)
-{
-    static const struct {
-        const char *start, *symbols;
-    } owners[] = {{"model.gdn_", "G"},        {"model.mamba_", "M"},      {"model.mla_", "+D"},          {"model.experts", "E"},
-                  {"model.topk", "E"},        {"model.expert_", "E"},     {"model.shared_", "E"},        {"model.router_", "E"},
-                  {"model.ffn", "-"},         {"model.heads", "*+D"},     {"model.kv_heads", "*"},       {"model.head_dim", "*"},
-                  {"model.qk_norm", "*"},     {"model.attn_", "*"},       {"model.softmax_scale", "*"},  {"model.qkv_bias", "*"},
-                  {"model.rope", "*+D"},      {"model.no_rope_freq", "*"}, {"model.act", "-E"}};
-    for (int i = 0; i < countof(owners); i++)
-        if (str_starts(option, owners[i].start))
-            return strpbrk(c->model.pattern, owners[i].symbols) == NULL;
-    if (str_starts(option, "model.mhc_"))
-        return c->model.mhc_streams < 2;
-    return str_starts(option, "model.rope_") && c->model.rope == CFG_ROPE_NONE;
-}
-
 static int first_difference(const struct config *c, const struct config *again, const struct hf_family *fam, struct err *e)
 {
     int st = ST_OK;
@@ -48,7 +30,7 @@ static int first_difference(const struct config *c, const struct config *again, 
     buf_init(&b, 0);
     for (int i = 0; st == ST_OK && i < config_option_count(); i++) {
         const char *name = config_option_name(i);
-        if (!str_starts(name, "model.") || outside_config(name) || unused_by(c, name))
+        if (!str_starts(name, "model.") || outside_config(name) || !config_reads(c, name))
             continue;
         buf_clear(&a);
         buf_clear(&b);

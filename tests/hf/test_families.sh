@@ -34,6 +34,29 @@ ok "gradients of the imported model" runs grads --ckpt="$dir/qwen3" --out="$dir/
 ok "gradients with run.load_weights" runs grads "${options[@]}" --run.load_weights="$fixtures/qwen3" --out="$dir/b.safetensors"
 ok "are the same bits" same "$dir/a.safetensors" "$dir/b.safetensors"
 
+# ---- training from a folder --------------------------------------------------------------------------------------
+le() { # bytes value: little-endian
+    local i v=$2
+    for ((i = 0; i < $1; i++)); do
+        printf "\\x$(printf %02x $((v & 255)))"
+        v=$((v >> 8))
+    done
+}
+{ # an llm.c shard of 600 tokens below 40
+    le 4 20240520; le 4 1; le 4 600
+    head -c 1012 /dev/zero
+    for ((i = 0; i < 600; i++)); do le 2 $((i * i % 37)); done
+} >"$dir/shard.bin"
+tuned() { "$BRAID" train --data.train="$dir/shard.bin" --train.steps="${steps:-2}" --train.warmup=0 --train.seq=8 --train.micro_batch=2 --train.eval_every=0 \
+    --run.threads=1 --run.quiet=on "$@"; }
+ok "training from a folder" runs tuned --init="$fixtures/qwen3" --run.dir="$dir/from-folder"
+ok "training from its import" runs tuned --run.load="$dir/qwen3" --run.dir="$dir/from-import"
+ok "gives the same bits" same "$dir/from-folder" "$dir/from-import"
+steps=3
+ok "the run goes on under the same command" runs tuned --init="$fixtures/qwen3" --run.dir="$dir/from-folder"
+steps=2
+ok "an option against the folder is refused" fails 1 'model.hidden = 32 (command line), but' tuned --init="$fixtures/qwen3" --model.hidden=32
+
 # ---- folders that lie --------------------------------------------------------------------------------------------
 broken() { # name: a copy of a folder to be damaged
     rm -rf "$dir/bad"
