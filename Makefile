@@ -26,7 +26,7 @@ endif
 # ---- what this machine has -----------------------------------------------------------------
 PKG := pkg-config
 have = $(shell $(PKG) --exists $(1) 2>/dev/null && echo yes || echo no)
-NEEDED := openblas jansson inih libxxhash libpcre2-8 cmocka
+NEEDED := openblas jansson inih libxxhash libpcre2-8 libutf8proc zlib libzstd cmocka
 MISSING := $(strip $(foreach p,$(NEEDED),$(if $(filter no,$(call have,$(p))),$(p))))
 PKG_CFLAGS := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(filter-out $(MISSING),$(NEEDED)) 2>/dev/null))
 CFLAGS += $(PKG_CFLAGS)
@@ -38,7 +38,7 @@ small = $(if $(wildcard $(LIBDIR)/lib$(1).a),$(static_begin) -l$(1) $(static_end
 # CARRY=yes links OpenBLAS statically too: such a binary runs where only libc and libgomp are.
 CARRY ?= no
 BLAS := $(if $(filter yes,$(CARRY)),$(static_begin) -lopenblas $(static_end),$(shell $(PKG) --libs openblas 2>/dev/null))
-LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call small,pcre2-8) \
+LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call small,pcre2-8) $(call small,utf8proc) $(call small,z) $(call small,zstd) \
         $(BLAS) -lpthread -lm
 
 # CUDA=yes compiles the CUDA kernels, which takes minutes and 100 MB, so it is the default only where a GPU is visible, for tests
@@ -86,11 +86,12 @@ $(B)/commit: FORCE
 	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = '$(COMMIT)' ] || echo '$(COMMIT)' > $@
 
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
-FOLDERS := base tensor config data dev comm ckpt hf ops plan layers model optim train cmd
+FOLDERS := base tensor config token data dev comm ckpt hf ops plan layers model optim train cmd
 uses_base   :=
 uses_tensor := base
 uses_config := base
-uses_data   := tensor base
+uses_token  := base
+uses_data   := token tensor base
 uses_dev    := tensor base
 uses_comm   := dev tensor base
 uses_ckpt   := comm dev tensor base
@@ -100,7 +101,7 @@ uses_plan   := ops comm dev tensor base
 uses_layers := plan ops comm dev config tensor base
 uses_model  := layers plan ops comm dev config tensor base
 uses_optim  := model layers plan ops comm dev config tensor base
-uses_train  := optim model layers plan hf ckpt ops comm dev data config tensor base
+uses_train  := optim model layers plan hf ckpt ops comm dev data token config tensor base
 uses_cmd    := train $(uses_train)
 
 # Fast CPU ops are compiled once per instruction set; ops/ops.c picks a table at start.
