@@ -369,3 +369,32 @@ int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned f
         TRY(encode_text(c, p, p + n, (flags & TOKEN_SPECIAL) != 0, e));
     return flags & TOKEN_TEMPLATE ? put(out, m->suffix, (size_t)m->n_suffix, e) : ST_OK;
 }
+
+/* ---- Cutting long texts --------------------------------------------------------------------------------- */
+
+/* All known patterns end a piece between an ASCII letter and white space, whatever follows, and no normal form
+ * joins the two. Only added tokens could reach over the place, or a pattern that is not known. */
+static bool may_cut(const struct token_model *m)
+{
+    for (int i = 0; i < m->n_stages; i++)
+        if (m->stage[i].kind != STAGE_SPLIT)
+            return false;
+    for (int i = 0; i < m->n_added; i++)
+        if (m->added[i].lstrip || m->added[i].rstrip || memchr(m->added[i].text, ' ', m->added[i].n) != NULL ||
+            memchr(m->added[i].text, '\n', m->added[i].n) != NULL)
+            return false;
+    return m->byte_level && m->n_stages > 0;
+}
+
+size_t token_cut(const struct tokenizer *t, const void *text, size_t n)
+{
+    const uint8_t *p = text;
+    if (t->model == NULL)
+        return n;
+    if (!may_cut(t->model))
+        return 0;
+    for (size_t i = n; i-- > 1;)
+        if ((p[i] == ' ' || p[i] == '\n') && ((p[i - 1] >= 'a' && p[i - 1] <= 'z') || (p[i - 1] >= 'A' && p[i - 1] <= 'Z')))
+            return i;
+    return 0;
+}

@@ -75,28 +75,38 @@ void token_encoder_close(struct token_encoder *c); /* NULL is fine */
 int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags, struct token_ids *out,
                  struct err *e);
 
+/* Where a long text may be cut without changing its ids: the last such place in 1..n, 0: none. */
+size_t token_cut(const struct tokenizer *t, const void *text, size_t n);
+
 /* ---- Training a byte-level BPE vocabulary ------------------------------------------------------- */
 
 struct token_trainer;
 struct token_train_opts {
-    int64_t vocab;          /* tokens in all, special ones included */
-    const char *pattern;    /* name of a known pattern, or a regex; NULL: gpt2 */
-    const char *special;    /* names separated by spaces; their ids follow the merges */
-    int64_t min_frequency;  /* pairs seen less often are not merged */
+    int64_t vocab;           /* tokens in all, special ones included */
+    const char *pattern;     /* name of a known pattern, or a regex; NULL or "": gpt2 */
+    const char *special;     /* names separated by spaces; their ids follow the merges */
+    int64_t min_frequency;   /* pairs seen less often are not merged */
     int64_t max_token_bytes; /* 0: any length */
-    int64_t max_pieces;     /* unique pieces kept; when more come, those seen once are dropped. 0: no limit */
+    int64_t max_pieces;      /* unique pieces kept; when more come, those seen once are dropped. 0: no limit */
     int threads;
 };
 struct token_train_stats {
-    int64_t bytes, pieces, unique, dropped, merges;
+    int64_t bytes, pieces, unique; /* of text, in it, and how many different ones */
+    int64_t dropped;               /* pieces seen once that were dropped, to keep to max_pieces */
+    int64_t merges, tokens;        /* tokens: the vocabulary's size */
 };
 int token_trainer_open(struct token_trainer **out, const struct token_train_opts *o, struct err *e);
-void token_trainer_close(struct token_trainer *t);
-/* Counts the pieces of n bytes of text. Slot 0..threads-1: calls with different slots may run at once. */
-int token_trainer_add(struct token_trainer *t, int slot, const void *text, size_t n, struct err *e);
+void token_trainer_close(struct token_trainer *t); /* NULL is fine */
+/* Counts the pieces of these texts, with all threads. The result depends on the texts and on how they are dealt to
+ * calls, not on the number of threads. */
+struct token_text {
+    const void *bytes;
+    size_t n;
+};
+int token_trainer_add(struct token_trainer *t, const struct token_text *texts, int n, struct err *e);
 /* Finds the merges. report is called now and then with the merges found so far; it may be NULL. */
-int token_trainer_run(struct token_trainer *t, void (*report)(void *ctx, int64_t merges), void *ctx,
-                      struct token_train_stats *stats, struct err *e);
+int token_trainer_run(struct token_trainer *t, void (*report)(void *ctx, int64_t merges), void *ctx, struct err *e);
+struct token_train_stats token_trainer_stats(const struct token_trainer *t);
 /* Writes PREFIX.json (Hugging Face tokenizer.json) and PREFIX.tiktoken. */
 int token_trainer_write(const struct token_trainer *t, const char *prefix, struct err *e);
 
