@@ -86,6 +86,13 @@ struct ckpt_data { /* a file that the run trains ("train") or evaluates ("valid"
     const char *part;
     struct file_id file;
 };
+/* A file that the checkpoint carries along, such as a tokenizer; its name is no folder and none of the names above. */
+enum { CKPT_MAX_FILES = 2 };
+struct ckpt_file {
+    const char *name;
+    const void *bytes;
+    size_t n;
+};
 /* Where values are when no memory holds them all: asked for one by one while the files are written. */
 struct ckpt_source {
     /* host has the item's shape and no data; it gets some, valid until the next call. */
@@ -103,6 +110,8 @@ struct ckpt_save_args {
     int n_items;
     const struct ckpt_source *source; /* NULL: items have their data */
     const char *config_text; /* NULL: none */
+    const struct ckpt_file *files;
+    int n_files; /* at most CKPT_MAX_FILES */
     struct ckpt_counters counters;
     const struct ckpt_number *train;
     int n_train;

@@ -19,14 +19,14 @@ struct saver {
     struct st_item *items;         /* of one section at a time */
     struct dir_lock *lock;         /* NULL: the caller has it */
     struct manifest manifest;
-    struct manifest_file files[CKPT_SECTIONS + 1];
+    struct manifest_file files[CKPT_SECTIONS + 1 + CKPT_MAX_FILES];
 };
 
 static int saver_init(struct saver *s, const struct ckpt_save_args *a, struct err *e)
 {
     uint64_t id = random_u64();
     *s = (struct saver){.args = a};
-    if (a->step < 0 || a->n_items < 0 || a->keep < 0 || a->n_train < 0 || a->n_data < 0)
+    if (a->step < 0 || a->n_items < 0 || a->keep < 0 || a->n_train < 0 || a->n_data < 0 || a->n_files > CKPT_MAX_FILES)
         return err_set(e, ST_INVALID,
                        "checkpoint step %lld, %d tensors, keep %d: none may be negative",
                        (long long)a->step, a->n_items, a->keep);
@@ -130,15 +130,20 @@ static int write_section(struct saver *s, int section, struct err *e)
     return ST_OK;
 }
 
-static int write_text(struct saver *s, const char *name, const char *text, struct file_sum *sum,
-                      struct err *e)
+static int write_bytes(struct saver *s, const char *name, const void *bytes, size_t n, struct file_sum *sum,
+                       struct err *e)
 {
     char *path = path_join(s->tmp, name);
     if (path == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
-    int st = bytes_write_new(path, text, strlen(text), sum, e);
+    int st = bytes_write_new(path, bytes, n, sum, e);
     free(path);
     return st;
+}
+
+static int write_text(struct saver *s, const char *name, const char *text, struct file_sum *sum, struct err *e)
+{
+    return write_bytes(s, name, text, strlen(text), sum, e);
 }
 
 /* The whole checkpoint under its temporary name, on the disk when this returns. */
@@ -153,6 +158,11 @@ static int write_folder(struct saver *s, struct err *e)
     if (s->args->config_text != NULL) {
         TRY(write_text(s, CONFIG_FILE, s->args->config_text, &sum, e));
         add_file(s, CONFIG_FILE, sum);
+    }
+    for (int i = 0; i < s->args->n_files; i++) {
+        const struct ckpt_file *f = &s->args->files[i];
+        TRY(write_bytes(s, f->name, f->bytes, f->n, &sum, e));
+        add_file(s, f->name, sum);
     }
     TRY(manifest_dump(&s->manifest, &text, e));
     int st = write_text(s, MANIFEST_NAME, text, &sum, e);

@@ -2,12 +2,37 @@
 #include "cmd/cmd.h"
 
 #include <math.h>
+#include <string.h>
 
 static const char usage[] =
-    "usage: braid eval RUN_OR_CHECKPOINT --data.valid=PATH [--train.eval_batches=N] [--section.key=value ...]\n\n"
-    "The model's options come from the checkpoint; an override that conflicts with it is an error.\n";
+    "usage: braid eval RUN_OR_CHECKPOINT [--data.valid=PATH] [--train.eval_batches=N|all] [--section.key=value ...]\n\n"
+    "The model's options come from the checkpoint; an override that conflicts with it is an error. Without data.valid the run's own\n"
+    "validation data is used. train.eval_batches=all takes all of it.\n";
 static const char own_options[] =
-    "data.valid data.split train.eval_batches train.micro_batch train.seq run.device run.threads";
+    "data.valid data.split data.field data.tokenizer train.eval_batches train.micro_batch train.seq run.device run.threads";
+
+/* Without data of its own, an evaluation takes the run's: the same files and the same split. */
+static int inherit_data(struct config *c, const struct ckpt *from, struct err *e)
+{
+    static const char *const names[] = {"data.train", "data.valid", "data.split", "data.seed", "data.field"};
+    struct config saved = {0};
+    struct buf value;
+    const char *text = ckpt_config_text(from);
+    if (c->data.valid[0] != '\0' || c->data.train[0] != '\0')
+        return ST_OK;
+    buf_init(&value, 0);
+    int st = config_init(&saved, e);
+    if (st == ST_OK)
+        st = config_load_saved(&saved, text, strlen(text), ckpt_path(from), CFG_SAVED_ALL, NULL, e);
+    for (int i = 0; i < countof(names) && st == ST_OK; i++) {
+        bool given = config_source_of(c, names[i]).source == CFG_FROM_COMMAND || config_source_of(c, names[i]).source == CFG_FROM_FILE;
+        const char *v = given ? NULL : config_value_text(&saved, names[i], &value);
+        st = v != NULL ? config_set(c, names[i], v, NULL, e) : ST_OK;
+    }
+    buf_release(&value);
+    config_release(&saved);
+    return st;
+}
 
 static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t, struct err *e)
 {
@@ -16,6 +41,7 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 1, e));
     TRY(cmd_open_checkpoint(c, &args, from, e));
+    TRY(inherit_data(c, *from, e));
     if (c->data.valid[0] == '\0' && c->data.split[0] == '\0') {
         err_set(e, ST_USAGE, "data.valid is not set: there is nothing to evaluate on");
         return err_hint(e, "give text or a token file: --data.valid=PATH");
@@ -33,6 +59,8 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
     }
     printf("checkpoint: %s\nstep: %lld\nloss: %.6f\nperplexity: %.4f\n", ckpt_path(*from), (long long)t->step, r.loss,
            log_perplexity(r.loss));
+    printf("tokens: %lld of %lld (%.1f%%)\n", (long long)r.tokens, (long long)r.tokens_total,
+           100.0 * (double)r.tokens / (double)max_i64(r.tokens_total, 1));
     if (r.bits_per_byte != 0)
         printf("bits_per_byte: %.6f\n", r.bits_per_byte);
     else if (r.why.code != ST_OK)

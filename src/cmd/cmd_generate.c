@@ -5,9 +5,14 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: braid generate RUN_OR_CHECKPOINT [--generate.prompt=TEXT] [--generate.tokens=N] [--section.key=value ...]\n\n"
+    "usage: braid generate RUN_OR_CHECKPOINT [--generate.prompt=TEXT | --generate.prompt_file=FILE] [--generate.tokens=N]\n"
+    "                      [--section.key=value ...]\n\n"
+    "Text appears as it is made. generate.prompt_file=- reads the prompt from standard input; generate.stop ends a sample at a\n"
+    "text; generate.special=on prints special tokens by name.\n"
     "Sampling: generate.temperature (0: always the likeliest), top_k, top_p, seed. The same seed gives the same text.\n";
 static const char own_options[] = "generate.* run.device run.threads";
+
+enum { PROMPT_MAX = 16 << 20, STOPS_MAX = 16, TOKEN_TEXT = 65536 };
 
 struct job {
     struct config c;
@@ -15,56 +20,173 @@ struct job {
     struct dev dev;
     struct generator g;
     struct tokenizer tok;
-    int32_t *prompt;
+    struct token_ids prompt;
+    char *prompt_text;
+    size_t n_prompt_text;
     struct candidate *scratch;
+    const char *stop[STOPS_MAX]; /* not NUL-terminated */
+    size_t n_stop[STOPS_MAX], longest_stop;
+    int n_stops;
+    struct buf held; /* text that may turn out to be the beginning of a stop text, or half a character */
     bool noted; /* that ids are printed as numbers */
 };
 
-/* A model of token files may know ids that the tokenizer does not: they are printed as numbers. */
-static int emit(struct job *j, int32_t id, struct err *e)
+/* ---- the prompt ------------------------------------------------------------------------------------------------ */
+
+static int read_all(FILE *f, const char *name, struct buf *out, struct err *e)
 {
-    uint8_t text[64];
+    char block[4096];
     size_t n;
-    struct err unknown = {0};
-    if (j->tok.ops->decode(&j->tok, id, text, sizeof text, &n, &unknown) == ST_OK) {
-        fwrite(text, 1, n < sizeof text ? n : sizeof text, stdout);
-    } else {
-        if (!j->noted)
-            fprintf(stderr, "note: %s (tokenizer '%s'); such tokens are printed as <id>\n", unknown.msg, j->c.data.tokenizer);
-        j->noted = true;
-        printf("<%d>", (int)id);
+    while ((n = fread(block, 1, sizeof block, f)) > 0)
+        buf_add_n(out, block, n);
+    if (ferror(f))
+        return err_errno(e, "cannot read %s", name);
+    return buf_check(out, e);
+}
+
+static int read_prompt(struct job *j, struct err *e)
+{
+    const char *path = j->c.generate.prompt_file, *text = j->c.generate.prompt;
+    if (path[0] != '\0' && text[0] != '\0')
+        return err_set(e, ST_USAGE, "generate.prompt and generate.prompt_file are both set");
+    if (strcmp(path, "-") == 0) {
+        struct buf in;
+        buf_init(&in, PROMPT_MAX);
+        int st = read_all(stdin, "standard input", &in, e);
+        j->prompt_text = in.text != NULL ? in.text : strdup("");
+        j->n_prompt_text = in.len;
+        return st;
     }
-    return fflush(stdout) == 0 ? ST_OK : err_errno(e, "cannot write to standard output");
+    if (path[0] != '\0')
+        return file_read(path, PROMPT_MAX, &j->prompt_text, &j->n_prompt_text, e);
+    j->prompt_text = strdup(text[0] ? text : "\n");
+    j->n_prompt_text = j->prompt_text != NULL ? strlen(j->prompt_text) : 0;
+    return j->prompt_text != NULL ? ST_OK : err_set(e, ST_NOMEM, "out of memory");
 }
 
 /* Text becomes ids of the tokenizer, which the embedding may lack when the model was trained on token files. */
-static int check_prompt(const struct job *j, size_t n, struct err *e)
+static int encode_prompt(struct job *j, struct err *e)
 {
-    for (size_t i = 0; i < n; i++)
-        if (j->prompt[i] < 0 || j->prompt[i] >= j->c.model.vocab) {
-            err_set(e, ST_USAGE, "the prompt needs token %d of tokenizer '%s', but the model has a vocabulary of %lld", (int)j->prompt[i],
+    struct token_encoder *encoder;
+    TRY(token_encoder_open(&encoder, &j->tok, e));
+    int st = token_encode(encoder, j->prompt_text, j->n_prompt_text, TOKEN_SPECIAL | TOKEN_TEMPLATE, &j->prompt, e);
+    token_encoder_close(encoder);
+    TRY(st);
+    if (j->prompt.n == 0)
+        return err_set(e, ST_USAGE, "the prompt is empty");
+    for (size_t i = 0; i < j->prompt.n; i++)
+        if (j->prompt.ids[i] < 0 || j->prompt.ids[i] >= j->c.model.vocab) {
+            err_set(e, ST_USAGE, "the prompt needs token %d of tokenizer '%s', but the model has a vocabulary of %lld", (int)j->prompt.ids[i],
                     j->c.data.tokenizer, (long long)j->c.model.vocab);
             return err_hint(e, "give another --generate.prompt, or the tokenizer of the training data: --data.tokenizer");
         }
     return ST_OK;
 }
 
-static int one_sample(struct job *j, size_t n_prompt, int64_t number, struct err *e)
+static int split_stops(struct job *j, struct err *e)
+{
+    for (const char *p = j->c.generate.stop; *p != '\0';) {
+        size_t n = strcspn(p, "|");
+        if (n > 0 && j->n_stops == STOPS_MAX)
+            return err_set(e, ST_USAGE, "generate.stop has more than %d texts", STOPS_MAX);
+        if (n > 0) {
+            j->stop[j->n_stops] = p;
+            j->n_stop[j->n_stops++] = n;
+            j->longest_stop = n > j->longest_stop ? n : j->longest_stop;
+        }
+        p += n + (p[n] == '|');
+    }
+    return ST_OK;
+}
+
+/* ---- the text ------------------------------------------------------------------------------------------------------ */
+
+static void print_bytes(const char *bytes, size_t n)
+{
+    fwrite(bytes, 1, n, stdout);
+    fflush(stdout);
+}
+
+/* Bytes at the end that begin a character which is not complete yet. */
+static size_t half_character(const char *text, size_t n)
+{
+    for (size_t back = 1; back <= 3 && back <= n; back++) {
+        uint8_t c = (uint8_t)text[n - back];
+        size_t whole = c >= 0xF0 ? 4 : c >= 0xE0 ? 3 : c >= 0xC0 ? 2 : 1;
+        if ((c & 0xC0) != 0x80)
+            return whole > back ? back : 0;
+    }
+    return 0;
+}
+
+/* Prints what cannot be part of a stop text any more. True: a stop text appeared, and nothing after it is printed. */
+static bool print_held(struct job *j, bool last)
+{
+    size_t from = 0, n = j->held.len, first = n;
+    bool found = false;
+    for (int i = 0; i < j->n_stops; i++) {
+        const char *hit = memmem(j->held.text, n, j->stop[i], j->n_stop[i]);
+        if (hit != NULL && (size_t)(hit - j->held.text) <= first) {
+            first = (size_t)(hit - j->held.text);
+            found = true;
+        }
+    }
+    size_t keep = last || found ? 0 : j->longest_stop > 1 ? j->longest_stop - 1 : 0;
+    size_t stop = found ? first : n > keep ? n - keep : 0;
+    if (!last && !found)
+        stop -= half_character(j->held.text, stop);
+    print_bytes(j->held.text, stop);
+    from = stop;
+    memmove(j->held.text, j->held.text + from, n - from);
+    j->held.len = found ? 0 : n - from;
+    return found;
+}
+
+/* A model of token files may know ids that the tokenizer does not: they are printed as numbers. */
+static bool emit(struct job *j, int32_t id)
+{
+    uint8_t text[TOKEN_TEXT];
+    size_t n = 0;
+    struct err unknown = {0};
+    const char *name = tokenizer_name(&j->tok, id, &n);
+    if (name != NULL && token_is_special(&j->tok, id)) {
+        if (j->c.generate.special)
+            buf_add_n(&j->held, name, n);
+    } else if (tokenizer_decode(&j->tok, id, text, sizeof text, &n, &unknown) == ST_OK) {
+        buf_add_n(&j->held, text, n < sizeof text ? n : sizeof text);
+    } else {
+        if (!j->noted)
+            fprintf(stderr, "note: %s (tokenizer '%s'); such tokens are printed as <id>\n", unknown.msg, j->c.data.tokenizer);
+        j->noted = true;
+        buf_addf(&j->held, "<%d>", (int)id);
+    }
+    return j->held.len > 0 && print_held(j, false);
+}
+
+static int one_sample(struct job *j, int64_t number, struct err *e)
 {
     const struct config_generate *o = &j->c.generate;
     struct sampler s = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = (uint64_t)(o->seed + number)};
     struct tensor logits;
+    bool stopped = false;
     generator_rewind(&j->g);
-    fputs(o->prompt, stdout);
-    TRY(generator_feed(&j->g, j->prompt, (int64_t)n_prompt, &logits, e));
-    for (int64_t i = 0; i < o->tokens; i++) {
+    if (o->prompt[0] != '\0' || o->prompt_file[0] != '\0')
+        print_bytes(j->prompt_text, j->n_prompt_text);
+    TRY(generator_feed(&j->g, j->prompt.ids, (int64_t)j->prompt.n, &logits, e));
+    for (int64_t i = 0; i < o->tokens && !stopped; i++) {
         int32_t id = sample_token(&s, &logits, j->c.model.vocab, (uint64_t)i, j->scratch);
-        if (id == j->tok.eod)
+        if (id == j->tok.eod && !o->special)
             break;
-        TRY(emit(j, id, e));
-        if (i + 1 < o->tokens)
+        stopped = emit(j, id);
+        TRY(buf_check(&j->held, e));
+        if (ferror(stdout))
+            return err_errno(e, "cannot write to standard output");
+        if (i + 1 < o->tokens && !stopped)
             TRY(generator_feed(&j->g, &id, 1, &logits, e));
     }
+    if (j->held.len > 0)
+        (void)print_held(j, true);
+    buf_clear(&j->held);
     putchar('\n');
     return ST_OK;
 }
@@ -77,19 +199,18 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
     TRY(cmd_finish(&j->c, e));
     TRY(cmd_refuse_weights(&j->c, "braid generate", e));
+    TRY(cmd_refuse_weights(&j->c, "braid generate", e));
     TRY(tokenizer_for(&j->c, &j->tok, e));
-    const char *prompt = j->c.generate.prompt[0] ? j->c.generate.prompt : "\n";
-    size_t n = strlen(prompt), n_ids = 0;
-    TRY(mem_array((void **)&j->prompt, n, sizeof *j->prompt, e));
+    TRY(split_stops(j, e));
+    TRY(read_prompt(j, e));
+    TRY(encode_prompt(j, e));
     TRY(mem_array((void **)&j->scratch, (size_t)j->c.model.vocab, sizeof *j->scratch, e));
-    TRY(j->tok.ops->encode(&j->tok, (const uint8_t *)prompt, n, j->prompt, n, &n_ids, e));
-    TRY(check_prompt(j, n_ids, e));
     TRY(device_open(&j->dev, &j->c, e));
-    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)n_ids + j->c.generate.tokens, e));
+    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)j->prompt.n + j->c.generate.tokens, e));
     for (int64_t k = 0; k < j->c.generate.samples; k++) {
         if (j->c.generate.samples > 1)
             printf("%s--- sample %lld ---\n", k ? "\n" : "", (long long)k + 1);
-        TRY(one_sample(j, n_ids, k, e));
+        TRY(one_sample(j, k, e));
     }
     return ST_OK;
 }
@@ -100,14 +221,16 @@ int cmd_generate(int argc, char **argv)
         return 0;
     struct job j = {0};
     struct err e = {0};
+    buf_init(&j.held, 0);
     int code = cmd_exit(run(&j, argc, argv, &e), &e);
     generator_close(&j.g);
-    if (j.tok.ops != NULL)
-        tokenizer_close(&j.tok);
+    tokenizer_close(&j.tok);
     ckpt_close(j.from);
     dev_close(&j.dev);
     config_release(&j.c);
-    free(j.prompt);
+    buf_release(&j.held);
+    free(j.prompt.ids);
+    free(j.prompt_text);
     free(j.scratch);
     return code;
 }

@@ -143,5 +143,6 @@ int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct
         err_set(e, ST_CORRUPT, "checkpoint %s holds no configuration", ckpt_path(*out));
         return err_hint(e, "it was not written by braid train; `braid ckpt ls` shows what it is");
     }
-    return config_load_saved(c, text, strlen(text), ckpt_path(*out), CFG_SAVED_MODEL, NULL, e);
+    TRY(config_load_saved(c, text, strlen(text), ckpt_path(*out), CFG_SAVED_MODEL, NULL, e));
+    return tokenizer_of_checkpoint(c, *out, false, e);
 }

@@ -147,7 +147,9 @@ int option_set(struct config *c, const struct option *o, const char *text,
             return bad_value(o, text, origin, "is neither on nor off", e);
         break;
     case OPT_INT:
-        if (!parse_i64(text, &i))
+        if ((o->flags & OPT_ALL) && strcmp(text, "all") == 0)
+            i = 0;
+        else if (!parse_i64(text, &i))
             return bad_value(o, text, origin, "is not an integer", e);
         if (!within(o, (double)i))
             return bad_value(o, text, origin, "is out of range", e);
@@ -178,7 +180,12 @@ void option_text(const struct config *c, const struct option *o, struct buf *out
     const void *from = field(c, o);
     switch (o->type) {
     case OPT_BOOL: buf_add(out, *(const bool *)from ? "on" : "off"); break;
-    case OPT_INT: buf_addf(out, "%lld", (long long)*(const int64_t *)from); break;
+    case OPT_INT:
+        if ((o->flags & OPT_ALL) && *(const int64_t *)from == 0)
+            buf_add(out, "all");
+        else
+            buf_addf(out, "%lld", (long long)*(const int64_t *)from);
+        break;
     case OPT_REAL: real_text(*(const double *)from, out); break;
     case OPT_ENUM: buf_add(out, o->values[*(const int *)from]); break;
     case OPT_STRING: buf_add(out, *(const char *const *)from); break;

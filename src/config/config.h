@@ -187,7 +187,7 @@ struct config_train {
 struct config_data {
     const char *train, *valid, *split;
     int64_t seed;
-    const char *tokenizer;
+    const char *tokenizer, *token_pattern, *token_special, *field, *eod_token;
     bool eod, eod_mask, accept_change;
 };
 
@@ -239,7 +239,8 @@ struct config_gpu {
 };
 
 struct config_generate {
-    const char *prompt;
+    const char *prompt, *prompt_file, *stop;
+    bool special;
     int64_t tokens;
     double temperature;
     int64_t top_k;

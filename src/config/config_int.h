@@ -21,6 +21,7 @@ enum option_flag {
     OPT_ABOVE = 16,  /* min itself is excluded */
     OPT_BELOW = 32,  /* max itself is excluded */
     OPT_WORDS = 64,  /* its alias takes all words up to the next option */
+    OPT_ALL = 128,   /* 0 is written "all" */
 };
 
 /* "--name VALUE"; with value set it is a flag without an argument that means that value. */

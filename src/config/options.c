@@ -362,8 +362,9 @@ const struct option config_options[] = {
         "every step.")),
     ROW(train.eval_every, "0", OPT_RUN, RANGE(0, 1e12), ALIAS("eval-interval"), HELP(
         "Steps between evaluations on validation data; 0 = never.")),
-    ROW(train.eval_batches, "8", OPT_RUN, RANGE(1, 1e9), ALIAS("eval-iters"), HELP(
-        "Microbatches of one evaluation. They are the same each time, so results compare.")),
+    ROW(train.eval_batches, "8", OPT_RUN | OPT_ALL, RANGE(0, 1e9), ALIAS("eval-iters"), HELP(
+        "Microbatches of one evaluation, or all: every whole one of the validation data. They are the same each time, so "
+        "results compare.")),
     ROW(train.loss_chunk, "0", OPT_RUN, RANGE(0, 1 << 30), AUTO("chosen by the plan"), HELP(
         "Rows of logits held at once in the head; less memory when smaller.")),
     ROW(train.z_loss, "0", OPT_RUN, RANGE(0, 1e3), HELP(
@@ -376,8 +377,9 @@ const struct option config_options[] = {
 
     /* ---- [data] --------------------------------------------------------------------------- */
     ROW(data.train, "", OPT_RUN | OPT_WORDS, ALIAS("data-path"), HELP(
-        "Training data: PATH, or WEIGHT PATH WEIGHT PATH ... for a blend. A path is a text file, a "
-        "folder of text files, the prefix of a .bin/.idx pair, or an llm.c token shard.")),
+        "Training data: PATH, or WEIGHT PATH WEIGHT PATH ... for a blend. A path is a text file, lines "
+        "of JSON (.jsonl), either of them compressed (.gz, .zst), a folder of such files, the prefix of "
+        "a .bin/.idx pair, or an llm.c token shard. Text is tokenised once, into the run folder.")),
     ROW(data.valid, "", OPT_RUN, HELP(
         "Validation data, written like data.train.")),
     ROW(data.split, "", OPT_RUN, ALIAS("split"), HELP(
@@ -386,11 +388,21 @@ const struct option config_options[] = {
     ROW(data.seed, "1234", OPT_RUN, RANGE(0, MAX_SEED), ALIAS("seed"), HELP(
         "Seed of the sample order.")),
     ROW(data.tokenizer, "bytes", OPT_RUN | OPT_INHERIT, ALIAS("tokenizer-model"), HELP(
-        "bytes: each byte is a token, no file needed; or the path of a Hugging Face "
-        "tokenizer.json (byte-level BPE).")),
+        "bytes: each byte is a token, no file needed; or a file: Hugging Face tokenizer.json (BPE), a "
+        "tiktoken file, Mistral's tekken.json, or GPT-2's encoder.json beside its vocab.bpe.")),
+    ROW(data.token_pattern, "", OPT_RUN | OPT_INHERIT, HELP(
+        "Tiktoken files only: how text is split, as the name of a known pattern (gpt2, llama3, qwen2, cl100k, "
+        "o200k, ...) or a regular expression. Empty: known from the number of tokens.")),
+    ROW(data.token_special, "", OPT_RUN | OPT_INHERIT, HELP(
+        "Tiktoken files only: special tokens separated by spaces; their ids follow the file's.")),
+    ROW(data.field, "text", OPT_RUN, HELP(
+        "Member of each line of JSON that holds the text.")),
     ROW(data.eod, "off", OPT_MODEL, HELP(
         "Append an end-of-document token to each document of text. With bytes it is token 256, so "
         "the vocabulary grows to 257.")),
+    ROW(data.eod_token, "", OPT_RUN | OPT_INHERIT, HELP(
+        "Name of the end-of-document token. Empty: the first of the usual ones (<|endoftext|>, <|end_of_text|>, "
+        "</s>, ...) that the tokenizer has.")),
     ROW(data.eod_mask, "off", OPT_RUN, HELP(
         "Attention, recurrent states and positions start anew at each document of a sequence, and the first token of a "
         "document, which nothing before it tells, is no label: Megatron's reset-attention-mask, reset-position-ids and "
@@ -540,7 +552,13 @@ const struct option config_options[] = {
 
     /* ---- [generate] ----------------------------------------------------------------------- */
     ROW(generate.prompt, "", OPT_RUN, HELP(
-        "Text to continue.")),
+        "Text to continue. Names of special tokens in it become those tokens.")),
+    ROW(generate.prompt_file, "", OPT_RUN, HELP(
+        "File with the text to continue; - reads standard input.")),
+    ROW(generate.stop, "", OPT_RUN, HELP(
+        "End a sample where this text appears, which is not printed. Several are separated by |.")),
+    ROW(generate.special, "off", OPT_RUN, HELP(
+        "Print special tokens by name, and go on after the end-of-document token.")),
     ROW(generate.tokens, "200", OPT_RUN, RANGE(1, 16777216), HELP(
         "Tokens to generate per sample.")),
     ROW(generate.temperature, "0.8", OPT_RUN, RANGE(0, 100), HELP(

@@ -11,36 +11,7 @@
 
 #include "base/base.h"
 #include "tensor/tensor.h"
-
-/* ---- Tokenizers --------------------------------------------------------------------------- */
-
-struct tokenizer;
-
-struct tokenizer_ops {
-    const char *name;
-    /* Ids of the n bytes; at most n ids come out, so a caller gives cap >= n. */
-    int (*encode)(const struct tokenizer *t, const uint8_t *bytes, size_t n, int32_t *ids,
-                  size_t cap, size_t *n_ids, struct err *e);
-    /* Bytes of one id; *n is the full length, of which at most cap are written. Special: 0. */
-    int (*decode)(const struct tokenizer *t, int32_t id, uint8_t *out, size_t cap, size_t *n,
-                  struct err *e);
-    void (*release)(struct tokenizer *t);
-};
-
-struct tokenizer {
-    const struct tokenizer_ops *ops;
-    int32_t vocab;
-    int32_t eod;   /* end-of-document id, -1: none */
-    bool is_bytes; /* ids are the bytes: text needs no conversion, any cut of it encodes alike */
-    void *state;   /* of the implementation */
-};
-
-/* "bytes": ids 0..255 are the bytes; with_eod adds id 256. */
-int tokenizer_open(struct tokenizer *t, const char *name, bool with_eod, struct err *e);
-void tokenizer_close(struct tokenizer *t);
-/* Bytes of text behind these ids, for bits per byte. Specials count 0, ids < 0 are ignored. */
-int tokenizer_count_bytes(const struct tokenizer *t, const int32_t *ids, int64_t n, int64_t *bytes,
-                          struct err *e);
+#include "token/token.h"
 
 /* ---- Token files: writing ------------------------------------------------------------------ */
 
@@ -61,23 +32,48 @@ enum dtype token_dtype_for_vocab(int64_t vocab);               /* the narrowest 
 
 struct tokenize_stats {
     int64_t files, files_total;            /* read so far, and found */
-    int64_t skipped_binary, skipped_empty; /* files left out: NUL near their start; no bytes */
+    int64_t consumed, consumed_total;      /* bytes of the files, compressed as they are */
+    int64_t skipped_binary, skipped_empty; /* left out: files with a NUL near their start; files and documents without text */
     int64_t skipped_other; /* hidden names, *.bin, *.idx, links to folders, devices */
-    int64_t bytes, tokens, documents;
+    int64_t bytes, tokens, documents;      /* bytes of text */
+    int64_t bad_lines;
+    char first_bad[512]; /* file, line and reason of the first bad line */
 };
 
 struct tokenize_opts {
-    const char *const *in; /* text files, or folders taken recursively in sorted order */
+    const char *const *in; /* text files, or folders taken recursively in sorted order; .gz and .zst are unpacked */
     int n_in;
     const char *out;                   /* prefix */
-    const struct tokenizer *tokenizer; /* its eod, if any, closes every document */
+    const struct tokenizer *tokenizer;
+    const char *tokenizer_name; /* for the manifest; NULL: its kind */
+    bool append_eod;            /* the tokenizer's eod, if it has one, closes every document */
+    bool special;               /* names of special tokens in the text become their ids */
+    const char *field;          /* of lines of JSON (*.jsonl); NULL: "text" */
+    bool skip_bad;              /* leave bad lines out and count them */
     bool replace;
-    void (*progress)(void *ctx,
-                     const struct tokenize_stats *now); /* about every 4 MB; may be NULL */
+    int threads;     /* 0: all cores */
+    const char *key; /* kept in the manifest; NULL: none */
+    void (*progress)(void *ctx, const struct tokenize_stats *now); /* about every 8 MB per thread; may be NULL */
     void *progress_ctx;
 };
-/* One document per file; hidden files and folders (".git") are not read. */
+/* Writes PREFIX.bin, PREFIX.idx and PREFIX.tokens.json. A text file is a document, and so is each line of a *.jsonl;
+ * hidden files and folders (".git") are not read. */
 int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, struct err *e);
+
+/* Trains a vocabulary on the same kind of inputs; see token.h. Stops reading after max_bytes of text, 0: never. */
+struct train_tokenizer_opts {
+    const char *const *in;
+    int n_in;
+    const char *field;
+    bool skip_bad;
+    int64_t max_bytes;
+    struct token_train_opts train;
+    void (*progress)(void *ctx, const struct tokenize_stats *now); /* while reading; may be NULL */
+    void (*merges)(void *ctx, int64_t merges);                     /* while merging; may be NULL */
+    void *ctx;
+};
+int data_train_tokenizer(const struct train_tokenizer_opts *o, const char *out_prefix, struct tokenize_stats *read,
+                         struct token_train_stats *stats, struct err *e);
 
 /* ---- Looking at a path --------------------------------------------------------------------- */
 
@@ -89,8 +85,14 @@ struct data_info {
     int64_t skipped;           /* files of a folder left out */
     bool scanned;
     int64_t min_id, max_id; /* when scanned and tokens > 0 */
+    char tokenizer[512], tokenizer_hash[32]; /* from the manifest of a token file; "": there is none */
+    int64_t text_bytes;                      /* likewise */
+    uint8_t sample[200];                     /* the beginning of the text, as the tokenizer decodes it */
+    size_t n_sample;
+    char note[256]; /* why there is no sample, or "" */
 };
-int data_inspect(const char *path, bool scan_ids, struct data_info *info, struct err *e);
+/* tok decodes the sample; NULL: bytes, or the tokenizer that the manifest names, if it is still there. */
+int data_inspect(const char *path, bool scan_ids, const struct tokenizer *tok, struct data_info *info, struct err *e);
 
 /* ---- Datasets ------------------------------------------------------------------------------ */
 
@@ -108,6 +110,13 @@ struct data_opts {
     int64_t vocab;     /* every id must be below */
     const struct tokenizer *tokenizer; /* NULL: text paths are refused. Must outlive the dataset */
     int32_t eod; /* closes each text file; token files hold theirs already. -1: none */
+    /* Text that is not read as bytes, and lines of JSON, are tokenised once and kept: */
+    const char *cache_dir;      /* here; NULL or "": in a folder of the user in the system's place for temporary files */
+    const char *tokenizer_name; /* for the manifest of the cache, and for messages */
+    const char *field;          /* of lines of JSON; NULL: "text" */
+    int threads;                /* 0: all cores */
+    void (*note)(void *ctx, const char *line); /* what is done about text; may be NULL */
+    void *note_ctx;
 };
 
 struct dataset;

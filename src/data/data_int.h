@@ -27,6 +27,72 @@ struct text_list {
 int text_list_add(struct text_list *l, const char *path, size_t max_files, struct err *e);
 void text_list_release(struct text_list *l);
 
+/* text_in.c: text that may be compressed, told by the name. */
+enum text_packing { TEXT_PLAIN, TEXT_GZIP, TEXT_ZSTD };
+enum text_packing text_packing_of(const char *path);
+bool text_is_jsonl(const char *path);
+struct text_in;
+int text_in_open(struct text_in **out, const char *path, struct err *e);
+void text_in_close(struct text_in *t); /* NULL is fine */
+/* As many bytes as fit; fewer only at the end of the text. */
+int text_in_read(struct text_in *t, uint8_t *out, size_t cap, size_t *n, struct err *e);
+int64_t text_in_consumed(const struct text_in *t); /* bytes of the file so far */
+
+/* text_parts.c: the texts of a list as parts that can be worked on in parallel. */
+struct text_part {
+    uint8_t *text;
+    size_t n, cap;
+    const char *path; /* of the list */
+    int64_t line;     /* number of the first line; lines of JSON only */
+    bool jsonl;       /* whole lines, one document each; else a document or the next part of one */
+    bool ends_file;
+};
+/* Where n bytes of a longer text may be cut: the last such place, 0: nowhere. */
+typedef size_t text_cut_fn(const void *ctx, const void *text, size_t n);
+struct text_reader {
+    const struct text_list *list;
+    text_cut_fn *cut;
+    const void *ctx;
+    size_t file;
+    struct text_in *in;
+    const char *path;
+    bool jsonl;
+    int64_t line, done_bytes;
+    uint8_t *rest; /* read already, after the cut */
+    size_t n_rest, cap_rest;
+};
+void text_reader_init(struct text_reader *r, const struct text_list *list, text_cut_fn *cut, const void *ctx);
+void text_reader_release(struct text_reader *r);
+int64_t text_reader_consumed(const struct text_reader *r); /* bytes of all files so far */
+int text_reader_next(struct text_reader *r, struct text_part *p, bool *got, struct err *e);
+void text_part_release(struct text_part *p);
+struct jsonl_bad {
+    bool skip; /* count bad lines; else the first is an error */
+    int64_t n, first_line;
+    char why[192];
+};
+/* Calls each for the text of every line. */
+int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *bad,
+               int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx, struct err *e);
+int text_list_inputs(const char *const *in, int n_in, struct text_list *list, struct err *e);
+
+/* token_manifest.c: PREFIX.tokens.json. */
+struct token_manifest {
+    bool found;
+    char name[512], hash[32], key[32];
+    int64_t documents, tokens, bytes, bad_lines;
+    bool eod_appended;
+};
+int token_manifest_remove(const char *prefix, struct err *e);
+int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_stats *s, struct err *e);
+int token_manifest_read(const char *prefix, struct token_manifest *m, struct err *e); /* none: m->found is false */
+int token_manifest_parse(const char *text, size_t n, const char *path, struct token_manifest *m, struct err *e);
+/* Does it describe this many tokens, made by this tokenizer (NULL: any)? */
+int token_manifest_check(const struct token_manifest *m, const char *prefix, int64_t tokens, const struct tokenizer *tok, struct err *e);
+
+/* cache.c: the prefix of a token file that stands for the text at path, made now or earlier; NULL: path is used as it is. */
+int text_cache(const struct data_opts *o, const char *path, char **prefix, struct err *e);
+
 /* ---- Sources: numbered sequences of token ids ---------------------------------------------- */
 
 enum source_kind { SOURCE_MEGATRON, SOURCE_LLMC, SOURCE_TEXT };
@@ -59,6 +125,7 @@ struct source {
 /* tok NULL, or not of bytes: text is refused. */
 int source_open(struct source *s, const char *path, const struct tokenizer *tok, int32_t eod,
                 struct err *e);
+bool source_is_text(const char *path); /* a text file, a folder, or a pattern of text files */
 void source_close(struct source *s);
 const char *source_kind_name(enum source_kind k);
 int64_t source_seq_len(const struct source *s, int64_t seq);

@@ -7,6 +7,7 @@
 
 struct member {
     struct source src;
+    bool from_text; /* a cached token file of the text that was named */
     struct part part;
     struct samples samples;
     double weight;     /* share of the blend */
@@ -50,8 +51,18 @@ static int open_member(struct dataset *ds, const char *path, struct err *e)
 {
     const struct data_opts *o = &ds->opts;
     struct member *m = &ds->members[ds->n];
-    TRY(source_open(&m->src, path, o->tokenizer, o->eod, e));
+    char *cached;
+    TRY(text_cache(o, path, &cached, e));
+    int st = source_open(&m->src, cached != NULL ? cached : path, o->tokenizer, o->eod, e);
+    m->from_text = cached != NULL;
+    free(cached);
+    TRY(st);
     ds->n++; /* from here on dataset_close closes it */
+    if (m->src.kind == SOURCE_MEGATRON) {
+        struct token_manifest about;
+        TRY(token_manifest_read(m->src.path, &about, e));
+        TRY(token_manifest_check(&about, m->src.path, m->src.n_tokens, o->tokenizer, e));
+    }
     TRY(part_make(&m->part, &m->src, o->split, o->part, e));
     m->one_epoch = m->part.tokens > 0 ? (m->part.tokens - 1) / o->seq : 0;
     return ST_OK;
@@ -163,7 +174,7 @@ int64_t dataset_seq(const struct dataset *ds) { return ds->opts.seq; }
 bool dataset_has_text(const struct dataset *ds)
 {
     for (int k = 0; k < ds->n; k++)
-        if (ds->members[k].src.kind == SOURCE_TEXT)
+        if (ds->members[k].src.kind == SOURCE_TEXT || ds->members[k].from_text)
             return true;
     return false;
 }

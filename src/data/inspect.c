@@ -2,6 +2,7 @@
 #include "data/data_int.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int scan_ids(const struct source *s, struct data_info *info, struct err *e)
 {
@@ -26,7 +27,60 @@ static int scan_ids(const struct source *s, struct data_info *info, struct err *
     return st;
 }
 
-int data_inspect(const char *path, bool scan, struct data_info *info, struct err *e)
+/* The beginning of the first sequence, decoded. */
+static int read_sample(const struct source *s, const struct tokenizer *tok, struct data_info *info, struct err *e)
+{
+    int32_t ids[sizeof info->sample];
+    int64_t n = s->n_seqs > 0 ? min_i64(source_seq_len(s, 0), countof(ids)) : 0;
+    TRY(source_read(s, 0, 0, n, INT32_MAX, ids, e));
+    for (int64_t i = 0; i < n && info->n_sample < sizeof info->sample; i++) {
+        size_t len, room = sizeof info->sample - info->n_sample;
+        struct err unknown;
+        if (tokenizer_decode(tok, ids[i], info->sample + info->n_sample, room, &len, &unknown) != ST_OK) {
+            info->n_sample = 0;
+            snprintf(info->note, sizeof info->note, "no text is shown: %.150s; name its tokenizer with --data.tokenizer", unknown.msg);
+            return ST_OK;
+        }
+        info->n_sample += len < room ? len : room;
+    }
+    while (info->n_sample > 0 && info->n_sample == sizeof info->sample && (info->sample[info->n_sample - 1] & 0x80))
+        info->n_sample--; /* no half character at the cut */
+    return ST_OK;
+}
+
+/* The tokenizer that made a token file, if it can be had and is the same. */
+static int add_sample(const struct source *s, const struct tokenizer *tok, struct data_info *info, struct err *e)
+{
+    struct token_manifest m = {0};
+    struct tokenizer own = {.eod = -1};
+    struct err why;
+    char hash[17];
+    if (s->kind == SOURCE_MEGATRON)
+        TRY(token_manifest_read(s->path, &m, e));
+    snprintf(info->tokenizer, sizeof info->tokenizer, "%s", m.name);
+    snprintf(info->tokenizer_hash, sizeof info->tokenizer_hash, "%s", m.hash);
+    info->text_bytes = m.bytes;
+    if (s->n_tokens == 0)
+        return ST_OK;
+    if (m.found && tok != NULL)
+        TRY(token_manifest_check(&m, s->path, s->n_tokens, tok, e));
+    if (tok == NULL) {
+        if (tokenizer_open(&own, m.found ? m.name : "bytes", !m.found, &why) != ST_OK) {
+            snprintf(info->note, sizeof info->note, "no text is shown: %.150s; name the tokenizer with --data.tokenizer", why.msg);
+            return ST_OK;
+        }
+        if (m.found && strcmp(m.hash, tokenizer_hash_text(&own, hash)) != 0) {
+            snprintf(info->note, sizeof info->note, "no text is shown: %.120s is not the tokenizer that made it any more", m.name);
+            tokenizer_close(&own);
+            return ST_OK;
+        }
+    }
+    int st = read_sample(s, tok != NULL ? tok : &own, info, e);
+    tokenizer_close(&own);
+    return st;
+}
+
+int data_inspect(const char *path, bool scan, const struct tokenizer *tok, struct data_info *info, struct err *e)
 {
     struct source s;
     struct tokenizer bytes;
@@ -50,6 +104,8 @@ int data_inspect(const char *path, bool scan, struct data_info *info, struct err
         info->longest = max_i64(info->longest, source_seq_len(&s, i));
     }
     int st = scan && s.n_tokens > 0 ? scan_ids(&s, info, e) : ST_OK;
+    if (st == ST_OK)
+        st = add_sample(&s, tok, info, e);
     source_close(&s);
     return st;
 }

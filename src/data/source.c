@@ -45,7 +45,7 @@ static int open_text(struct source *s, const char *path, const struct tokenizer 
     s->kind = SOURCE_TEXT;
     if (tok == NULL || !tok->is_bytes) {
         err_set(e, ST_INVALID, "%s is text, and the tokenizer '%s' does not read bytes as ids",
-                path, tok ? tok->ops->name : "none");
+                path, tok ? tokenizer_kind(tok) : "none");
         return err_hint(e, "turn it into a token file first: braid data tokenize");
     }
     struct text_list list = {0};
@@ -128,6 +128,22 @@ static bool has_suffix_file(const char *path, const char *suffix)
     char full[4096];
     return snprintf(full, sizeof full, "%s%s", path, suffix) < (int)sizeof full &&
            file_exists(full);
+}
+
+bool source_is_text(const char *path)
+{
+    bool exists = file_exists(path);
+    if (str_ends(path, ".bin") || str_ends(path, ".idx") || has_suffix_file(path, ".idx"))
+        return false;
+    if (exists)
+        return file_is_dir(path) || !starts_as_shard(path);
+    glob_t found;
+    int rc = strpbrk(path, "*?[") != NULL ? glob(path, 0, NULL, &found) : GLOB_NOMATCH;
+    if (rc != 0)
+        return false;
+    bool text = !starts_as_shard(found.gl_pathv[0]);
+    globfree(&found);
+    return text;
 }
 
 int source_open(struct source *s, const char *path, const struct tokenizer *tok, int32_t eod,

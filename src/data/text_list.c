@@ -31,7 +31,8 @@ static int add_file(struct text_list *l, const char *path, int64_t size, size_t 
                     struct err *e)
 {
     bool binary = false;
-    TRY(looks_binary(path, &binary, e));
+    if (text_packing_of(path) == TEXT_PLAIN)
+        TRY(looks_binary(path, &binary, e));
     if (binary || size == 0) {
         l->binary += binary;
         l->empty += !binary;
@@ -57,7 +58,7 @@ static int add_entry(struct text_list *l, const char *dir, const char *name, int
                      size_t max_files, struct err *e)
 {
     struct stat sb;
-    if (name[0] == '.' || str_ends(name, ".bin") || str_ends(name, ".idx")) {
+    if (name[0] == '.' || str_ends(name, ".bin") || str_ends(name, ".idx") || str_ends(name, ".tokens.json")) {
         l->other++;
         return ST_OK;
     }

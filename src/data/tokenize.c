@@ -1,76 +1,95 @@
-/* Text files to a token file: one document per file, streamed, so that memory does not grow with
- * the text. */
+/* Text files to a token file. Parts of the text are read in order, encoded in parallel and written in order; memory
+ * does not grow with the text, nor do the files depend on the number of threads. */
 #include "data/data_int.h"
 
-#include <errno.h>
-#include <fcntl.h>
+#include <omp.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <string.h>
 
 enum {
-    CHUNK = 1 << 20,
-    PROGRESS_BYTES = 4 << 20,
     SEQUENCE_MAX = 1 << 30, /* a length is an int32: a longer document becomes several sequences */
     TEXT_FILES_MAX = 1 << 28,
+    PARTS_PER_THREAD = 8, /* in one round */
+};
+
+/* A part, and what became of it. */
+struct work {
+    struct text_part part;
+    struct token_ids ids;
+    size_t *ends; /* where documents end among the ids */
+    size_t n_ends, cap_ends;
+    int64_t bytes, empty;
+    struct jsonl_bad bad;
+    int st;
+    struct err e;
 };
 
 struct job {
     const struct tokenize_opts *o;
     struct tokenize_stats *stats;
     struct token_writer *writer;
-    uint8_t *bytes;
-    int32_t *ids;
-    size_t cap; /* of both */
-    int64_t sequence, reported;
+    struct token_encoder **encoders; /* [threads] */
+    struct work *work;               /* [n_work] */
+    int threads, n_work;
+    int64_t sequence; /* tokens in the open one */
+    bool any;         /* the open document has tokens */
 };
 
-/* Up to cap bytes; fewer only at the end of the file. */
-static int read_chunk(int fd, uint8_t *out, size_t cap, size_t *n, const char *path, struct err *e)
-{
-    for (*n = 0; *n < cap;) {
-        ssize_t got = read(fd, out + *n, cap - *n);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got < 0)
-            return err_errno(e, "cannot read %s", path);
-        if (got == 0)
-            break;
-        *n += (size_t)got;
-    }
-    return ST_OK;
-}
+/* ---- Encoding: in any thread -------------------------------------------------------------------------------- */
 
-static int reserve(struct job *j, size_t cap, struct err *e)
+struct encode_ctx {
+    struct work *w;
+    struct token_encoder *encoder;
+    unsigned flags;
+};
+
+static int encode_document(void *ctx, const char *text, size_t n, struct err *e)
 {
-    if (cap <= j->cap)
+    struct encode_ctx *c = ctx;
+    struct work *w = c->w;
+    size_t before = w->ids.n;
+    TRY(token_encode(c->encoder, text, n, c->flags, &w->ids, e));
+    w->bytes += (int64_t)n;
+    if (w->ids.n == before) {
+        w->empty++;
         return ST_OK;
-    free(j->bytes);
-    free(j->ids);
-    j->ids = NULL;
-    j->cap = 0;
-    TRY(mem_array((void **)&j->bytes, cap, 1, e));
-    TRY(mem_array((void **)&j->ids, cap, sizeof *j->ids, e));
-    j->cap = cap;
+    }
+    TRY(mem_grow((void **)&w->ends, &w->cap_ends, w->n_ends + 1, sizeof *w->ends, e));
+    w->ends[w->n_ends++] = w->ids.n;
     return ST_OK;
 }
 
-static int add_chunk(struct job *j, size_t n, struct err *e)
+static void encode_work(struct job *j, struct work *w, struct token_encoder *encoder)
 {
-    const struct tokenizer *t = j->o->tokenizer;
-    size_t n_ids = 0;
-    TRY(t->ops->encode(t, j->bytes, n, j->ids, j->cap, &n_ids, e));
-    if (j->sequence + (int64_t)n_ids > SEQUENCE_MAX) {
-        TRY(token_writer_end_sequence(j->writer, e));
-        j->sequence = 0;
+    struct encode_ctx c = {.w = w, .encoder = encoder, .flags = j->o->special ? TOKEN_SPECIAL : 0};
+    w->ids.n = w->n_ends = 0;
+    w->bytes = w->empty = 0;
+    w->bad = (struct jsonl_bad){.skip = j->o->skip_bad};
+    if (w->part.jsonl) {
+        w->st = jsonl_each(&w->part, j->o->field, &w->bad, encode_document, &c, &w->e);
+        return;
     }
-    TRY(token_writer_add(j->writer, j->ids, n_ids, e));
-    j->sequence += (int64_t)n_ids;
-    j->stats->bytes += (int64_t)n;
-    j->stats->tokens += (int64_t)n_ids;
-    if (j->o->progress != NULL && j->stats->bytes - j->reported >= PROGRESS_BYTES) {
-        j->reported = j->stats->bytes;
-        j->o->progress(j->o->progress_ctx, j->stats);
+    w->bytes = (int64_t)w->part.n;
+    w->st = token_encode(encoder, w->part.text, w->part.n, c.flags, &w->ids, &w->e);
+    if (w->st != ST_OK)
+        err_in(&w->e, "tokenizing %s", w->part.path);
+}
+
+/* ---- Writing: in order ------------------------------------------------------------------------------------------ */
+
+static int write_ids(struct job *j, const int32_t *ids, size_t n, struct err *e)
+{
+    while (n > 0) {
+        size_t room = (size_t)(SEQUENCE_MAX - j->sequence), take = n < room ? n : room;
+        TRY(token_writer_add(j->writer, ids, take, e));
+        j->sequence += (int64_t)take;
+        j->any = true;
+        ids += take;
+        n -= take;
+        if (j->sequence == SEQUENCE_MAX) {
+            TRY(token_writer_end_sequence(j->writer, e));
+            j->sequence = 0;
+        }
     }
     return ST_OK;
 }
@@ -78,76 +97,140 @@ static int add_chunk(struct job *j, size_t n, struct err *e)
 static int end_document(struct job *j, struct err *e)
 {
     int32_t eod = j->o->tokenizer->eod;
-    if (eod >= 0) {
-        TRY(token_writer_add(j->writer, &eod, 1, e));
+    if (!j->any)
+        return ST_OK;
+    if (eod >= 0 && j->o->append_eod) {
+        TRY(write_ids(j, &eod, 1, e));
         j->stats->tokens++;
     }
     j->sequence = 0;
-    j->stats->files++;
+    j->any = false;
     j->stats->documents++;
     return token_writer_end_document(j->writer, e);
 }
 
-/* Bytes may be cut anywhere. Other tokenizers must see a document whole: cap grows to its size. */
-static int add_document(struct job *j, const char *path, int64_t size, struct err *e)
+static int write_work(struct job *j, struct work *w, struct err *e)
 {
-    bool cut = j->o->tokenizer->is_bytes;
-    if (!cut && size >= SEQUENCE_MAX)
-        return err_set(e, ST_UNSUPPORTED, "%s: a document of %lld bytes, at most %d are supported",
-                       path, (long long)size, SEQUENCE_MAX - 1);
-    TRY(reserve(j, cut ? CHUNK : (size_t)size + 1, e));
-    int64_t now, total = 0;
-    int fd, st;
-    TRY(file_open_regular(path, &fd, &now, e));
-    size_t n;
-    do {
-        st = read_chunk(fd, j->bytes, j->cap, &n, path, e);
-        total += (int64_t)n;
-        if (st == ST_OK && !cut && n > (size_t)size)
-            st = err_set(e, ST_IO, "%s grew while it was read", path);
-        if (st == ST_OK && n > 0)
-            st = add_chunk(j, n, e);
-    } while (st == ST_OK && n == j->cap);
-    if (st == ST_OK && total < size)
-        st = err_set(e, ST_IO, "%s became shorter while it was read: %lld of %lld bytes", path, (long long)total, (long long)size);
-    close(fd);
-    return st == ST_OK ? end_document(j, e) : st;
+    struct tokenize_stats *s = j->stats;
+    if (w->st != ST_OK) {
+        *e = w->e;
+        return w->st;
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < w->n_ends; i++) {
+        TRY(write_ids(j, w->ids.ids + at, w->ends[i] - at, e));
+        TRY(end_document(j, e));
+        at = w->ends[i];
+    }
+    TRY(write_ids(j, w->ids.ids + at, w->ids.n - at, e)); /* of a text file that may go on */
+    s->tokens += (int64_t)w->ids.n;
+    s->bytes += w->bytes;
+    s->skipped_empty += w->empty;
+    if (w->bad.n > 0 && s->bad_lines == 0)
+        snprintf(s->first_bad, sizeof s->first_bad, "%s, line %lld: %s", w->part.path, (long long)w->bad.first_line, w->bad.why);
+    s->bad_lines += w->bad.n;
+    if (!w->part.ends_file)
+        return ST_OK;
+    s->files++;
+    return w->part.jsonl ? ST_OK : end_document(j, e);
 }
 
-static int list_inputs(const struct tokenize_opts *o, struct text_list *list, struct err *e)
+/* ---- The rounds ----------------------------------------------------------------------------------------------------- */
+
+static int run_rounds(struct job *j, struct text_reader *r, struct err *e)
 {
-    for (int i = 0; i < o->n_in; i++)
-        TRY(text_list_add(list, o->in[i], TEXT_FILES_MAX, e));
+    for (;;) {
+        int n = 0;
+        bool got = true;
+        while (n < j->n_work) {
+            TRY(text_reader_next(r, &j->work[n].part, &got, e));
+            if (!got)
+                break;
+            n++;
+        }
+#pragma omp parallel for schedule(dynamic, 1) num_threads(j->threads)
+        for (int i = 0; i < n; i++)
+            encode_work(j, &j->work[i], j->encoders[omp_get_thread_num()]);
+        for (int i = 0; i < n; i++)
+            TRY(write_work(j, &j->work[i], e));
+        j->stats->consumed = text_reader_consumed(r);
+        if (j->o->progress != NULL)
+            j->o->progress(j->o->progress_ctx, j->stats);
+        if (!got)
+            return ST_OK;
+    }
+}
+
+int text_list_inputs(const char *const *in, int n_in, struct text_list *list, struct err *e)
+{
+    for (int i = 0; i < n_in; i++)
+        TRY(text_list_add(list, in[i], TEXT_FILES_MAX, e));
     if (list->n > 0)
         return ST_OK;
-    err_set(e, ST_INVALID, "no text to tokenize: %lld binary files, %lld empty, %lld others",
+    err_set(e, ST_INVALID, "no text was found: %lld binary files, %lld empty, %lld others",
             (long long)list->binary, (long long)list->empty, (long long)list->other);
     return err_hint(e, "a file with a NUL byte in its first 8 KiB counts as binary; hidden files, "
                        "*.bin and *.idx in folders are left out");
 }
 
+static int job_open(struct job *j, struct err *e)
+{
+    j->threads = j->o->threads > 0 ? j->o->threads : cpu_count();
+    j->n_work = j->threads * PARTS_PER_THREAD;
+    TRY(mem_array((void **)&j->encoders, (size_t)j->threads, sizeof(struct token_encoder *), e));
+    TRY(mem_array((void **)&j->work, (size_t)j->n_work, sizeof *j->work, e));
+    for (int i = 0; i < j->threads; i++)
+        TRY(token_encoder_open(&j->encoders[i], j->o->tokenizer, e));
+    return token_writer_open(&j->writer, j->o->out, token_dtype_for_vocab(j->o->tokenizer->vocab), j->o->replace, e);
+}
+
+static void job_close(struct job *j)
+{
+    token_writer_abort(j->writer);
+    for (int i = 0; i < j->threads && j->encoders != NULL; i++)
+        token_encoder_close(j->encoders[i]);
+    for (int i = 0; i < j->n_work && j->work != NULL; i++) {
+        text_part_release(&j->work[i].part);
+        free(j->work[i].ids.ids);
+        free(j->work[i].ends);
+    }
+    free(j->encoders);
+    free(j->work);
+}
+
+static size_t cut_for_tokenizer(const void *tokenizer, const void *text, size_t n) { return token_cut(tokenizer, text, n); }
+
 int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, struct err *e)
 {
     struct text_list list = {0};
-    struct job j = {.o = o, .stats = stats};
+    struct text_reader reader = {0};
+    struct tokenize_opts filled = *o;
+    struct job j = {.o = &filled, .stats = stats};
     *stats = (struct tokenize_stats){0};
+    if (filled.field == NULL || filled.field[0] == '\0')
+        filled.field = "text";
     int st;
-    TRY_OUT(list_inputs(o, &list, e)); /* before the outputs exist, lest they list themselves */
+    TRY_OUT(text_list_inputs(o->in, o->n_in, &list, e)); /* before the outputs exist, lest they list themselves */
     stats->files_total = (int64_t)list.n;
+    for (size_t i = 0; i < list.n; i++)
+        stats->consumed_total += list.sizes[i];
     stats->skipped_binary = list.binary;
     stats->skipped_empty = list.empty;
     stats->skipped_other = list.other;
-    enum dtype dtype = token_dtype_for_vocab(o->tokenizer->vocab);
-    TRY_OUT(token_writer_open(&j.writer, o->out, dtype, o->replace, e));
-    for (size_t i = 0; i < list.n; i++)
-        TRY_OUT(add_document(&j, list.paths[i], list.sizes[i], e));
+    TRY_OUT(job_open(&j, e));
+    text_reader_init(&reader, &list, cut_for_tokenizer, o->tokenizer);
+    TRY_OUT(run_rounds(&j, &reader, e));
+    if (stats->documents == 0)
+        TRY_OUT(err_set(e, ST_INVALID, "%s holds no text: %lld bad lines, %lld empty documents", o->in[0], (long long)stats->bad_lines,
+                        (long long)stats->skipped_empty));
+    TRY_OUT(token_manifest_remove(o->out, e));
     struct token_writer *done = j.writer;
     j.writer = NULL;
     TRY_OUT(token_writer_close(done, e));
+    TRY_OUT(token_manifest_write(&filled, stats, e));
 out:
-    token_writer_abort(j.writer);
+    text_reader_release(&reader);
+    job_close(&j);
     text_list_release(&list);
-    free(j.bytes);
-    free(j.ids);
     return st;
 }

@@ -372,8 +372,37 @@ int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned f
 
 /* ---- Cutting long texts --------------------------------------------------------------------------------- */
 
-/* All known patterns end a piece between an ASCII letter and white space, whatever follows, and no normal form
- * joins the two. Only added tokens could reach over the place, or a pattern that is not known. */
+/* Class of the character that ends before p. Bytes that are not UTF-8 are pieces of their own: like a sign. */
+static uint8_t class_before(const uint8_t *classes, const uint8_t *text, const uint8_t *p)
+{
+    const uint8_t *q = p - 1;
+    while (q > text && p - q < 4 && (*q & 0xC0) == 0x80)
+        q--;
+    size_t n = utf8_valid_len(q, p);
+    return n == (size_t)(p - q) ? classes[utf8_at(q, &n)] : CH_SIGN;
+}
+
+/* All known patterns end a piece at these three places, whatever stands around them, and no normal form joins the two
+ * sides: before a space after anything but white space; before a newline after a letter or a number; after a newline
+ * that follows no white space and precedes a letter. */
+size_t cut_between_pieces(const uint8_t *classes, const uint8_t *text, size_t n)
+{
+    for (size_t i = n; i-- > 2;) {
+        const uint8_t *p = text + i;
+        if (*p == ' ' && !(class_before(classes, text, p) & CH_SPACE))
+            return i;
+        if (*p == '\n' && (class_before(classes, text, p) & (CH_LETTER | CH_NUMBER)))
+            return i;
+        if (p[-1] != '\n' || (class_before(classes, text, p - 1) & CH_SPACE))
+            continue;
+        size_t len = utf8_valid_len(p, text + n);
+        if (len > 0 && (classes[utf8_at(p, &len)] & CH_LETTER))
+            return i;
+    }
+    return 0;
+}
+
+/* Added tokens could reach over such a place, or a pattern that is not known. */
 static bool may_cut(const struct token_model *m)
 {
     for (int i = 0; i < m->n_stages; i++)
@@ -388,13 +417,7 @@ static bool may_cut(const struct token_model *m)
 
 size_t token_cut(const struct tokenizer *t, const void *text, size_t n)
 {
-    const uint8_t *p = text;
     if (t->model == NULL)
         return n;
-    if (!may_cut(t->model))
-        return 0;
-    for (size_t i = n; i-- > 1;)
-        if ((p[i] == ' ' || p[i] == '\n') && ((p[i - 1] >= 'a' && p[i - 1] <= 'z') || (p[i - 1] >= 'A' && p[i - 1] <= 'Z')))
-            return i;
-    return 0;
+    return may_cut(t->model) ? cut_between_pieces(t->model->classes, text, n) : 0;
 }

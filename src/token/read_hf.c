@@ -105,7 +105,7 @@ static int read_split(struct reader *r, const json_t *o, struct err *e)
     if (regex != NULL) {
         if (strlen(regex) != json_string_length(json_object_get(pattern, "Regex")))
             return corrupt(r, e, "a pattern holds a NUL character");
-        if (model_add_pattern(r->m, regex, e) != ST_OK)
+        if (token_model_add_pattern(r->m, regex, e) != ST_OK)
             return err_in(e, "reading %s", r->path);
         struct stage *s = &r->m->stage[r->m->n_stages - 1];
         s->behavior = (enum stage_behavior)behavior;
@@ -124,7 +124,7 @@ static int read_byte_level(struct reader *r, const json_t *o, struct err *e)
     r->m->byte_level = true;
     if (flag_of(o, "add_prefix_space", true))
         TRY(stage_push(r, (struct stage){.kind = STAGE_SPACE}, e));
-    return flag_of(o, "use_regex", true) ? model_add_pattern(r->m, split_find_name("gpt2")->pattern, e) : ST_OK;
+    return flag_of(o, "use_regex", true) ? token_model_add_pattern(r->m, split_find_name("gpt2")->pattern, e) : ST_OK;
 }
 
 static int read_metaspace(struct reader *r, const json_t *o, struct err *e)
@@ -172,7 +172,7 @@ static int read_pre(struct reader *r, const json_t *o, int depth, struct err *e)
     if (strcmp(type, "Metaspace") == 0)
         return read_metaspace(r, o, e);
     if (strcmp(type, "Digits") == 0) /* all digits of a number are one piece, or each is one */
-        return model_add_pattern(r->m, flag_of(o, "individual_digits", false) ? "\\p{N}" : "\\p{N}+", e);
+        return token_model_add_pattern(r->m, flag_of(o, "individual_digits", false) ? "\\p{N}" : "\\p{N}+", e);
     return unsupported(r, e, "a pre-tokenizer", type);
 }
 
@@ -319,7 +319,7 @@ static int read_added(struct reader *r, const json_t *list, struct err *e)
         a.lstrip = flag_of(o, "lstrip", false);
         a.rstrip = flag_of(o, "rstrip", false);
         a.single_word = flag_of(o, "single_word", false);
-        int st = model_add_added(r->m, &a, e);
+        int st = token_model_add_added(r->m, &a, e);
         free(copy);
         TRY(st);
     }
@@ -397,7 +397,7 @@ int read_hf(struct token_model *m, const char *path, const char *text, size_t n,
     TRY_OUT(read_added(&r, json_object_get(root, "added_tokens"), e));
     TRY_OUT(read_template(&r, json_object_get(root, "post_processor"), 0, e));
     read_decoder(&r, json_object_get(root, "decoder"), 0);
-    TRY_OUT(model_finish(m, e));
+    TRY_OUT(token_model_finish(m, e));
     for (int i = 0; i < m->n_prefix + m->n_suffix; i++)
         if ((i < m->n_prefix ? m->prefix[i] : m->suffix[i - m->n_prefix]) >= m->vocab.n)
             TRY_OUT(corrupt(&r, e, "the template names a token outside the vocabulary"));

@@ -33,7 +33,7 @@ static int add_special(struct token_model *m, int32_t id, const char *text, size
     if (copy == NULL)
         return err_set(e, ST_NOMEM, "out of memory for a special token");
     a.text = copy;
-    int st = model_add_added(m, &a, e);
+    int st = token_model_add_added(m, &a, e);
     free(copy);
     return st;
 }
@@ -129,7 +129,7 @@ static int complete_ranks(struct token_model *m, const char *path, const char *p
     }
     const char *name = given ? pattern : k->pattern;
     const struct split_known *s = split_find_name(name);
-    TRY(model_add_pattern(m, s != NULL ? s->pattern : name, e));
+    TRY(token_model_add_pattern(m, s != NULL ? s->pattern : name, e));
     if (k != NULL && k->nfc && !given)
         m->norm = (struct norm){.step = {{.kind = NORM_NFC}}, .n = 1};
     if (named)
@@ -153,7 +153,7 @@ int read_tiktoken(struct token_model *m, const char *path, const char *text, siz
     TRY(check_ranks(m, path, 0, e));
     TRY(vocab_pairs_of_ranks(&m->vocab, e));
     TRY(complete_ranks(m, path, pattern, special, e));
-    return model_finish(m, e);
+    return token_model_finish(m, e);
 }
 
 /* ---- tekken.json ------------------------------------------------------------------------------------------ */
@@ -224,8 +224,8 @@ int read_tekken(struct token_model *m, const char *path, const char *text, size_
     TRY_OUT(check_ranks(m, path, (int32_t)special, e));
     TRY_OUT(vocab_pairs_of_ranks(&m->vocab, e));
     TRY_OUT(tekken_specials(m, path, json_object_get(root, "special_tokens"), special, e));
-    TRY_OUT(model_add_pattern(m, json_string_value(pattern), e));
-    TRY_OUT(model_finish(m, e));
+    TRY_OUT(token_model_add_pattern(m, json_string_value(pattern), e));
+    TRY_OUT(token_model_finish(m, e));
 out:
     json_decref(root);
     return st;
@@ -314,8 +314,8 @@ int read_gpt2(struct token_model *m, const char *path, const char *encoder, size
     TRY_OUT(gpt2_vocab(m, path, root, e));
     TRY_OUT(vocab_index(&m->vocab, e));
     TRY_OUT(gpt2_merges(m, path, merges, n_merges, e));
-    TRY_OUT(model_add_pattern(m, split_find_name("gpt2")->pattern, e));
-    TRY_OUT(model_finish(m, e));
+    TRY_OUT(token_model_add_pattern(m, split_find_name("gpt2")->pattern, e));
+    TRY_OUT(token_model_finish(m, e));
 out:
     json_decref(root);
     return st;

@@ -97,13 +97,15 @@ struct token_train_stats {
 };
 int token_trainer_open(struct token_trainer **out, const struct token_train_opts *o, struct err *e);
 void token_trainer_close(struct token_trainer *t); /* NULL is fine */
-/* Counts the pieces of these texts, with all threads. The result depends on the texts and on how they are dealt to
- * calls, not on the number of threads. */
+/* Counts the pieces of these texts, with all threads. The result depends on the texts and on how they are divided
+ * among calls, not on the number of threads. */
 struct token_text {
     const void *bytes;
     size_t n;
 };
 int token_trainer_add(struct token_trainer *t, const struct token_text *texts, int n, struct err *e);
+/* Where a long text is best cut: where no piece is cut, if there is such a place, else between characters. Never 0. */
+size_t token_trainer_cut(const struct token_trainer *t, const void *text, size_t n);
 /* Finds the merges. report is called now and then with the merges found so far; it may be NULL. */
 int token_trainer_run(struct token_trainer *t, void (*report)(void *ctx, int64_t merges), void *ctx, struct err *e);
 struct token_train_stats token_trainer_stats(const struct token_trainer *t);

@@ -284,12 +284,15 @@ struct token_model {
     int32_t prefix[AFFIX_MAX], suffix[AFFIX_MAX]; /* the template */
     int n_prefix, n_suffix;
 };
-void model_release(struct token_model *m); /* frees m too; NULL is fine */
-int model_add_added(struct token_model *m, const struct added_token *a, struct err *e); /* copies the text */
-int model_add_pattern(struct token_model *m, const char *regex, struct err *e); /* a Split, isolated */
+void token_model_release(struct token_model *m); /* frees m too; NULL is fine */
+int token_model_add_added(struct token_model *m, const struct added_token *a, struct err *e); /* copies the text */
+int token_model_add_pattern(struct token_model *m, const char *regex, struct err *e); /* a Split, isolated */
 /* After a reader has filled vocabulary, merges and added tokens: tables, checks, flags. */
-int model_finish(struct token_model *m, struct err *e);
-uint64_t model_hash(const struct token_model *m);
+int token_model_finish(struct token_model *m, struct err *e);
+uint64_t token_model_hash(const struct token_model *m);
+
+/* The last place in 2..n-1 where a text may be cut, 0: none (encode.c). */
+size_t cut_between_pieces(const uint8_t *classes, const uint8_t *text, size_t n);
 
 /* Readers: each takes the file's bytes, so that a fuzzer can feed them. path is for messages. */
 int read_hf(struct token_model *m, const char *path, const char *text, size_t n, struct err *e);

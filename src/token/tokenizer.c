@@ -122,7 +122,7 @@ int tokenizer_open_opts(struct tokenizer *t, const struct tokenizer_opts *o, str
     int st = open_file(t->model, o, e);
     if (st == ST_OK) {
         t->vocab = t->model->vocab.n;
-        t->hash = model_hash(t->model);
+        t->hash = token_model_hash(t->model);
         st = o->eod ? find_eod(t, o, e) : ST_OK;
     }
     if (st != ST_OK)
@@ -137,7 +137,7 @@ int tokenizer_open(struct tokenizer *t, const char *name, bool with_eod, struct 
 
 void tokenizer_close(struct tokenizer *t)
 {
-    model_release(t->model);
+    token_model_release(t->model);
     *t = (struct tokenizer){.eod = -1};
 }
 

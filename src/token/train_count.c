@@ -1,4 +1,4 @@
-/* Training, first part: text to different pieces and their counts. Texts are dealt to groups of a fixed size, groups are
+/* Training, first part: text to different pieces and their counts. Texts form groups of a fixed size, groups are
  * counted in parallel, and their tables are added up in order: the number of threads does not show in the result. */
 #include "token/train_int.h"
 
@@ -158,6 +158,16 @@ static int count_text(struct counter *c, const uint8_t *p, size_t n, struct err 
         p = bad + (bad < end);
     }
     return ST_OK;
+}
+
+size_t token_trainer_cut(const struct token_trainer *t, const void *text, size_t n)
+{
+    const uint8_t *p = text;
+    size_t cut = cut_between_pieces(t->classes, p, n);
+    for (size_t back = 0; cut == 0 && back < 4 && back + 1 < n; back++)
+        if ((p[n - 1 - back] & 0xC0) != 0x80)
+            cut = n - 1 - back;
+    return cut > 0 ? cut : n;
 }
 
 /* ---- Many texts ------------------------------------------------------------------------------------------------ */

@@ -219,6 +219,7 @@ static int write_files(struct saver *s, struct err *e)
     struct ckpt_save_args args = {
         .run_dir = t->cfg->run.dir, .step = t->step, .items = s->items, .n_items = s->n, .source = &source, .config_text = config.text,
         .keep = (int)t->cfg->run.keep, .data = t->data, .n_data = t->n_data, .lock = t->lock, .note = s->note,
+        .files = t->tok_files, .n_files = t->n_tok_files,
         .counters = {.samples = t->step * t->cfg->train.global_batch, .tokens = t->tokens_seen, .seed = (uint64_t)t->cfg->run.seed,
                      .wall_seconds = t->train_seconds}};
     st = ckpt_save(&args, e);

@@ -255,10 +255,9 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
 }
 
 /* Rank d of a stage runs batches d, d + dp, ...; all run as many, since they may meet inside: the surplus does not count. */
-static int eval_share(struct trainer *t, int64_t share, struct eval_batch *mine, struct err *why, struct err *e)
+static int eval_share(struct trainer *t, int64_t n, int64_t share, struct eval_batch *mine, struct err *why, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
-    int64_t n = t->cfg->train.eval_batches;
     for (int64_t i = 0; i < share; i++) {
         int64_t k = i * mesh->dp + mesh->dp_rank;
         TRY(eval_one(t, min_i64(k, n - 1), &mine[i], why, e));
@@ -266,16 +265,23 @@ static int eval_share(struct trainer *t, int64_t share, struct eval_batch *mine,
     return ST_OK;
 }
 
+/* Batches of one evaluation: train.eval_batches, where 0 stands for each whole one of the validation data. */
+static int64_t eval_batches(const struct trainer *t)
+{
+    int64_t whole = dataset_n_samples(t->valid_data) / t->cfg->train.micro_batch;
+    return t->cfg->train.eval_batches > 0 ? t->cfg->train.eval_batches : max_i64(whole, 1);
+}
+
 int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
-    int64_t n = t->cfg->train.eval_batches, share = ceil_div(n, mesh->dp);
+    int64_t n = eval_batches(t), share = ceil_div(n, mesh->dp);
     int last = (mesh->pp - 1) * mesh->dp, st; /* first rank of the stage with the head */
     struct eval_batch *mine = NULL, *all = NULL, sum = {0};
     TRY_OUT(mem_array((void **)&mine, (size_t)share, sizeof *mine, e));
     TRY_OUT(mem_array((void **)&all, (size_t)(share * mesh->world), sizeof *all, e));
     *r = (struct eval_result){0};
-    TRY_OUT(eval_share(t, share, mine, &r->why, e));
+    TRY_OUT(eval_share(t, n, share, mine, &r->why, e));
     TRY_OUT(ranks_collect(t, "evaluation", mine, share * (int64_t)sizeof *mine, all, e));
     for (int64_t k = 0; k < n; k++) {
         const struct eval_batch *b = &all[(last + k % mesh->dp) * share + k / mesh->dp];
@@ -285,6 +291,9 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e)
         sum.failed += b->failed;
     }
     r->failed = sum.failed > 0;
+    r->tokens = n * t->cfg->train.micro_batch * t->cfg->train.seq;
+    r->tokens_total = dataset_tokens(t->valid_data);
+    r->bytes = sum.bytes > 0 ? sum.bytes : 0;
     r->loss = sum.loss / (sum.labels > 0 ? sum.labels : 1);
     r->bits_per_byte = sum.bytes > 0 ? sum.loss / (log(2.0) * sum.bytes) : 0; /* NaN is not above 0 */
     if (r->failed && r->why.code == ST_OK)

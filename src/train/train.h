@@ -38,6 +38,9 @@ struct trainer {
     struct optim optim;
     struct exec exec;
     struct tokenizer tok;
+    struct ckpt_file tok_files[2]; /* the tokenizer as checkpoints carry it */
+    int n_tok_files;
+    char *token_dir; /* where text is tokenised into; NULL: run.dir is not set */
     struct dataset *train_data, *valid_data;
     struct batch_opts batch_opts;
     struct batcher *batcher;
@@ -99,6 +102,8 @@ struct eval_result {
     double loss;          /* mean over train.eval_batches validation batches */
     double bits_per_byte; /* 0: not known */
     bool failed;          /* the data could not be read: loss means nothing */
+    int64_t tokens, tokens_total; /* evaluated, and in the validation data; more than that: some were seen again */
+    double bytes;                 /* of text behind the targets; 0: not known */
     struct err why;       /* of failed, or of bits per byte that are not known; may be empty on other ranks */
 };
 int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
@@ -131,6 +136,12 @@ int routes_refuse(const struct config *cfg, const char *command, struct err *e);
 
 /* Parts that eval, generate, grads and gradcheck share. */
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e);
+/* text.c: a checkpoint carries the tokenizer's files. */
+int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[2], int *n, struct err *e);
+void tokenizer_unpack(struct ckpt_file files[2], int n); /* frees what pack read */
+/* data.tokenizer becomes the checkpoint's own copy, unless the user named one; keep_path: or the saved path still exists. */
+int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path, struct err *e);
+int text_options(struct trainer *t, struct data_opts *o, struct err *e); /* how text becomes tokens */
 /* An error when text that this tokenizer reads would not fit model.vocab. Token files have a vocabulary of their own. */
 int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */

@@ -41,17 +41,12 @@ int config_complete(struct config *c, struct err *e)
 {
     if (c->model.vocab == 0) {
         struct tokenizer tok;
-        TRY(tokenizer_open(&tok, c->data.tokenizer, c->data.eod, e));
+        TRY(tokenizer_for(c, &tok, e));
         int64_t vocab = tok.vocab;
         tokenizer_close(&tok);
         TRY(config_set_auto(c, "model.vocab", vocab, e));
     }
     return config_finish(c, e);
-}
-
-int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e)
-{
-    return tokenizer_open(tok, cfg->data.tokenizer, cfg->data.eod, e);
 }
 
 int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e)
@@ -81,7 +76,9 @@ static int open_data(struct trainer *t, struct err *e)
         err_set(e, ST_USAGE, "data.train is not set: there is nothing to train on");
         return err_hint(e, "give a text file, a folder of text, or a token file: --data.train=PATH");
     }
+    TRY(tokenizer_pack(&t->tok, t->tok_files, &t->n_tok_files, e));
     struct data_opts train = data_options(t, c->data.train, DATA_TRAIN);
+    TRY(text_options(t, &train, e));
     TRY(dataset_open(&t->train_data, &train, e));
     if (dataset_has_text(t->train_data))
         TRY(tokenizer_fits(c, &t->tok, e));
@@ -92,6 +89,7 @@ static int open_data(struct trainer *t, struct err *e)
     if (c->data.valid[0] == '\0' && c->data.split[0] == '\0')
         return ST_OK;
     struct data_opts valid = data_options(t, c->data.valid[0] ? c->data.valid : c->data.train, DATA_VALID);
+    TRY(text_options(t, &valid, e));
     TRY(dataset_open(&t->valid_data, &valid, e));
     if (dataset_has_text(t->valid_data))
         TRY(tokenizer_fits(c, &t->tok, e));
@@ -268,8 +266,9 @@ void trainer_close(struct trainer *t)
     dataset_close(t->train_data);
     dataset_close(t->valid_data);
     batch_release(&t->eval_batch);
-    if (t->tok.ops != NULL)
-        tokenizer_close(&t->tok);
+    tokenizer_close(&t->tok);
+    tokenizer_unpack(t->tok_files, t->n_tok_files);
+    free(t->token_dir);
     trace_close(t->trace);
     ranks_close(t->ranks);
     routes_close(t->routes);

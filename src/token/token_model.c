@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-void model_release(struct token_model *m)
+void token_model_release(struct token_model *m)
 {
     if (m == NULL)
         return;
@@ -24,7 +24,7 @@ void model_release(struct token_model *m)
     free(m);
 }
 
-int model_add_added(struct token_model *m, const struct added_token *a, struct err *e)
+int token_model_add_added(struct token_model *m, const struct added_token *a, struct err *e)
 {
     TRY(mem_grow((void **)&m->added, &m->cap_added, (size_t)m->n_added + 1, sizeof *m->added, e));
     struct added_token *to = &m->added[m->n_added];
@@ -38,7 +38,7 @@ int model_add_added(struct token_model *m, const struct added_token *a, struct e
     return ST_OK;
 }
 
-int model_add_pattern(struct token_model *m, const char *regex, struct err *e)
+int token_model_add_pattern(struct token_model *m, const char *regex, struct err *e)
 {
     if (m->n_stages == STAGES_MAX)
         return err_set(e, ST_UNSUPPORTED, "more than %d steps before BPE", STAGES_MAX);
@@ -160,7 +160,7 @@ static int find_whole_tokens(struct token_model *m, struct err *e)
     return st == ST_OK ? st : err_set(e, (enum status)st, "out of memory checking the vocabulary");
 }
 
-int model_finish(struct token_model *m, struct err *e)
+int token_model_finish(struct token_model *m, struct err *e)
 {
     if (m->classes == NULL)
         TRY(classes_make(&m->classes, e));
@@ -186,7 +186,7 @@ static uint64_t hash_pairs(const struct vocab *v)
     return sum;
 }
 
-uint64_t model_hash(const struct token_model *m)
+uint64_t token_model_hash(const struct token_model *m)
 {
     const struct vocab *v = &m->vocab;
     uint64_t h = hash_pairs(v);
