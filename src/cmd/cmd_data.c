@@ -222,7 +222,7 @@ static void print_summary(const struct tokenize_opts *o, const struct tokenize_s
 {
     const struct tokenizer *t = o->tokenizer;
     char eod[32] = "", hash[17];
-    if (o->append_eod)
+    if (t->eod >= 0)
         snprintf(eod, sizeof eod, ", eod %d", (int)t->eod);
     printf("wrote %s.bin and %s.idx: %lld documents, %lld tokens (%s, vocabulary %d%s)\n", o->out,
            o->out, (long long)s->documents, (long long)s->tokens,
@@ -250,7 +250,7 @@ static int tokenize(struct words *w, struct err *e)
     struct progress p = {.started = time_now()};
     TRY(open_tokenizer(w, eod, &tok, e));
     struct tokenize_opts o = {.in = w->paths, .n_in = w->n_paths, .out = w->out, .tokenizer = &tok, .tokenizer_name = w->c.data.tokenizer,
-                              .append_eod = eod, .special = w->special, .field = w->c.data.field, .skip_bad = w->skip_bad,
+                              .special = w->special, .field = w->c.data.field, .skip_bad = w->skip_bad,
                               .replace = w->force, .threads = (int)w->c.run.threads, .progress = show_progress, .progress_ctx = &p};
     int st = data_tokenize(&o, &stats, e);
     end_progress(&p);

@@ -84,7 +84,7 @@ static int tokenize_into(const struct data_opts *o, const char *path, const stru
     struct tokenize_stats s;
     const char *const *in = (const char *const *)l->paths;
     struct tokenize_opts t = {.in = in, .n_in = (int)l->n, .out = prefix, .tokenizer = o->tokenizer, .tokenizer_name = o->tokenizer_name,
-                              .append_eod = o->eod >= 0, .field = o->field, .replace = true, .threads = o->threads, .key = key};
+                              .field = o->field, .replace = true, .threads = o->threads, .key = key};
     struct err none;
     if (token_manifest_read(prefix, &m, &none) == ST_OK && m.found && strcmp(m.key, key) == 0) {
         say(o, "%s: tokens from %s, %lld documents, %lld tokens", path, prefix, m.documents, m.tokens);

@@ -44,9 +44,8 @@ struct tokenize_opts {
     const char *const *in; /* text files, or folders taken recursively in sorted order; .gz and .zst are unpacked */
     int n_in;
     const char *out;                   /* prefix */
-    const struct tokenizer *tokenizer;
+    const struct tokenizer *tokenizer; /* its eod, if any, closes every document */
     const char *tokenizer_name; /* for the manifest; NULL: its kind */
-    bool append_eod;            /* the tokenizer's eod, if it has one, closes every document */
     bool special;               /* names of special tokens in the text become their ids */
     const char *field;          /* of lines of JSON (*.jsonl); NULL: "text" */
     bool skip_bad;              /* leave bad lines out and count them */

@@ -42,7 +42,7 @@ int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_st
                              "name", o->tokenizer_name != NULL ? o->tokenizer_name : tokenizer_kind(t), "kind", tokenizer_kind(t), "hash",
                              tokenizer_hash_text(t, hash), "vocab", (int)t->vocab, "eod", (int)t->eod, "documents",
                              (json_int_t)s->documents, "tokens", (json_int_t)s->tokens, "bytes", (json_int_t)s->bytes, "bad_lines",
-                             (json_int_t)s->bad_lines, "eod_appended", o->append_eod && t->eod >= 0, "special_tokens_in_text", o->special, "key",
+                             (json_int_t)s->bad_lines, "eod_appended", t->eod >= 0, "special_tokens_in_text", o->special, "key",
                              o->key != NULL ? o->key : "");
     if (root != NULL)
         text = json_dumps(root, JSON_INDENT(2));

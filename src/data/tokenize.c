@@ -99,7 +99,7 @@ static int end_document(struct job *j, struct err *e)
     int32_t eod = j->o->tokenizer->eod;
     if (!j->any)
         return ST_OK;
-    if (eod >= 0 && j->o->append_eod) {
+    if (eod >= 0) {
         TRY(write_ids(j, &eod, 1, e));
         j->stats->tokens++;
     }

@@ -40,7 +40,9 @@ int classes_make(uint8_t **out, struct err *e)
                                          {0x1680, 0x1680}, {0x2000, 0x200A}, {0x2028, 0x2029}, {0x202F, 0x202F},
                                          {0x205F, 0x205F}, {0x3000, 0x3000}};
     TRY(mem_array((void **)out, N_CODE_POINTS, 1, e));
-    for (int32_t c = 0; c < N_CODE_POINTS; c++)
+    for (int32_t c = 0; c < 0x40000; c++) /* planes 4 to 13 and the private ones have no letters, numbers or signs */
+        (*out)[c] = class_of(c);
+    for (int32_t c = 0xE0000; c < 0xE1000; c++)
         (*out)[c] = class_of(c);
     for (int i = 0; i < countof(spaces); i++)
         for (uint32_t c = spaces[i][0]; c <= spaces[i][1]; c++)

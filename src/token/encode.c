@@ -83,6 +83,8 @@ static int ids_reserve(struct token_ids *o, size_t n, struct err *e)
 
 static int put(struct token_ids *o, const int32_t *ids, size_t n, struct err *e)
 {
+    if (n == 0)
+        return ST_OK;
     TRY(ids_reserve(o, n, e));
     memcpy(o->ids + o->n, ids, n * sizeof *ids);
     o->n += n;

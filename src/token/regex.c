@@ -19,31 +19,35 @@ struct regex_match {
 /* \s written out: PCRE2 counts U+180E as white space, the tokenizers' own engines do not. */
 #define SPACES "\\x{9}-\\x{d}\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 
+/* \w of Unicode's recommendation; PCRE2's leaves marks out. */
+#define WORDS "\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}"
+
+/* An escape that is written out: its members, NULL: taken as it is. Negated ones inside a class cannot be. */
+static const char *members_of(char c, bool in_class)
+{
+    return c == 's' ? SPACES : c == 'w' ? WORDS : in_class ? NULL : c == 'S' ? SPACES : c == 'W' ? WORDS : NULL;
+}
+
 static void translate(const char *p, struct buf *out)
 {
     bool in_class = false;
     for (; *p != '\0'; p++) {
-        if (*p == '\\' && p[1] == 's') {
-            buf_add(out, in_class ? SPACES : "[" SPACES "]");
-            p++;
-        } else if (*p == '\\' && p[1] == 'S' && !in_class) {
-            buf_add(out, "[^" SPACES "]");
+        const char *members = *p == '\\' ? members_of(p[1], in_class) : NULL;
+        if (members != NULL) {
+            bool negated = p[1] == 'S' || p[1] == 'W';
+            buf_addf(out, in_class ? "%s%s" : "[%s%s]", negated ? "^" : "", members);
             p++;
         } else if (*p == '\\' && p[1] != '\0') {
-            buf_add_n(out, p, 2);
-            p++;
+            buf_add_n(out, p++, 2);
+        } else if (*p == '[' && !in_class) {
+            in_class = true;
+            buf_add_n(out, p, 1);
+            if (p[1] == '^')
+                buf_add_n(out, ++p, 1);
+            if (p[1] == ']')
+                buf_add_n(out, ++p, 1); /* a bracket in first place is a member */
         } else {
-            if (*p == '[' && !in_class) {
-                in_class = true;
-                buf_add_n(out, p, 1);
-                if (p[1] == '^')
-                    buf_add_n(out, ++p, 1);
-                if (p[1] == ']')
-                    buf_add_n(out, ++p, 1); /* a bracket in first place is a member */
-                continue;
-            }
-            if (*p == ']')
-                in_class = false;
+            in_class = in_class && *p != ']';
             buf_add_n(out, p, 1);
         }
     }
