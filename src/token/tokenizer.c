@@ -113,7 +113,7 @@ int tokenizer_open_opts(struct tokenizer *t, const struct tokenizer_opts *o, str
     if (strcmp(o->name, "bytes") == 0)
         return open_bytes(t, o);
     if (!file_exists(o->name)) {
-        err_set(e, ST_USAGE, "unknown tokenizer '%s': it is not 'bytes', and there is no such file", o->name);
+        err_set(e, ST_IO, "unknown tokenizer '%s': it is not 'bytes', and there is no such file", o->name);
         return err_hint(e, "name a tokenizer.json, a .tiktoken file, a tekken.json, or GPT-2's encoder.json");
     }
     t->model = calloc(1, sizeof *t->model);

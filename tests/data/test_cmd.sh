@@ -41,7 +41,7 @@ ok "a full disk is an error" fails_with 'No space left' "$BRAID" data tokenize -
 ok "nothing is left of all that" no_output
 ok "a folder is tokenized" prints '2 documents, 10 tokens (U16' "$BRAID" data tokenize --in "$dir/t" --out "$dir/o/p" --eod
 ok "the binary file was counted" grep -q '1 binary' "$dir/out"
-ok "only the pair is left" test "$(ls "$dir/o" | tr '\n' ' ')" = "p.bin p.idx "
+ok "only the pair and its manifest are left" test "$(ls "$dir/o" | tr '\n' ' ')" = "p.bin p.idx p.tokens.json "
 ok "an old pair is kept" fails_with 'exists already' "$BRAID" data tokenize --in "$dir/t" --out "$dir/o/p"
 ok "info reads the pair" prints 'U16, 98 to 256' "$BRAID" data info "$dir/o/p" --scan
 ok "force replaces it" prints '8 tokens (U8' "$BRAID" data tokenize --in "$dir/t" --out "$dir/o/p" --force

@@ -93,7 +93,7 @@ static void bytes_tokenizer_round_trips(void **state)
     tokenizer_close(&t);
     assert_ok(tokenizer_open(&t, "bytes", false, &e), &e);
     assert_true(t.vocab == 256 && t.eod == -1);
-    assert_fails(tokenizer_open(&t, "klingon", false, &e), ST_USAGE, &e, "klingon");
+    assert_fails(tokenizer_open(&t, "klingon", false, &e), ST_IO, &e, "klingon");
 }
 
 /* Two documents, the first of two sequences, an empty third: the bytes of .idx are the format's. */
