@@ -10,30 +10,40 @@ static const char usage[] =
     "       braid data train-tokenizer --in PATH... --out PREFIX [--vocab=N] [options]\n"
     "       braid data info PATH... [--scan] [--data.tokenizer=FILE]\n"
     "\n"
-    "tokenize  read text and write PREFIX.bin, PREFIX.idx (Megatron format) and PREFIX.tokens.json, a\n"
+    "tokenize  read text and write PREFIX.bin, PREFIX.idx (Megatron format) and "
+    "PREFIX.tokens.json, a\n"
     "          manifest with the tokenizer's hash, documents, tokens and bytes\n"
-    "  --in PATH...   text files, *.jsonl, either of them compressed (.gz, .zst), or folders of such\n"
-    "                 files, recursively in sorted order. A text file is a document, and so is each\n"
+    "  --in PATH...   text files, *.jsonl, either of them compressed (.gz, .zst), or folders of "
+    "such\n"
+    "                 files, recursively in sorted order. A text file is a document, and so is "
+    "each\n"
     "                 line of a .jsonl. In folders, hidden names, *.bin, *.idx, empty files and\n"
     "                 files with a NUL byte in their first 8 KiB are left out and counted\n"
     "  --out PREFIX   where to write; its folder must exist\n"
-    "  --data.tokenizer=FILE   tokenizer.json, tiktoken, tekken.json or GPT-2's encoder.json; default\n"
-    "                 bytes. Also data.token_pattern, data.token_special, data.eod_token, data.field\n"
-    "  --append-eod   end every document with the tokenizer's end-of-document token (bytes: id 256)\n"
+    "  --data.tokenizer=FILE   tokenizer.json, tiktoken, tekken.json or GPT-2's encoder.json; "
+    "default\n"
+    "                 bytes. Also data.token_pattern, data.token_special, data.eod_token, "
+    "data.field\n"
+    "  --append-eod   end every document with the tokenizer's end-of-document token (bytes: id "
+    "256)\n"
     "  --special      names of special tokens in the text become those tokens\n"
     "  --field=NAME   member of each line of JSON that holds the text (data.field); default text\n"
     "  --skip-bad     leave bad lines of JSON out and count them\n"
     "  --run.threads=N   threads; default all cores\n"
     "  --force        replace PREFIX.* if they exist\n"
-    "train-tokenizer  train a byte-level BPE vocabulary; writes PREFIX.json (Hugging Face tokenizer.json)\n"
+    "train-tokenizer  train a byte-level BPE vocabulary; writes PREFIX.json (Hugging Face "
+    "tokenizer.json)\n"
     "          and PREFIX.tiktoken\n"
     "  --vocab=N          tokens in all, special ones included; default 32768\n"
-    "  --pattern=NAME     how text is split: gpt2, llama3, qwen2, cl100k, nanochat, o200k, ... or a regular\n"
+    "  --pattern=NAME     how text is split: gpt2, llama3, qwen2, cl100k, nanochat, o200k, ... or "
+    "a regular\n"
     "                     expression; default gpt2\n"
     "  --special-tokens=\"A B\"   their ids follow all others; default <|endoftext|>\n"
     "  --min-frequency=N  pairs seen less often are not merged; default 0\n"
-    "  --max-token-bytes=N, --max-bytes=N, --max-pieces=N   longest token; text to read; different pieces to\n"
-    "                     keep in memory (when more come, those seen once are dropped); default no limit,\n"
+    "  --max-token-bytes=N, --max-bytes=N, --max-pieces=N   longest token; text to read; different "
+    "pieces to\n"
+    "                     keep in memory (when more come, those seen once are dropped); default no "
+    "limit,\n"
     "                     no limit, 32 million\n"
     "info      say what a data path is: a Megatron prefix, llm.c shards (or a quoted pattern such\n"
     "          as 'x_*.bin'), text, or a folder of text, and show the beginning of its text\n"
@@ -74,8 +84,11 @@ static int take_number(int argc, char **argv, int *i, struct words *w, bool *tak
     const struct {
         const char *name;
         int64_t *to;
-    } numbers[] = {{"--vocab", &w->vocab}, {"--min-frequency", &w->min_frequency}, {"--max-token-bytes", &w->max_token_bytes},
-                   {"--max-bytes", &w->max_bytes}, {"--max-pieces", &w->max_pieces}};
+    } numbers[] = {{"--vocab", &w->vocab},
+                   {"--min-frequency", &w->min_frequency},
+                   {"--max-token-bytes", &w->max_token_bytes},
+                   {"--max-bytes", &w->max_bytes},
+                   {"--max-pieces", &w->max_pieces}};
     for (int k = 0; k < countof(numbers) && !*taken; k++) {
         const char *v = value_of(argc, argv, i, numbers[k].name);
         if (v == NULL)
@@ -113,8 +126,9 @@ static int take_text(int argc, char **argv, int *i, struct words *w, bool *taken
 
 static bool take_flag(const char *arg, struct words *w)
 {
-    bool eod = strcmp(arg, "--append-eod") == 0 || strcmp(arg, "--eod") == 0, special = strcmp(arg, "--special") == 0,
-         skip = strcmp(arg, "--skip-bad") == 0, force = strcmp(arg, "--force") == 0, scan = strcmp(arg, "--scan") == 0;
+    bool eod = strcmp(arg, "--append-eod") == 0 || strcmp(arg, "--eod") == 0,
+         special = strcmp(arg, "--special") == 0, skip = strcmp(arg, "--skip-bad") == 0,
+         force = strcmp(arg, "--force") == 0, scan = strcmp(arg, "--scan") == 0;
     w->append_eod |= eod;
     w->special |= special;
     w->skip_bad |= skip;
@@ -160,7 +174,8 @@ static int read_words(int argc, char **argv, struct words *w, bool needs_in, str
         } else if (needs_in && strcmp(argv[i], "--in") == 0) {
             in_list = true;
         } else if (str_starts(argv[i], "--") || !in_list) {
-            return usage_error(e, str_starts(argv[i], "--") ? "unknown option" : "unexpected argument", argv[i]);
+            return usage_error(
+                e, str_starts(argv[i], "--") ? "unknown option" : "unexpected argument", argv[i]);
         } else {
             w->paths[w->n_paths++] = argv[i];
         }
@@ -190,8 +205,9 @@ static void show_progress(void *ctx, const struct tokenize_stats *now)
     if (!isatty(STDERR_FILENO))
         return;
     int filled = (int)(done * 20);
-    fprintf(stderr, "\r[%.*s%*s] %3.0f%%  %lld of %lld files  %.1f MB  %.1f MB/s  %s left ", filled, "####################", 20 - filled, "",
-            100 * done, (long long)now->files, (long long)now->files_total, mb, took > 0 ? mb / took : 0,
+    fprintf(stderr, "\r[%.*s%*s] %3.0f%%  %lld of %lld files  %.1f MB  %.1f MB/s  %s left ", filled,
+            "####################", 20 - filled, "", 100 * done, (long long)now->files,
+            (long long)now->files_total, mb, took > 0 ? mb / took : 0,
             human_time(done > 0 ? took / done - took : 0, eta, sizeof eta));
     fflush(stderr);
     p->shown = true;
@@ -206,7 +222,8 @@ static void end_progress(const struct progress *p)
 static void print_read(const struct tokenize_stats *s, double took)
 {
     char bytes[32];
-    printf("read %lld files, %s in %.2f s (%.1f MB/s)\n", (long long)s->files, human_bytes((double)s->bytes, bytes, sizeof bytes), took,
+    printf("read %lld files, %s in %.2f s (%.1f MB/s)\n", (long long)s->files,
+           human_bytes((double)s->bytes, bytes, sizeof bytes), took,
            took > 0 ? (double)s->bytes * 1e-6 / took : 0);
     if (s->skipped_binary + s->skipped_empty + s->skipped_other > 0)
         printf("left out: %lld binary files (NUL bytes), %lld empty, %lld hidden, token files or "
@@ -227,15 +244,18 @@ static void print_summary(const struct tokenize_opts *o, const struct tokenize_s
     printf("wrote %s.bin and %s.idx: %lld documents, %lld tokens (%s, vocabulary %d%s)\n", o->out,
            o->out, (long long)s->documents, (long long)s->tokens,
            dtype_name(token_dtype_for_vocab(t->vocab)), t->vocab, eod);
-    printf("tokenizer %s (%s), hash %s; %.3f bytes a token\n", o->tokenizer_name, tokenizer_kind(t), tokenizer_hash_text(t, hash),
-           s->tokens > 0 ? (double)s->bytes / (double)s->tokens : 0);
+    printf("tokenizer %s (%s), hash %s; %.3f bytes a token\n", o->tokenizer_name, tokenizer_kind(t),
+           tokenizer_hash_text(t, hash), s->tokens > 0 ? (double)s->bytes / (double)s->tokens : 0);
     print_read(s, took);
 }
 
 static int open_tokenizer(const struct words *w, bool eod, struct tokenizer *tok, struct err *e)
 {
     const struct config_data *d = &w->c.data;
-    struct tokenizer_opts o = {.name = d->tokenizer, .eod = eod, .eod_token = d->eod_token, .pattern = d->token_pattern,
+    struct tokenizer_opts o = {.name = d->tokenizer,
+                               .eod = eod,
+                               .eod_token = d->eod_token,
+                               .pattern = d->token_pattern,
                                .special = d->token_special};
     return tokenizer_open_opts(tok, &o, e);
 }
@@ -249,9 +269,18 @@ static int tokenize(struct words *w, struct err *e)
     struct tokenize_stats stats;
     struct progress p = {.started = time_now()};
     TRY(open_tokenizer(w, eod, &tok, e));
-    struct tokenize_opts o = {.in = w->paths, .n_in = w->n_paths, .out = w->out, .tokenizer = &tok, .tokenizer_name = w->c.data.tokenizer,
-                              .special = w->special, .field = w->c.data.field, .skip_bad = w->skip_bad,
-                              .replace = w->force, .threads = (int)w->c.run.threads, .progress = show_progress, .progress_ctx = &p};
+    struct tokenize_opts o = {.in = w->paths,
+                              .n_in = w->n_paths,
+                              .out = w->out,
+                              .tokenizer = &tok,
+                              .tokenizer_name = w->c.data.tokenizer,
+                              .special = w->special,
+                              .field = w->c.data.field,
+                              .skip_bad = w->skip_bad,
+                              .replace = w->force,
+                              .threads = (int)w->c.run.threads,
+                              .progress = show_progress,
+                              .progress_ctx = &p};
     int st = data_tokenize(&o, &stats, e);
     end_progress(&p);
     if (st == ST_OK)
@@ -286,21 +315,34 @@ static int train_tokenizer(struct words *w, struct err *e)
     struct progress p = {.started = time_now()};
     struct tokenize_stats read;
     struct token_train_stats s;
-    struct train_tokenizer_opts o = {.in = w->paths, .n_in = w->n_paths, .field = w->c.data.field, .skip_bad = w->skip_bad,
-                                     .max_bytes = w->max_bytes, .progress = show_progress, .merges = show_merges, .ctx = &p,
-                                     .train = {.vocab = w->vocab, .pattern = w->pattern, .special = w->special_tokens,
-                                               .min_frequency = w->min_frequency, .max_token_bytes = w->max_token_bytes,
-                                               .max_pieces = w->max_pieces, .threads = (int)w->c.run.threads}};
+    struct train_tokenizer_opts o = {.in = w->paths,
+                                     .n_in = w->n_paths,
+                                     .field = w->c.data.field,
+                                     .skip_bad = w->skip_bad,
+                                     .max_bytes = w->max_bytes,
+                                     .progress = show_progress,
+                                     .merges = show_merges,
+                                     .ctx = &p,
+                                     .train = {.vocab = w->vocab,
+                                               .pattern = w->pattern,
+                                               .special = w->special_tokens,
+                                               .min_frequency = w->min_frequency,
+                                               .max_token_bytes = w->max_token_bytes,
+                                               .max_pieces = w->max_pieces,
+                                               .threads = (int)w->c.run.threads}};
     int st = data_train_tokenizer(&o, w->out, &read, &s, e);
     end_progress(&p);
     TRY(st);
-    printf("wrote %s.json and %s.tiktoken: %lld tokens, %lld merges\n", w->out, w->out, (long long)s.tokens, (long long)s.merges);
+    printf("wrote %s.json and %s.tiktoken: %lld tokens, %lld merges\n", w->out, w->out,
+           (long long)s.tokens, (long long)s.merges);
     print_read(&read, time_now() - p.started);
     printf("%lld pieces of text, %lld different ones\n", (long long)s.pieces, (long long)s.unique);
     if (s.dropped > 0)
-        printf("note: %lld pieces seen once were dropped to keep to --max-pieces=%lld\n", (long long)s.dropped, (long long)w->max_pieces);
+        printf("note: %lld pieces seen once were dropped to keep to --max-pieces=%lld\n",
+               (long long)s.dropped, (long long)w->max_pieces);
     if (s.tokens < w->vocab)
-        printf("note: the text has no more pairs to merge; %lld tokens were asked for\n", (long long)w->vocab);
+        printf("note: the text has no more pairs to merge; %lld tokens were asked for\n",
+               (long long)w->vocab);
     return ST_OK;
 }
 
@@ -336,7 +378,8 @@ static void print_info(const char *path, const struct data_info *d)
            (long long)d->sequences, (long long)d->documents, (long long)d->shortest,
            (long long)d->longest);
     if (d->tokenizer[0] != '\0')
-        printf("  tokenizer  %s, hash %s; %lld bytes of text, %.3f a token\n", d->tokenizer, d->tokenizer_hash, (long long)d->text_bytes,
+        printf("  tokenizer  %s, hash %s; %lld bytes of text, %.3f a token\n", d->tokenizer,
+               d->tokenizer_hash, (long long)d->text_bytes,
                d->tokens > 0 ? (double)d->text_bytes / (double)d->tokens : 0);
     if (d->skipped > 0)
         printf("  left out   %lld files (binary, empty, hidden or token files)\n",
@@ -372,7 +415,9 @@ int cmd_data(int argc, char **argv)
         const char *name;
         bool needs_in;
         int (*run)(struct words *w, struct err *e);
-    } subs[] = {{"tokenize", true, tokenize}, {"train-tokenizer", true, train_tokenizer}, {"info", false, info}};
+    } subs[] = {{"tokenize", true, tokenize},
+                {"train-tokenizer", true, train_tokenizer},
+                {"info", false, info}};
     struct err e = {0};
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
@@ -386,7 +431,8 @@ int cmd_data(int argc, char **argv)
     struct words w = {.vocab = 32768, .max_pieces = 32 << 20, .special_tokens = "<|endoftext|>"};
     int st;
     if (k == countof(subs)) {
-        st = usage_error(&e, argc < 2 ? "data needs a subcommand" : "unknown data subcommand", argc < 2 ? NULL : argv[1]);
+        st = usage_error(&e, argc < 2 ? "data needs a subcommand" : "unknown data subcommand",
+                         argc < 2 ? NULL : argv[1]);
     } else {
         st = read_words(argc - 1, argv + 1, &w, subs[k].needs_in, &e);
         if (st == ST_OK)

@@ -14,7 +14,8 @@ static const char own_options[] =
 /* Without data of its own, an evaluation takes the run's: the same files and the same split. */
 static int inherit_data(struct config *c, const struct ckpt *from, struct err *e)
 {
-    static const char *const names[] = {"data.train", "data.valid", "data.split", "data.seed", "data.field"};
+    static const char *const names[] = {"data.train", "data.valid", "data.split", "data.seed",
+                                        "data.field"};
     struct config saved = {0};
     struct buf value;
     const char *text = ckpt_config_text(from);
@@ -25,7 +26,8 @@ static int inherit_data(struct config *c, const struct ckpt *from, struct err *e
     if (st == ST_OK)
         st = config_load_saved(&saved, text, strlen(text), ckpt_path(from), CFG_SAVED_ALL, NULL, e);
     for (int i = 0; i < countof(names) && st == ST_OK; i++) {
-        bool given = config_source_of(c, names[i]).source == CFG_FROM_COMMAND || config_source_of(c, names[i]).source == CFG_FROM_FILE;
+        bool given = config_source_of(c, names[i]).source == CFG_FROM_COMMAND ||
+                     config_source_of(c, names[i]).source == CFG_FROM_FILE;
         const char *v = given ? NULL : config_value_text(&saved, names[i], &value);
         st = v != NULL ? config_set(c, names[i], v, NULL, e) : ST_OK;
     }
@@ -34,7 +36,8 @@ static int inherit_data(struct config *c, const struct ckpt *from, struct err *e
     return st;
 }
 
-static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t, struct err *e)
+static int run(struct config *c, int argc, char **argv, struct ckpt **from, struct trainer *t,
+               struct err *e)
 {
     struct config_args args = {0};
     struct eval_result r;
@@ -57,8 +60,8 @@ static int run(struct config *c, int argc, char **argv, struct ckpt **from, stru
         *e = r.why;
         return e->code;
     }
-    printf("checkpoint: %s\nstep: %lld\nloss: %.6f\nperplexity: %.4f\n", ckpt_path(*from), (long long)t->step, r.loss,
-           log_perplexity(r.loss));
+    printf("checkpoint: %s\nstep: %lld\nloss: %.6f\nperplexity: %.4f\n", ckpt_path(*from),
+           (long long)t->step, r.loss, log_perplexity(r.loss));
     printf("tokens: %lld of %lld (%.1f%%)\n", (long long)r.tokens, (long long)r.tokens_total,
            100.0 * (double)r.tokens / (double)max_i64(r.tokens_total, 1));
     if (r.bits_per_byte != 0)

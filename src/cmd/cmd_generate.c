@@ -27,11 +27,14 @@ struct job {
     const char *stop[STOPS_MAX]; /* not NUL-terminated */
     size_t n_stop[STOPS_MAX], longest_stop;
     int n_stops;
-    struct buf held; /* text that may turn out to be the beginning of a stop text, or half a character */
+    struct buf
+        held;   /* text that may turn out to be the beginning of a stop text, or half a character */
     bool noted; /* that ids are printed as numbers */
 };
 
-/* ---- the prompt ------------------------------------------------------------------------------------------------ */
+/* ---- the prompt
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static int read_all(FILE *f, const char *name, struct buf *out, struct err *e)
 {
@@ -64,21 +67,26 @@ static int read_prompt(struct job *j, struct err *e)
     return j->prompt_text != NULL ? ST_OK : err_set(e, ST_NOMEM, "out of memory");
 }
 
-/* Text becomes ids of the tokenizer, which the embedding may lack when the model was trained on token files. */
+/* Text becomes ids of the tokenizer, which the embedding may lack when the model was trained on
+ * token files. */
 static int encode_prompt(struct job *j, struct err *e)
 {
     struct token_encoder *encoder;
     TRY(token_encoder_open(&encoder, &j->tok, e));
-    int st = token_encode(encoder, j->prompt_text, j->n_prompt_text, TOKEN_SPECIAL | TOKEN_TEMPLATE, &j->prompt, e);
+    int st = token_encode(encoder, j->prompt_text, j->n_prompt_text, TOKEN_SPECIAL | TOKEN_TEMPLATE,
+                          &j->prompt, e);
     token_encoder_close(encoder);
     TRY(st);
     if (j->prompt.n == 0)
         return err_set(e, ST_USAGE, "the prompt is empty");
     for (size_t i = 0; i < j->prompt.n; i++)
         if (j->prompt.ids[i] < 0 || j->prompt.ids[i] >= j->c.model.vocab) {
-            err_set(e, ST_USAGE, "the prompt needs token %d of tokenizer '%s', but the model has a vocabulary of %lld", (int)j->prompt.ids[i],
-                    j->c.data.tokenizer, (long long)j->c.model.vocab);
-            return err_hint(e, "give another --generate.prompt, or the tokenizer of the training data: --data.tokenizer");
+            err_set(e, ST_USAGE,
+                    "the prompt needs token %d of tokenizer '%s', but the model has a vocabulary "
+                    "of %lld",
+                    (int)j->prompt.ids[i], j->c.data.tokenizer, (long long)j->c.model.vocab);
+            return err_hint(e, "give another --generate.prompt, or the tokenizer of the training "
+                               "data: --data.tokenizer");
         }
     return ST_OK;
 }
@@ -99,7 +107,9 @@ static int split_stops(struct job *j, struct err *e)
     return ST_OK;
 }
 
-/* ---- the text ------------------------------------------------------------------------------------------------------ */
+/* ---- the text
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 static void print_bytes(const char *bytes, size_t n)
 {
@@ -119,7 +129,8 @@ static size_t half_character(const char *text, size_t n)
     return 0;
 }
 
-/* Prints what cannot be part of a stop text any more. True: a stop text appeared, and nothing after it is printed. */
+/* Prints what cannot be part of a stop text any more. True: a stop text appeared, and nothing after
+ * it is printed. */
 static bool print_held(struct job *j, bool last)
 {
     size_t from = 0, n = j->held.len, first = n;
@@ -156,7 +167,8 @@ static bool emit(struct job *j, int32_t id)
         buf_add_n(&j->held, text, n < sizeof text ? n : sizeof text);
     } else {
         if (!j->noted)
-            fprintf(stderr, "note: %s (tokenizer '%s'); such tokens are printed as <id>\n", unknown.msg, j->c.data.tokenizer);
+            fprintf(stderr, "note: %s (tokenizer '%s'); such tokens are printed as <id>\n",
+                    unknown.msg, j->c.data.tokenizer);
         j->noted = true;
         buf_addf(&j->held, "<%d>", (int)id);
     }
@@ -166,7 +178,10 @@ static bool emit(struct job *j, int32_t id)
 static int one_sample(struct job *j, int64_t number, struct err *e)
 {
     const struct config_generate *o = &j->c.generate;
-    struct sampler s = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = (uint64_t)(o->seed + number)};
+    struct sampler s = {.temperature = o->temperature,
+                        .top_k = o->top_k,
+                        .top_p = o->top_p,
+                        .seed = (uint64_t)(o->seed + number)};
     struct tensor logits;
     bool stopped = false;
     generator_rewind(&j->g);
@@ -206,7 +221,8 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     TRY(encode_prompt(j, e));
     TRY(mem_array((void **)&j->scratch, (size_t)j->c.model.vocab, sizeof *j->scratch, e));
     TRY(device_open(&j->dev, &j->c, e));
-    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)j->prompt.n + j->c.generate.tokens, e));
+    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)j->prompt.n + j->c.generate.tokens,
+                       e));
     for (int64_t k = 0; k < j->c.generate.samples; k++) {
         if (j->c.generate.samples > 1)
             printf("%s--- sample %lld ---\n", k ? "\n" : "", (long long)k + 1);

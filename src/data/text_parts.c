@@ -1,5 +1,6 @@
-/* Text files to parts that can be worked on independently: whole documents, pieces of long ones cut where the tokenizer
- * allows it, or lines of JSON. Parts come in order and their size is bounded wherever a cut is possible. */
+/* Text files to parts that can be worked on independently: whole documents, pieces of long ones cut
+ * where the tokenizer allows it, or lines of JSON. Parts come in order and their size is bounded
+ * wherever a cut is possible. */
 #include "data/data_int.h"
 
 #include <jansson.h>
@@ -8,7 +9,8 @@
 
 enum { PART_BYTES = 1 << 20, PART_MAX = 1 << 30 };
 
-void text_reader_init(struct text_reader *r, const struct text_list *list, text_cut_fn *cut, const void *ctx)
+void text_reader_init(struct text_reader *r, const struct text_list *list, text_cut_fn *cut,
+                      const void *ctx)
 {
     *r = (struct text_reader){.list = list, .cut = cut, .ctx = ctx};
 }
@@ -65,12 +67,15 @@ static size_t find_cut(const struct text_reader *r, const struct text_part *p)
 }
 
 /* Fills p to the next cut or the end of the file; *end: the file is done. */
-static int fill_part(struct text_reader *r, struct text_part *p, bool *end, size_t *cut, struct err *e)
+static int fill_part(struct text_reader *r, struct text_part *p, bool *end, size_t *cut,
+                     struct err *e)
 {
     size_t want = PART_BYTES;
     for (*cut = 0, *end = false; *cut == 0 && !*end; want *= 2) {
         if (want > PART_MAX) {
-            err_set(e, ST_UNSUPPORTED, "%s: more than %d bytes without a place where this tokenizer allows a cut", r->path, PART_MAX);
+            err_set(e, ST_UNSUPPORTED,
+                    "%s: more than %d bytes without a place where this tokenizer allows a cut",
+                    r->path, PART_MAX);
             return err_hint(e, "split the text into smaller files, or into lines of JSON");
         }
         size_t n;
@@ -119,7 +124,8 @@ int text_reader_next(struct text_reader *r, struct text_part *p, bool *got, stru
     p->ends_file = end;
     TRY(keep_rest(r, p->text + cut, p->n - cut, e));
     p->n = cut;
-    for (const uint8_t *q = p->text, *stop = q + cut; r->jsonl && (q = memchr(q, '\n', (size_t)(stop - q))) != NULL; q++)
+    for (const uint8_t *q = p->text, *stop = q + cut;
+         r->jsonl && (q = memchr(q, '\n', (size_t)(stop - q))) != NULL; q++)
         r->line++;
     if (end) {
         r->done_bytes += text_in_consumed(r->in);
@@ -131,7 +137,8 @@ int text_reader_next(struct text_reader *r, struct text_part *p, bool *got, stru
     return ST_OK;
 }
 
-/* ---- Lines of JSON ------------------------------------------------------------------------------------------- */
+/* ---- Lines of JSON
+ * ------------------------------------------------------------------------------------------- */
 
 static const char *text_member(json_t *root, const char *field, size_t *n, char *why, size_t size)
 {
@@ -150,7 +157,8 @@ static const char *text_member(json_t *root, const char *field, size_t *n, char 
 }
 
 int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *bad,
-               int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx, struct err *e)
+               int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx,
+               struct err *e)
 {
     int64_t line = p->line;
     size_t at = 0;
@@ -179,7 +187,8 @@ int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *b
         }
         if (!bad->skip) {
             err_set(e, ST_CORRUPT, "%s, line %lld: %s", p->path, (long long)line, why);
-            return err_hint(e, "--field names the member that holds the text; --skip-bad leaves such lines out and counts them");
+            return err_hint(e, "--field names the member that holds the text; --skip-bad leaves "
+                               "such lines out and counts them");
         }
     }
     return ST_OK;

@@ -1,5 +1,5 @@
-/* The manifest beside a token file, PREFIX.tokens.json: how its tokens were made. A pair without one is as good, only nothing
- * is known about its tokenizer. */
+/* The manifest beside a token file, PREFIX.tokens.json: how its tokens were made. A pair without
+ * one is as good, only nothing is known about its tokenizer. */
 #include "data/data_int.h"
 
 #include <errno.h>
@@ -32,30 +32,38 @@ int token_manifest_remove(const char *prefix, struct err *e)
     return st;
 }
 
-int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_stats *s, struct err *e)
+int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_stats *s,
+                         struct err *e)
 {
     char hash[17], *path = manifest_path(o->out, e), *text = NULL;
     if (path == NULL)
         return ST_NOMEM;
     const struct tokenizer *t = o->tokenizer;
-    json_t *root = json_pack("{s:s, s:{s:s, s:s, s:s, s:i, s:i}, s:I, s:I, s:I, s:I, s:b, s:b, s:s}", "format", format_name, "tokenizer",
-                             "name", o->tokenizer_name != NULL ? o->tokenizer_name : tokenizer_kind(t), "kind", tokenizer_kind(t), "hash",
-                             tokenizer_hash_text(t, hash), "vocab", (int)t->vocab, "eod", (int)t->eod, "documents",
-                             (json_int_t)s->documents, "tokens", (json_int_t)s->tokens, "bytes", (json_int_t)s->bytes, "bad_lines",
-                             (json_int_t)s->bad_lines, "eod_appended", t->eod >= 0, "special_tokens_in_text", o->special, "key",
-                             o->key != NULL ? o->key : "");
+    json_t *root = json_pack(
+        "{s:s, s:{s:s, s:s, s:s, s:i, s:i}, s:I, s:I, s:I, s:I, s:b, s:b, s:s}", "format",
+        format_name, "tokenizer", "name",
+        o->tokenizer_name != NULL ? o->tokenizer_name : tokenizer_kind(t), "kind",
+        tokenizer_kind(t), "hash", tokenizer_hash_text(t, hash), "vocab", (int)t->vocab, "eod",
+        (int)t->eod, "documents", (json_int_t)s->documents, "tokens", (json_int_t)s->tokens,
+        "bytes", (json_int_t)s->bytes, "bad_lines", (json_int_t)s->bad_lines, "eod_appended",
+        t->eod >= 0, "special_tokens_in_text", o->special, "key", o->key != NULL ? o->key : "");
     if (root != NULL)
         text = json_dumps(root, JSON_INDENT(2));
-    int st = text == NULL ? err_set(e, ST_NOMEM, "out of memory writing %s", path) : file_write_atomic(path, text, strlen(text), e);
+    int st = text == NULL ? err_set(e, ST_NOMEM, "out of memory writing %s", path)
+                          : file_write_atomic(path, text, strlen(text), e);
     free(text);
     json_decref(root);
     free(path);
     return st;
 }
 
-static void copy_text(char *to, size_t size, const json_t *from) { snprintf(to, size, "%s", json_is_string(from) ? json_string_value(from) : ""); }
+static void copy_text(char *to, size_t size, const json_t *from)
+{
+    snprintf(to, size, "%s", json_is_string(from) ? json_string_value(from) : "");
+}
 
-int token_manifest_parse(const char *text, size_t n, const char *path, struct token_manifest *m, struct err *e)
+int token_manifest_parse(const char *text, size_t n, const char *path, struct token_manifest *m,
+                         struct err *e)
 {
     json_error_t why;
     *m = (struct token_manifest){.found = true};
@@ -75,7 +83,8 @@ int token_manifest_parse(const char *text, size_t n, const char *path, struct to
     if (good)
         return ST_OK;
     err_set(e, ST_CORRUPT, "%s is not a manifest of tokens", path);
-    return err_hint(e, "remove it to use the token file without knowing its tokenizer, or tokenize again with --force");
+    return err_hint(e, "remove it to use the token file without knowing its tokenizer, or tokenize "
+                       "again with --force");
 }
 
 int token_manifest_read(const char *prefix, struct token_manifest *m, struct err *e)
@@ -97,17 +106,21 @@ int token_manifest_read(const char *prefix, struct token_manifest *m, struct err
     return st;
 }
 
-int token_manifest_check(const struct token_manifest *m, const char *prefix, int64_t tokens, const struct tokenizer *tok, struct err *e)
+int token_manifest_check(const struct token_manifest *m, const char *prefix, int64_t tokens,
+                         const struct tokenizer *tok, struct err *e)
 {
     char hash[17];
     if (!m->found)
         return ST_OK;
     if (m->tokens != tokens) {
-        err_set(e, ST_CORRUPT, "%s.tokens.json describes %lld tokens, but %s.idx holds %lld", prefix, (long long)m->tokens, prefix, (long long)tokens);
+        err_set(e, ST_CORRUPT, "%s.tokens.json describes %lld tokens, but %s.idx holds %lld",
+                prefix, (long long)m->tokens, prefix, (long long)tokens);
         return err_hint(e, "remove the manifest if the token file was made by another program");
     }
     if (tok == NULL || strcmp(m->hash, tokenizer_hash_text(tok, hash)) == 0)
         return ST_OK;
-    err_set(e, ST_CONFLICT, "%s was made with the tokenizer %s (hash %s), but this run's has hash %s", prefix, m->name, m->hash, hash);
+    err_set(e, ST_CONFLICT,
+            "%s was made with the tokenizer %s (hash %s), but this run's has hash %s", prefix,
+            m->name, m->hash, hash);
     return err_hint(e, "set data.tokenizer=%s, or tokenize the text again", m->name);
 }

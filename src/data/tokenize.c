@@ -1,5 +1,6 @@
-/* Text files to a token file. Parts of the text are read in order, encoded in parallel and written in order; memory
- * does not grow with the text, nor do the files depend on the number of threads. */
+/* Text files to a token file. Parts of the text are read in order, encoded in parallel and written
+ * in order; memory does not grow with the text, nor do the files depend on the number of threads.
+ */
 #include "data/data_int.h"
 
 #include <omp.h>
@@ -35,7 +36,8 @@ struct job {
     bool any;         /* the open document has tokens */
 };
 
-/* ---- Encoding: in any thread -------------------------------------------------------------------------------- */
+/* ---- Encoding: in any thread
+ * -------------------------------------------------------------------------------- */
 
 struct encode_ctx {
     struct work *w;
@@ -75,7 +77,8 @@ static void encode_work(struct job *j, struct work *w, struct token_encoder *enc
         err_in(&w->e, "tokenizing %s", w->part.path);
 }
 
-/* ---- Writing: in order ------------------------------------------------------------------------------------------ */
+/* ---- Writing: in order
+ * ------------------------------------------------------------------------------------------ */
 
 static int write_ids(struct job *j, const int32_t *ids, size_t n, struct err *e)
 {
@@ -127,7 +130,8 @@ static int write_work(struct job *j, struct work *w, struct err *e)
     s->bytes += w->bytes;
     s->skipped_empty += w->empty;
     if (w->bad.n > 0 && s->bad_lines == 0)
-        snprintf(s->first_bad, sizeof s->first_bad, "%s, line %lld: %s", w->part.path, (long long)w->bad.first_line, w->bad.why);
+        snprintf(s->first_bad, sizeof s->first_bad, "%s, line %lld: %s", w->part.path,
+                 (long long)w->bad.first_line, w->bad.why);
     s->bad_lines += w->bad.n;
     if (!w->part.ends_file)
         return ST_OK;
@@ -135,7 +139,9 @@ static int write_work(struct job *j, struct work *w, struct err *e)
     return w->part.jsonl ? ST_OK : end_document(j, e);
 }
 
-/* ---- The rounds ----------------------------------------------------------------------------------------------------- */
+/* ---- The rounds
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 static int run_rounds(struct job *j, struct text_reader *r, struct err *e)
 {
@@ -181,7 +187,8 @@ static int job_open(struct job *j, struct err *e)
     TRY(mem_array((void **)&j->work, (size_t)j->n_work, sizeof *j->work, e));
     for (int i = 0; i < j->threads; i++)
         TRY(token_encoder_open(&j->encoders[i], j->o->tokenizer, e));
-    return token_writer_open(&j->writer, j->o->out, token_dtype_for_vocab(j->o->tokenizer->vocab), j->o->replace, e);
+    return token_writer_open(&j->writer, j->o->out, token_dtype_for_vocab(j->o->tokenizer->vocab),
+                             j->o->replace, e);
 }
 
 static void job_close(struct job *j)
@@ -198,7 +205,10 @@ static void job_close(struct job *j)
     free(j->work);
 }
 
-static size_t cut_for_tokenizer(const void *tokenizer, const void *text, size_t n) { return token_cut(tokenizer, text, n); }
+static size_t cut_for_tokenizer(const void *tokenizer, const void *text, size_t n)
+{
+    return token_cut(tokenizer, text, n);
+}
 
 int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, struct err *e)
 {
@@ -210,7 +220,8 @@ int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, s
     if (filled.field == NULL || filled.field[0] == '\0')
         filled.field = "text";
     int st;
-    TRY_OUT(text_list_inputs(o->in, o->n_in, &list, e)); /* before the outputs exist, lest they list themselves */
+    TRY_OUT(text_list_inputs(o->in, o->n_in, &list,
+                             e)); /* before the outputs exist, lest they list themselves */
     stats->files_total = (int64_t)list.n;
     for (size_t i = 0; i < list.n; i++)
         stats->consumed_total += list.sizes[i];
@@ -221,8 +232,8 @@ int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, s
     text_reader_init(&reader, &list, cut_for_tokenizer, o->tokenizer);
     TRY_OUT(run_rounds(&j, &reader, e));
     if (stats->documents == 0)
-        TRY_OUT(err_set(e, ST_INVALID, "%s holds no text: %lld bad lines, %lld empty documents", o->in[0], (long long)stats->bad_lines,
-                        (long long)stats->skipped_empty));
+        TRY_OUT(err_set(e, ST_INVALID, "%s holds no text: %lld bad lines, %lld empty documents",
+                        o->in[0], (long long)stats->bad_lines, (long long)stats->skipped_empty));
     TRY_OUT(token_manifest_remove(o->out, e));
     struct token_writer *done = j.writer;
     j.writer = NULL;

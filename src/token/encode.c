@@ -1,5 +1,6 @@
-/* Text to ids: added tokens are cut out, the rest is normalised, split into pieces, and each piece goes through BPE.
- * Most pieces of natural text are tokens themselves or are found in the encoder's cache. */
+/* Text to ids: added tokens are cut out, the rest is normalised, split into pieces, and each piece
+ * goes through BPE. Most pieces of natural text are tokens themselves or are found in the encoder's
+ * cache. */
 #include "token/token_int.h"
 
 #include <stdlib.h>
@@ -91,10 +92,11 @@ static int put(struct token_ids *o, const int32_t *ids, size_t n, struct err *e)
     return ST_OK;
 }
 
-/* ---- One piece --------------------------------------------------------------------------------------- */
+/* ---- One piece
+ * --------------------------------------------------------------------------------------- */
 
-static int merge_piece(struct token_encoder *c, const uint8_t *p, size_t len, uint64_t hash, struct cache_entry *slot,
-                       struct err *e)
+static int merge_piece(struct token_encoder *c, const uint8_t *p, size_t len, uint64_t hash,
+                       struct cache_entry *slot, struct err *e)
 {
     size_t n;
     TRY(bpe_piece(c->m, &c->work, p, len, &n, e));
@@ -121,7 +123,8 @@ static inline int encode_piece(struct token_encoder *c, const uint8_t *p, size_t
         return ST_OK;
     }
     struct cache_entry *slot = &c->cache[hash & ((1u << CACHE_BITS) - 1)];
-    if (slot->tag == (uint32_t)(hash >> 32) && slot->n_key == len && slot->n_ids > 0 && bytes_equal(slot->key, p, len)) {
+    if (slot->tag == (uint32_t)(hash >> 32) && slot->n_key == len && slot->n_ids > 0 &&
+        bytes_equal(slot->key, p, len)) {
         memcpy(o->ids + o->n, slot->ids, sizeof slot->ids);
         o->n += slot->n_ids;
         return ST_OK;
@@ -129,16 +132,18 @@ static inline int encode_piece(struct token_encoder *c, const uint8_t *p, size_t
     return merge_piece(c, p, len, hash, slot, e);
 }
 
-/* A piece that leaves the stages. Vocabularies of characters have no splitter: they are cut before U+2581, over
- * which no token reaches. */
-static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_t *end, struct err *e)
+/* A piece that leaves the stages. Vocabularies of characters have no splitter: they are cut before
+ * U+2581, over which no token reaches. */
+static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
+                         struct err *e)
 {
     static const uint8_t mark[3] = {0xE2, 0x96, 0x81};
     if (!c->m->cut_spaces)
         return encode_piece(c, p, (size_t)(end - p), e);
     while (p < end) {
         const uint8_t *q = p;
-        while (end - q >= 3 && memcmp(q, mark, 3) == 0) /* marks may belong together: stay with the first */
+        while (end - q >= 3 &&
+               memcmp(q, mark, 3) == 0) /* marks may belong together: stay with the first */
             q += 3;
         const uint8_t *next = q < end ? memmem(q, (size_t)(end - q), mark, 3) : NULL;
         next = next != NULL ? next : end;
@@ -148,13 +153,15 @@ static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_
     return ST_OK;
 }
 
-/* ---- Stages: each cuts the pieces of the one before ------------------------------------------------------ */
+/* ---- Stages: each cuts the pieces of the one before
+ * ------------------------------------------------------ */
 
-static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end, struct err *e);
+static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
+                     struct err *e);
 
 /* The next match of a stage in [p, end); *from == end: none. */
-static int next_match(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *p, const uint8_t *end,
-                      const uint8_t **from, const uint8_t **to, struct err *e)
+static int next_match(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *p,
+                      const uint8_t *end, const uint8_t **from, const uint8_t **to, struct err *e)
 {
     const struct stage *s = &c->m->stage[i];
     if (s->kind == STAGE_SPLIT) {
@@ -167,7 +174,8 @@ static int next_match(struct token_encoder *c, int i, const uint8_t *text, const
         *to = p + n;
     } else if (s->kind == STAGE_REGEX) {
         size_t a, b;
-        TRY(regex_find(s->regex, c->match[i], text, (size_t)(end - text), (size_t)(p - text), &a, &b, e));
+        TRY(regex_find(s->regex, c->match[i], text, (size_t)(end - text), (size_t)(p - text), &a,
+                       &b, e));
         *from = text + a;
         *to = text + b;
     } else {
@@ -178,8 +186,10 @@ static int next_match(struct token_encoder *c, int i, const uint8_t *text, const
     return ST_OK;
 }
 
-/* Matches and gaps in order, joined as the behaviour says. `held` is where a piece that may still grow begins. */
-static int split_joining(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *end, struct err *e)
+/* Matches and gaps in order, joined as the behaviour says. `held` is where a piece that may still
+ * grow begins. */
+static int split_joining(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *end,
+                         struct err *e)
 {
     const struct stage *s = &c->m->stage[i];
     const bool previous = s->behavior == SPLIT_WITH_PREVIOUS;
@@ -206,7 +216,8 @@ static int split_joining(struct token_encoder *c, int i, const uint8_t *text, co
     return held < end ? run_stage(c, i + 1, held, end, e) : ST_OK;
 }
 
-static int split_plainly(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *end, struct err *e)
+static int split_plainly(struct token_encoder *c, int i, const uint8_t *text, const uint8_t *end,
+                         struct err *e)
 {
     const struct stage *s = &c->m->stage[i];
     const bool removed = s->behavior == SPLIT_REMOVED;
@@ -220,7 +231,8 @@ static int split_plainly(struct token_encoder *c, int i, const uint8_t *text, co
     return ST_OK;
 }
 
-static int add_space(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end, struct err *e)
+static int add_space(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
+                     struct err *e)
 {
     if (*p == ' ')
         return run_stage(c, i + 1, p, end, e);
@@ -233,16 +245,19 @@ static int add_space(struct token_encoder *c, int i, const uint8_t *p, const uin
 }
 
 /* Spaces become the replacement, and one is put in front where the scheme says so. */
-static int metaspace(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end, struct err *e)
+static int metaspace(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
+                     struct err *e)
 {
     const struct stage *s = &c->m->stage[i];
     struct buf *b = &c->stage_text[i];
-    bool starts = *p == ' ' || ((size_t)(end - p) >= s->n_string && memcmp(p, s->string, s->n_string) == 0);
+    bool starts =
+        *p == ' ' || ((size_t)(end - p) >= s->n_string && memcmp(p, s->string, s->n_string) == 0);
     buf_clear(b);
     if (!starts && (s->when == META_ALWAYS || (s->when == META_FIRST && c->first)))
         buf_add_n(b, s->string, s->n_string);
     while (p < end) {
-        const uint8_t *space = memchr(p, ' ', (size_t)(end - p)), *stop = space != NULL ? space : end;
+        const uint8_t *space = memchr(p, ' ', (size_t)(end - p)),
+                      *stop = space != NULL ? space : end;
         buf_add_n(b, p, (size_t)(stop - p));
         if (space != NULL)
             buf_add_n(b, s->string, s->n_string);
@@ -253,7 +268,8 @@ static int metaspace(struct token_encoder *c, int i, const uint8_t *p, const uin
     return run_stage(c, i + 1, (const uint8_t *)b->text, (const uint8_t *)b->text + b->len, e);
 }
 
-static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end, struct err *e)
+static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
+                     struct err *e)
 {
     if (i == c->m->n_stages)
         return encode_pieces(c, p, end, e);
@@ -264,7 +280,8 @@ static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uin
         return metaspace(c, i, p, end, e);
     if (s->behavior == SPLIT_WITH_PREVIOUS || s->behavior == SPLIT_WITH_NEXT)
         return split_joining(c, i, p, end, e);
-    if (s->kind == STAGE_SPLIT && s->behavior == SPLIT_ISOLATED && i + 1 == c->m->n_stages && c->m->byte_level) {
+    if (s->kind == STAGE_SPLIT && s->behavior == SPLIT_ISOLATED && i + 1 == c->m->n_stages &&
+        c->m->byte_level) {
         split_fn *match = s->known->match; /* the common case without the detour */
         while (p < end) {
             const uint8_t *from = p;
@@ -282,9 +299,11 @@ static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uin
     return split_plainly(c, i, p, end, e);
 }
 
-/* ---- The whole text ---------------------------------------------------------------------------------- */
+/* ---- The whole text
+ * ---------------------------------------------------------------------------------- */
 
-static int encode_segment(struct token_encoder *c, const uint8_t *p, const uint8_t *end, struct err *e)
+static int encode_segment(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
+                          struct err *e)
 {
     if (p < end)
         TRY(run_stage(c, 0, p, end, e));
@@ -293,9 +312,10 @@ static int encode_segment(struct token_encoder *c, const uint8_t *p, const uint8
 }
 
 /* Added tokens of one trie are cut out of [p, end); what lies between goes to `next`. */
-static int cut_added(struct token_encoder *c, const struct trie *t, const uint8_t *p, const uint8_t *end, bool special,
-                     int (*next)(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special,
-                                 struct err *e),
+static int cut_added(struct token_encoder *c, const struct trie *t, const uint8_t *p,
+                     const uint8_t *end, bool special,
+                     int (*next)(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
+                                 bool special, struct err *e),
                      struct err *e)
 {
     const uint8_t *text = p, *from, *to;
@@ -310,13 +330,15 @@ static int cut_added(struct token_encoder *c, const struct trie *t, const uint8_
     return p < end ? next(c, p, end, special, e) : ST_OK;
 }
 
-static int encode_between(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special, struct err *e)
+static int encode_between(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
+                          bool special, struct err *e)
 {
     (void)special;
     return encode_segment(c, p, end, e);
 }
 
-static int encode_normal(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special, struct err *e)
+static int encode_normal(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
+                         bool special, struct err *e)
 {
     bool same = true;
     if (c->m->norm.n > 0)
@@ -339,7 +361,8 @@ static int encode_bad_byte(struct token_encoder *c, uint8_t byte, struct err *e)
     return put(c->out, &id, 1, e);
 }
 
-static int encode_text(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special, struct err *e)
+static int encode_text(struct token_encoder *c, const uint8_t *p, const uint8_t *end, bool special,
+                       struct err *e)
 {
     while (p < end) {
         const uint8_t *bad = utf8_check(p, end);
@@ -352,8 +375,8 @@ static int encode_text(struct token_encoder *c, const uint8_t *p, const uint8_t 
     return ST_OK;
 }
 
-int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags, struct token_ids *out,
-                 struct err *e)
+int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags,
+                 struct token_ids *out, struct err *e)
 {
     const uint8_t *p = text;
     const struct token_model *m = c->m;
@@ -372,9 +395,11 @@ int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned f
     return flags & TOKEN_TEMPLATE ? put(out, m->suffix, (size_t)m->n_suffix, e) : ST_OK;
 }
 
-/* ---- Cutting long texts --------------------------------------------------------------------------------- */
+/* ---- Cutting long texts
+ * --------------------------------------------------------------------------------- */
 
-/* Class of the character that ends before p. Bytes that are not UTF-8 are pieces of their own: like a sign. */
+/* Class of the character that ends before p. Bytes that are not UTF-8 are pieces of their own: like
+ * a sign. */
 static uint8_t class_before(const uint8_t *classes, const uint8_t *text, const uint8_t *p)
 {
     const uint8_t *q = p - 1;
@@ -384,9 +409,9 @@ static uint8_t class_before(const uint8_t *classes, const uint8_t *text, const u
     return n == (size_t)(p - q) ? classes[utf8_at(q, &n)] : CH_SIGN;
 }
 
-/* All known patterns end a piece at these three places, whatever stands around them, and no normal form joins the two
- * sides: before a space after anything but white space; before a newline after a letter or a number; after a newline
- * that follows no white space and precedes a letter. */
+/* All known patterns end a piece at these three places, whatever stands around them, and no normal
+ * form joins the two sides: before a space after anything but white space; before a newline after a
+ * letter or a number; after a newline that follows no white space and precedes a letter. */
 size_t cut_between_pieces(const uint8_t *classes, const uint8_t *text, size_t n)
 {
     for (size_t i = n; i-- > 2;) {
@@ -411,7 +436,8 @@ static bool may_cut(const struct token_model *m)
         if (m->stage[i].kind != STAGE_SPLIT)
             return false;
     for (int i = 0; i < m->n_added; i++)
-        if (m->added[i].lstrip || m->added[i].rstrip || memchr(m->added[i].text, ' ', m->added[i].n) != NULL ||
+        if (m->added[i].lstrip || m->added[i].rstrip ||
+            memchr(m->added[i].text, ' ', m->added[i].n) != NULL ||
             memchr(m->added[i].text, '\n', m->added[i].n) != NULL)
             return false;
     return m->byte_level && m->n_stages > 0;

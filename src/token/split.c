@@ -1,8 +1,9 @@
-/* Splitters written by hand for the patterns of published tokenizers. Each gives the pieces that its regex
- * gives; tests compare them with PCRE2. A function returns the length of the match at p, 0: none there.
+/* Splitters written by hand for the patterns of published tokenizers. Each gives the pieces that
+ * its regex gives; tests compare them with PCRE2. A function returns the length of the match at p,
+ * 0: none there.
  *
- * The alternatives of a regex are tried in order, so the first that matches wins, whatever its length; the
- * comments name the alternative that a part stands for. */
+ * The alternatives of a regex are tried in order, so the first that matches wins, whatever its
+ * length; the comments name the alternative that a part stands for. */
 #include "token/token_int.h"
 
 /* Class and length of the character at p; at the end 0 and length 0. */
@@ -20,7 +21,8 @@ static inline uint8_t class_at(const uint8_t *k, const uint8_t *p, const uint8_t
 }
 
 /* End of the run of characters that have one of the bits. */
-static inline const uint8_t *run_of(const uint8_t *k, const uint8_t *p, const uint8_t *end, unsigned bits)
+static inline const uint8_t *run_of(const uint8_t *k, const uint8_t *p, const uint8_t *end,
+                                    unsigned bits)
 {
     size_t n;
     while (p < end && (class_at(k, p, end, &n) & bits))
@@ -29,7 +31,8 @@ static inline const uint8_t *run_of(const uint8_t *k, const uint8_t *p, const ui
 }
 
 /* End of the run of characters that have none of the bits. */
-static inline const uint8_t *run_without(const uint8_t *k, const uint8_t *p, const uint8_t *end, unsigned bits)
+static inline const uint8_t *run_without(const uint8_t *k, const uint8_t *p, const uint8_t *end,
+                                         unsigned bits)
 {
     size_t n;
     while (p < end && !(class_at(k, p, end, &n) & bits))
@@ -61,7 +64,8 @@ static inline size_t contraction(const uint8_t *p, const uint8_t *end, bool any_
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
 
-/* \s+(?!\S)|\s+ at white space: all of it at the end of the text, else all but the last character if there are two. */
+/* \s+(?!\S)|\s+ at white space: all of it at the end of the text, else all but the last character
+ * if there are two. */
 static inline size_t plain_spaces(const uint8_t *p, const uint8_t *stop, const uint8_t *end)
 {
     const uint8_t *last = stop;
@@ -73,7 +77,8 @@ static inline size_t plain_spaces(const uint8_t *p, const uint8_t *stop, const u
     return (size_t)((last > p ? last : stop) - p);
 }
 
-/* \s*[\r\n]+|\s+(?!\S)|\s+: with a newline in the run, up to the last one. at_end: \s++$ comes before them. */
+/* \s*[\r\n]+|\s+(?!\S)|\s+: with a newline in the run, up to the last one. at_end: \s++$ comes
+ * before them. */
 static inline size_t spaces(const uint8_t *k, const uint8_t *p, const uint8_t *end, bool at_end)
 {
     const uint8_t *stop = run_of(k, p, end, CH_SPACE), *q = stop;
@@ -102,15 +107,17 @@ static size_t match_gpt2(const uint8_t *k, const uint8_t *p, const uint8_t *end)
     uint8_t c = class_at(k, q, end, &n);
     if (n > 0 && !(c & CH_SPACE)) { /* ` ?\p{L}+`, ` ?\p{N}+`, ` ?[^\s\p{L}\p{N}]+` */
         unsigned kind = c & (CH_LETTER | CH_NUMBER);
-        q = kind != 0 ? run_of(k, q, end, kind) : run_without(k, q, end, CH_SPACE | CH_LETTER | CH_NUMBER);
+        q = kind != 0 ? run_of(k, q, end, kind)
+                      : run_without(k, q, end, CH_SPACE | CH_LETTER | CH_NUMBER);
         return (size_t)(q - p);
     }
     return plain_spaces(p, run_of(k, p, end, CH_SPACE), end);
 }
 
-/* The family of cl100k: contractions, an optional sign before a word, few digits, signs with newlines. */
-static inline size_t match_words(const uint8_t *k, const uint8_t *p, const uint8_t *end, int most_digits, bool marks,
-                                 bool at_end)
+/* The family of cl100k: contractions, an optional sign before a word, few digits, signs with
+ * newlines. */
+static inline size_t match_words(const uint8_t *k, const uint8_t *p, const uint8_t *end,
+                                 int most_digits, bool marks, bool at_end)
 {
     const unsigned word = CH_LETTER | (marks ? CH_MARK : 0);
     size_t n, n2;
@@ -154,11 +161,18 @@ static size_t match_qwen35(const uint8_t *k, const uint8_t *p, const uint8_t *en
     return match_words(k, p, end, 1, true, false);
 }
 
-static inline bool is_upper(uint8_t c) { return (c & (CH_LETTER | CH_MARK)) && !(c & CH_LOWER); } /* [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] */
-static inline bool is_lower(uint8_t c) { return (c & (CH_LETTER | CH_MARK)) && !(c & CH_UPPER); } /* [\p{Ll}\p{Lm}\p{Lo}\p{M}] */
+static inline bool is_upper(uint8_t c)
+{
+    return (c & (CH_LETTER | CH_MARK)) && !(c & CH_LOWER);
+} /* [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}] */
+static inline bool is_lower(uint8_t c)
+{
+    return (c & (CH_LETTER | CH_MARK)) && !(c & CH_UPPER);
+} /* [\p{Ll}\p{Lm}\p{Lo}\p{M}] */
 
-/* upper*lower+ at p: where it ends, NULL: no match. A greedy upper* may have to give characters back, as
- * letters without case and marks are of both kinds: then the match ends after the last such character. */
+/* upper*lower+ at p: where it ends, NULL: no match. A greedy upper* may have to give characters
+ * back, as letters without case and marks are of both kinds: then the match ends after the last
+ * such character. */
 static inline const uint8_t *mixed_word(const uint8_t *k, const uint8_t *p, const uint8_t *end)
 {
     const uint8_t *both = NULL;
@@ -191,7 +205,8 @@ static inline const uint8_t *upper_word(const uint8_t *k, const uint8_t *p, cons
 }
 
 /* The family of o200k: words are cut where capital letters begin. */
-static inline size_t match_cased(const uint8_t *k, const uint8_t *p, const uint8_t *end, int most_digits, bool shorts)
+static inline size_t match_cased(const uint8_t *k, const uint8_t *p, const uint8_t *end,
+                                 int most_digits, bool shorts)
 {
     size_t n;
     uint8_t c = class_at(k, p, end, &n);
@@ -223,8 +238,14 @@ static size_t match_tekken(const uint8_t *k, const uint8_t *p, const uint8_t *en
     return match_cased(k, p, end, 1, false);
 }
 
-static size_t match_digits3(const uint8_t *k, const uint8_t *p, const uint8_t *end) { return digits(k, p, end, 3); }
-static size_t match_digit(const uint8_t *k, const uint8_t *p, const uint8_t *end) { return digits(k, p, end, 1); }
+static size_t match_digits3(const uint8_t *k, const uint8_t *p, const uint8_t *end)
+{
+    return digits(k, p, end, 3);
+}
+static size_t match_digit(const uint8_t *k, const uint8_t *p, const uint8_t *end)
+{
+    return digits(k, p, end, 1);
+}
 
 static size_t match_cjk(const uint8_t *k, const uint8_t *p, const uint8_t *end)
 {
@@ -270,33 +291,46 @@ static size_t match_deepseek3(const uint8_t *k, const uint8_t *p, const uint8_t 
 #define BEFORE "[^\\r\\n\\p{L}\\p{N}]?"
 #define ENDING "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
-/* Entries that share a function are other spellings with the same pieces; the first one's name is shown. */
+/* Entries that share a function are other spellings with the same pieces; the first one's name is
+ * shown. */
 static const struct split_known table[] = {
-    {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+", match_gpt2},
-    {"r50k", "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s++$|\\s+(?!\\S)|\\s", match_gpt2},
-    {"llama3", SHORTS "|" BEFORE "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING, match_llama3},
+    {"gpt2", "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
+     match_gpt2},
+    {"r50k",
+     "'(?:[sdmt]|ll|ve|re)| ?\\p{L}++| ?\\p{N}++| ?[^\\s\\p{L}\\p{N}]++|\\s++$|\\s+(?!\\S)|\\s",
+     match_gpt2},
+    {"llama3", SHORTS "|" BEFORE "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING,
+     match_llama3},
     {"cl100k",
-     "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|"
+     "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}++|\\p{N}{1,3}+| "
+     "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*+|\\s++$|"
      "\\s*[\\r\\n]|\\s+(?!\\S)|\\s",
      match_cl100k},
     {"nanochat",
-     "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,2}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
+     "'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}{1,2}| "
+     "?[^\\s\\p{L}\\p{N}]++[\\r\\n]*|"
      "\\s*[\\r\\n]|\\s+(?!\\S)|\\s+",
      match_nanochat},
-    {"qwen2", SHORTS "|" BEFORE "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING, match_qwen2},
-    {"qwen35", SHORTS "|" BEFORE "[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" ENDING, match_qwen35},
+    {"qwen2", SHORTS "|" BEFORE "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" ENDING,
+     match_qwen2},
+    {"qwen35",
+     SHORTS "|" BEFORE "[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" ENDING,
+     match_qwen35},
     {"o200k",
      BEFORE UPPER "*" LOWER "+" SHORTS "?|" BEFORE UPPER "+" LOWER "*" SHORTS
                   "?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" ENDING,
      match_o200k},
     {"tekken",
-     BEFORE UPPER "*" LOWER "+|" BEFORE UPPER "+" LOWER "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" ENDING,
+     BEFORE UPPER "*" LOWER "+|" BEFORE UPPER "+" LOWER
+                  "*|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" ENDING,
      match_tekken},
     {"digits3", "\\p{N}{1,3}", match_digits3},
     {"digit", "\\p{N}", match_digit},
-    {"cjk", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+", match_cjk},
+    {"cjk", "[\xe4\xb8\x80-\xe9\xbe\xa5\xe3\x81\x80-\xe3\x82\x9f\xe3\x82\xa0-\xe3\x83\xbf]+",
+     match_cjk},
     {"deepseek3",
-     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
+     "[!\"#$%&'()*+,\\-./"
+     ":;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+|"
      " ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
      match_deepseek3},
 };

@@ -1,4 +1,5 @@
-/* Private to token/: vocabulary and merges, splitters, normalisation, added tokens, readers of files. */
+/* Private to token/: vocabulary and merges, splitters, normalisation, added tokens, readers of
+ * files. */
 #ifndef BRAID_TOKEN_INT_H
 #define BRAID_TOKEN_INT_H
 
@@ -7,12 +8,13 @@
 #include <string.h>
 
 enum {
-    TOKEN_MAX_ID = 1 << 24,      /* ids at or above it are refused */
-    TOKEN_MAX_FILE = 256 << 20,  /* bytes of a tokenizer file */
-    TOKEN_MAX_BYTES = 1 << 16,   /* length of one token */
+    TOKEN_MAX_ID = 1 << 24,     /* ids at or above it are refused */
+    TOKEN_MAX_FILE = 256 << 20, /* bytes of a tokenizer file */
+    TOKEN_MAX_BYTES = 1 << 16,  /* length of one token */
 };
 
-/* ---- UTF-8 ------------------------------------------------------------------------------------ */
+/* ---- UTF-8 ------------------------------------------------------------------------------------
+ */
 
 /* Length of the valid sequence at p, 0: none. Surrogates and overlong forms are not valid. */
 size_t utf8_valid_len(const uint8_t *p, const uint8_t *end);
@@ -39,24 +41,27 @@ static inline uint32_t utf8_at(const uint8_t *p, size_t *len)
 }
 size_t utf8_put(uint32_t c, uint8_t out[4]); /* length written */
 
-/* ---- Classes of characters --------------------------------------------------------------------- */
+/* ---- Classes of characters ---------------------------------------------------------------------
+ */
 
 enum { /* bits */
-    CH_LETTER = 1,
-    CH_NUMBER = 2,
-    CH_SPACE = 4, /* White_Space */
-    CH_MARK = 8,
-    CH_SIGN = 16, /* punctuation and symbols */
-    CH_NEWLINE = 32, /* \r and \n */
-    CH_UPPER = 64, /* Lu, Lt */
-    CH_LOWER = 128, /* Ll */
+       CH_LETTER = 1,
+       CH_NUMBER = 2,
+       CH_SPACE = 4, /* White_Space */
+       CH_MARK = 8,
+       CH_SIGN = 16,    /* punctuation and symbols */
+       CH_NEWLINE = 32, /* \r and \n */
+       CH_UPPER = 64,   /* Lu, Lt */
+       CH_LOWER = 128,  /* Ll */
 };
 enum { N_CODE_POINTS = 0x110000 };
 int classes_make(uint8_t **out, struct err *e); /* [N_CODE_POINTS], release with free */
 
-/* ---- Splitters ----------------------------------------------------------------------------------- */
+/* ---- Splitters
+ * ----------------------------------------------------------------------------------- */
 
-/* Length of the pattern's match at p, 0: no match there. p < end, valid UTF-8, end is the end of the text. */
+/* Length of the pattern's match at p, 0: no match there. p < end, valid UTF-8, end is the end of
+ * the text. */
 typedef size_t split_fn(const uint8_t *classes, const uint8_t *p, const uint8_t *end);
 struct split_known {
     const char *name, *pattern;
@@ -74,10 +79,11 @@ void regex_close(struct regex *r);
 int regex_match_open(struct regex_match **out, const struct regex *r, struct err *e);
 void regex_match_close(struct regex_match *m);
 /* The first non-empty match at or after `from` in the n bytes; *start == n: there is none. */
-int regex_find(const struct regex *r, struct regex_match *m, const uint8_t *text, size_t n, size_t from,
-               size_t *start, size_t *end, struct err *e);
+int regex_find(const struct regex *r, struct regex_match *m, const uint8_t *text, size_t n,
+               size_t from, size_t *start, size_t *end, struct err *e);
 
-/* ---- Normalisation --------------------------------------------------------------------------------- */
+/* ---- Normalisation
+ * --------------------------------------------------------------------------------- */
 
 enum norm_kind { NORM_NFC, NORM_NFD, NORM_NFKC, NORM_NFKD, NORM_PREPEND, NORM_REPLACE };
 struct norm_step {
@@ -91,21 +97,23 @@ struct norm {
     int n;
 };
 void norm_release(struct norm *n);
-/* The valid UTF-8 text, normalised, into out (cleared first). *same: nothing changed, and out is not filled. */
-int norm_apply(const struct norm *n, const uint8_t *text, size_t len, struct buf *out, struct buf *scratch,
-               bool *same, struct err *e);
+/* The valid UTF-8 text, normalised, into out (cleared first). *same: nothing changed, and out is
+ * not filled. */
+int norm_apply(const struct norm *n, const uint8_t *text, size_t len, struct buf *out,
+               struct buf *scratch, bool *same, struct err *e);
 
-/* ---- Vocabulary --------------------------------------------------------------------------------------- */
+/* ---- Vocabulary
+ * --------------------------------------------------------------------------------------- */
 
 struct token_span {
     uint32_t off, len;
 };
 enum { /* flags of an id */
-    T_USED = 1,
-    T_MODEL = 2,    /* BPE can make it */
-    T_ADDED = 4,    /* matched in text before BPE */
-    T_SPECIAL = 8,  /* no text of its own */
-    T_WHOLE = 16,   /* a piece equal to this token is this token */
+       T_USED = 1,
+       T_MODEL = 2,   /* BPE can make it */
+       T_ADDED = 4,   /* matched in text before BPE */
+       T_SPECIAL = 8, /* no text of its own */
+       T_WHOLE = 16,  /* a piece equal to this token is this token */
 };
 struct vocab_slot {
     uint32_t tag;
@@ -135,14 +143,16 @@ struct vocab {
 };
 void vocab_release(struct vocab *v);
 /* Id `id` gets these bytes; text NULL: the same as key. An id that is in use is an error. */
-int vocab_add(struct vocab *v, int64_t id, const void *key, size_t n, unsigned flags, struct err *e);
+int vocab_add(struct vocab *v, int64_t id, const void *key, size_t n, unsigned flags,
+              struct err *e);
 int vocab_set_text(struct vocab *v, int32_t id, const void *text, size_t n, struct err *e);
 /* After the last vocab_add: the hash of T_MODEL tokens. Duplicate keys are an error. */
 int vocab_index(struct vocab *v, struct err *e);
 int vocab_pairs_init(struct vocab *v, size_t n_pairs, struct err *e);
 /* A later entry for the same pair replaces the earlier, as in the reference. */
 void vocab_add_pair(struct vocab *v, int32_t left, int32_t right, uint32_t rank, int32_t id);
-/* Every way to cut a token into two tokens: tiktoken's merges, whose priority is the rank of the result. */
+/* Every way to cut a token into two tokens: tiktoken's merges, whose priority is the rank of the
+ * result. */
 int vocab_pairs_of_ranks(struct vocab *v, struct err *e);
 
 static inline uint64_t piece_hash(const uint8_t *p, size_t n)
@@ -217,7 +227,8 @@ static inline const struct pair_slot *vocab_pair(const struct vocab *v, int32_t 
     }
 }
 
-/* ---- Added tokens ------------------------------------------------------------------------------------- */
+/* ---- Added tokens
+ * ------------------------------------------------------------------------------------- */
 
 struct added_token {
     int32_t id;
@@ -238,14 +249,17 @@ struct trie {
     int only_byte;      /* the one first byte, -1: several */
     bool empty;
 };
-int trie_make(struct trie *t, const struct added_token *tokens, int n, bool normalized, const struct norm *norm,
-              struct err *e);
+int trie_make(struct trie *t, const struct added_token *tokens, int n, bool normalized,
+              const struct norm *norm, struct err *e);
 void trie_release(struct trie *t);
-/* The next match in [p, end): true, and which token where. Special tokens are passed over without `special`. */
-bool trie_find(const struct trie *t, const struct added_token *tokens, const uint8_t *classes, const uint8_t *text,
-               const uint8_t *p, const uint8_t *end, bool special, const uint8_t **from, const uint8_t **to, int *which);
+/* The next match in [p, end): true, and which token where. Special tokens are passed over without
+ * `special`. */
+bool trie_find(const struct trie *t, const struct added_token *tokens, const uint8_t *classes,
+               const uint8_t *text, const uint8_t *p, const uint8_t *end, bool special,
+               const uint8_t **from, const uint8_t **to, int *which);
 
-/* ---- The model ----------------------------------------------------------------------------------------- */
+/* ---- The model
+ * ----------------------------------------------------------------------------------------- */
 
 enum stage_kind { STAGE_SPLIT, STAGE_REGEX, STAGE_STRING, STAGE_SPACE, STAGE_METASPACE };
 enum stage_behavior { SPLIT_ISOLATED, SPLIT_REMOVED, SPLIT_WITH_PREVIOUS, SPLIT_WITH_NEXT };
@@ -263,7 +277,7 @@ struct stage {
 enum { STAGES_MAX = 8, AFFIX_MAX = 8 };
 
 struct token_model {
-    const char *kind;    /* of the file */
+    const char *kind; /* of the file */
     char *files[2];
     int n_files;
     struct vocab vocab;
@@ -277,16 +291,19 @@ struct token_model {
     struct trie raw, normal; /* of added tokens matched before and after normalisation */
     bool byte_level;         /* symbols are bytes; else characters */
     bool byte_fallback, fuse_unk, ignore_merges;
-    bool cut_spaces;         /* characters: no token has U+2581 after something else, so text is cut before it */
-    bool strip_first;        /* decoding: the first space of a text is not part of it */
-    int32_t unk;             /* -1: none */
-    int32_t byte_id[256];    /* -1: none */
+    bool cut_spaces;  /* characters: no token has U+2581 after something else, so text is cut before
+                         it */
+    bool strip_first; /* decoding: the first space of a text is not part of it */
+    int32_t unk;      /* -1: none */
+    int32_t byte_id[256];                         /* -1: none */
     int32_t prefix[AFFIX_MAX], suffix[AFFIX_MAX]; /* the template */
     int n_prefix, n_suffix;
 };
 void token_model_release(struct token_model *m); /* frees m too; NULL is fine */
-int token_model_add_added(struct token_model *m, const struct added_token *a, struct err *e); /* copies the text */
-int token_model_add_pattern(struct token_model *m, const char *regex, struct err *e); /* a Split, isolated */
+int token_model_add_added(struct token_model *m, const struct added_token *a,
+                          struct err *e); /* copies the text */
+int token_model_add_pattern(struct token_model *m, const char *regex,
+                            struct err *e); /* a Split, isolated */
 /* After a reader has filled vocabulary, merges and added tokens: tables, checks, flags. */
 int token_model_finish(struct token_model *m, struct err *e);
 uint64_t token_model_hash(const struct token_model *m);
@@ -296,10 +313,10 @@ size_t cut_between_pieces(const uint8_t *classes, const uint8_t *text, size_t n)
 
 /* Readers: each takes the file's bytes, so that a fuzzer can feed them. path is for messages. */
 int read_hf(struct token_model *m, const char *path, const char *text, size_t n, struct err *e);
-int read_tiktoken(struct token_model *m, const char *path, const char *text, size_t n, const char *pattern,
-                  const char *special, struct err *e);
-int read_gpt2(struct token_model *m, const char *path, const char *encoder, size_t n_encoder, const char *merges,
-              size_t n_merges, struct err *e);
+int read_tiktoken(struct token_model *m, const char *path, const char *text, size_t n,
+                  const char *pattern, const char *special, struct err *e);
+int read_gpt2(struct token_model *m, const char *path, const char *encoder, size_t n_encoder,
+              const char *merges, size_t n_merges, struct err *e);
 int read_tekken(struct token_model *m, const char *path, const char *text, size_t n, struct err *e);
 /* Sizes, -1: not base64. out holds at least n * 3 / 4 + 3 bytes. */
 int64_t base64_decode(const char *text, size_t n, uint8_t *out);
@@ -307,10 +324,12 @@ void base64_encode(const uint8_t *bytes, size_t n, struct buf *out);
 /* The byte alphabet of GPT-2. -1: a character outside it. */
 int alphabet_byte(uint32_t c);
 uint32_t alphabet_char(uint8_t byte);
-/* A string in the byte alphabet to bytes; -1: it holds other characters. out holds at least n bytes. */
+/* A string in the byte alphabet to bytes; -1: it holds other characters. out holds at least n
+ * bytes. */
 int64_t alphabet_decode(const char *text, size_t n, uint8_t *out);
 
-/* BPE of one piece by merging alone, without the shortcuts of an encoder; for checks while loading. */
+/* BPE of one piece by merging alone, without the shortcuts of an encoder; for checks while loading.
+ */
 struct bpe_work {
     int32_t *id;    /* symbols */
     uint32_t *rank; /* of the pair that begins here */
@@ -321,7 +340,7 @@ struct bpe_work {
 };
 void bpe_work_release(struct bpe_work *w);
 /* The ids of the piece in w->id[0..*n). */
-int bpe_piece(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t len, size_t *n,
-              struct err *e);
+int bpe_piece(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t len,
+              size_t *n, struct err *e);
 
 #endif

@@ -23,7 +23,9 @@ static int open_pattern(struct token_trainer *t, struct err *e)
         TRY(regex_open(&t->regex, p, e));
     t->pattern = strdup(t->known != NULL ? t->known->pattern : p);
     t->special = strdup(t->o.special != NULL ? t->o.special : "");
-    return t->pattern != NULL && t->special != NULL ? ST_OK : err_set(e, ST_NOMEM, "out of memory for a trainer");
+    return t->pattern != NULL && t->special != NULL
+               ? ST_OK
+               : err_set(e, ST_NOMEM, "out of memory for a trainer");
 }
 
 int token_trainer_open(struct token_trainer **out, const struct token_train_opts *o, struct err *e)
@@ -31,7 +33,9 @@ int token_trainer_open(struct token_trainer **out, const struct token_train_opts
     *out = NULL;
     int n_special = count_names(o->special != NULL ? o->special : "");
     if (o->vocab < 256 + n_special || o->vocab > TOKEN_MAX_ID)
-        return err_set(e, ST_USAGE, "a vocabulary of %lld tokens; it must hold 256 bytes and %d special tokens, and at most %d",
+        return err_set(e, ST_USAGE,
+                       "a vocabulary of %lld tokens; it must hold 256 bytes and %d special tokens, "
+                       "and at most %d",
                        (long long)o->vocab, n_special, TOKEN_MAX_ID);
     struct token_trainer *t = calloc(1, sizeof *t);
     if (t == NULL)
@@ -67,7 +71,8 @@ void token_trainer_close(struct token_trainer *t)
 
 struct token_train_stats token_trainer_stats(const struct token_trainer *t) { return t->stats; }
 
-/* ---- tokenizer.json ----------------------------------------------------------------------------------------- */
+/* ---- tokenizer.json
+ * ----------------------------------------------------------------------------------------- */
 
 static void add_json_text(struct buf *out, const char *text, size_t n)
 {
@@ -106,7 +111,8 @@ static void add_specials(const struct token_trainer *t, struct buf *out)
         size_t n = strcspn(p, " ");
         buf_addf(out, "%s\n    {\"id\": %zu, \"content\": ", id > t->n_tokens ? "," : "", id);
         add_json_text(out, p, n);
-        buf_add(out, ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}");
+        buf_add(out, ", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
+                     "\"normalized\": false, \"special\": true}");
         id++;
         p += n;
     }
@@ -127,17 +133,23 @@ static int write_json(const struct token_trainer *t, const char *path, struct er
 {
     struct buf b;
     buf_init(&b, 0);
-    buf_add(&b, "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [");
+    buf_add(&b, "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  "
+                "\"added_tokens\": [");
     add_specials(t, &b);
-    buf_add(&b, "],\n  \"normalizer\": null,\n  \"pre_tokenizer\": {\"type\": \"Sequence\", \"pretokenizers\": [\n"
+    buf_add(&b, "],\n  \"normalizer\": null,\n  \"pre_tokenizer\": {\"type\": \"Sequence\", "
+                "\"pretokenizers\": [\n"
                 "    {\"type\": \"Split\", \"pattern\": {\"Regex\": ");
     add_json_text(&b, t->pattern, strlen(t->pattern));
     buf_add(&b, "}, \"behavior\": \"Isolated\", \"invert\": false},\n"
-                "    {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": false}]},\n"
+                "    {\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": "
+                "true, \"use_regex\": false}]},\n"
                 "  \"post_processor\": null,\n"
-                "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, \"use_regex\": true},\n"
-                "  \"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, \"continuing_subword_prefix\": null, "
-                "\"end_of_word_suffix\": null, \"fuse_unk\": false, \"byte_fallback\": false, \"ignore_merges\": false,\n"
+                "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
+                "\"trim_offsets\": true, \"use_regex\": true},\n"
+                "  \"model\": {\"type\": \"BPE\", \"dropout\": null, \"unk_token\": null, "
+                "\"continuing_subword_prefix\": null, "
+                "\"end_of_word_suffix\": null, \"fuse_unk\": false, \"byte_fallback\": false, "
+                "\"ignore_merges\": false,\n"
                 "    \"vocab\": {");
     for (size_t id = 0; id < t->n_tokens; id++) {
         buf_add(&b, id > 0 ? ",\n      " : "\n      ");

@@ -100,13 +100,15 @@ void base64_encode(const uint8_t *bytes, size_t n, struct buf *out)
         size_t left = n - i < 3 ? n - i : 3;
         uint32_t bits = (uint32_t)bytes[i] << 16 | (left > 1 ? (uint32_t)bytes[i + 1] << 8 : 0) |
                         (left > 2 ? bytes[i + 2] : 0u);
-        char four[4] = {digits[bits >> 18], digits[bits >> 12 & 63], left > 1 ? digits[bits >> 6 & 63] : '=',
+        char four[4] = {digits[bits >> 18], digits[bits >> 12 & 63],
+                        left > 1 ? digits[bits >> 6 & 63] : '=',
                         left > 2 ? digits[bits & 63] : '='};
         buf_add_n(out, four, 4);
     }
 }
 
-/* Bytes that are visible characters of Latin-1 stand for themselves; the other 68 are U+0100 and on, in order. */
+/* Bytes that are visible characters of Latin-1 stand for themselves; the other 68 are U+0100 and
+ * on, in order. */
 static bool alphabet_plain(uint32_t c)
 {
     return (c >= 0x21 && c <= 0x7E) || (c >= 0xA1 && c <= 0xAC) || (c >= 0xAE && c <= 0xFF);
@@ -126,7 +128,9 @@ uint32_t alphabet_char(uint8_t byte)
 {
     if (alphabet_plain(byte))
         return byte;
-    return byte <= 0x20 ? 0x100u + byte : byte <= 0xA0 ? 0x100u + 33u + (byte - 0x7Fu) : 0x100u + 67u;
+    return byte <= 0x20   ? 0x100u + byte
+           : byte <= 0xA0 ? 0x100u + 33u + (byte - 0x7Fu)
+                          : 0x100u + 67u;
 }
 
 int64_t alphabet_decode(const char *text, size_t n, uint8_t *out)

@@ -1,4 +1,5 @@
-/* What a run has to do with text: its tokenizer, the copy of it in checkpoints, and text that is tokenised first. */
+/* What a run has to do with text: its tokenizer, the copy of it in checkpoints, and text that is
+ * tokenised first. */
 #include "train/train.h"
 
 #include <stdlib.h>
@@ -6,17 +7,23 @@
 
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e)
 {
-    struct tokenizer_opts o = {.name = cfg->data.tokenizer, .eod = cfg->data.eod, .eod_token = cfg->data.eod_token,
-                               .pattern = cfg->data.token_pattern, .special = cfg->data.token_special};
+    struct tokenizer_opts o = {.name = cfg->data.tokenizer,
+                               .eod = cfg->data.eod,
+                               .eod_token = cfg->data.eod_token,
+                               .pattern = cfg->data.token_pattern,
+                               .special = cfg->data.token_special};
     return tokenizer_open_opts(tok, &o, e);
 }
 
-/* ---- in checkpoints --------------------------------------------------------------------------------------------- */
+/* ---- in checkpoints
+ * --------------------------------------------------------------------------------------------- */
 
 enum { TOKENIZER_FILE_MAX = 256 << 20 };
 
-/* Under these names a checkpoint holds the files, by what tokenizer_kind says; the GPT-2 pair must keep its names. */
-static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json", "encoder.json", "vocab.bpe"};
+/* Under these names a checkpoint holds the files, by what tokenizer_kind says; the GPT-2 pair must
+ * keep its names. */
+static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json",
+                                      "encoder.json", "vocab.bpe"};
 
 static const char *carried_name(const struct tokenizer *tok, int i)
 {
@@ -44,11 +51,13 @@ void tokenizer_unpack(struct ckpt_file files[2], int n)
         free((void *)(uintptr_t)files[i].bytes);
 }
 
-int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path, struct err *e)
+int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path,
+                            struct err *e)
 {
     enum config_source source = config_source_of(c, "data.tokenizer").source;
     bool given = source == CFG_FROM_FILE || source == CFG_FROM_COMMAND;
-    if (given || strcmp(c->data.tokenizer, "bytes") == 0 || (keep_path && file_exists(c->data.tokenizer)))
+    if (given || strcmp(c->data.tokenizer, "bytes") == 0 ||
+        (keep_path && file_exists(c->data.tokenizer)))
         return ST_OK;
     for (int i = 0; i < 4; i++) {
         char *path = path_join(ckpt_path(from), carried[i]);
@@ -63,7 +72,9 @@ int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep
     return ST_OK;
 }
 
-/* ---- text as data --------------------------------------------------------------------------------------------------- */
+/* ---- text as data
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 static void note(void *ctx, const char *line)
 {
@@ -75,7 +86,8 @@ static void note(void *ctx, const char *line)
 int text_options(struct trainer *t, struct data_opts *o, struct err *e)
 {
     const struct config *c = t->cfg;
-    if (c->run.dir[0] != '\0' && t->token_dir == NULL && (t->token_dir = path_join(c->run.dir, "tokens")) == NULL)
+    if (c->run.dir[0] != '\0' && t->token_dir == NULL &&
+        (t->token_dir = path_join(c->run.dir, "tokens")) == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
     o->cache_dir = t->token_dir;
     o->tokenizer_name = c->data.tokenizer;

@@ -1,4 +1,5 @@
-/* data/: text to tokens: parts and threads, lines of JSON, compressed files, the manifest, and text as training data. */
+/* data/: text to tokens: parts and threads, lines of JSON, compressed files, the manifest, and text
+ * as training data. */
 #include "support.h"
 
 #include "data/data_int.h"
@@ -40,8 +41,10 @@ static void write_file(const char *name, const void *bytes, size_t n)
     assert_ok(file_write_atomic(in_dir(name), bytes, n, &e), &e);
 }
 
-/* The ids that one call gives for the whole text, and those that data_tokenize writes part by part with these threads. */
-static void check_parts(const char *tokenizer, const char *name, const char *text, size_t n, int threads)
+/* The ids that one call gives for the whole text, and those that data_tokenize writes part by part
+ * with these threads. */
+static void check_parts(const char *tokenizer, const char *name, const char *text, size_t n,
+                        int threads)
 {
     struct err e = {0};
     struct tokenizer tok;
@@ -53,7 +56,12 @@ static void check_parts(const char *tokenizer, const char *name, const char *tex
     assert_ok(token_encoder_open(&c, &tok, &e), &e);
     assert_ok(token_encode(c, text, n, 0, &whole, &e), &e);
     const char *in[] = {in_dir(name)};
-    struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_dir("p"), .tokenizer = &tok, .threads = threads, .replace = true};
+    struct tokenize_opts o = {.in = in,
+                              .n_in = 1,
+                              .out = in_dir("p"),
+                              .tokenizer = &tok,
+                              .threads = threads,
+                              .replace = true};
     assert_ok(data_tokenize(&o, &s, &e), &e);
     assert_int_equal(s.tokens, whole.n);
     assert_int_equal(s.bytes, n);
@@ -87,7 +95,8 @@ static void parts_and_threads_do_not_show(void **state)
     struct source src;
     struct tokenizer tok;
     assert_ok(tokenizer_open(&tok, "tests/token/golden/regex.json", false, &e), &e);
-    assert_fails(source_open(&src, in_dir("big.txt"), &tok, -1, &e), ST_INVALID, &e, "tokenizer.json");
+    assert_fails(source_open(&src, in_dir("big.txt"), &tok, -1, &e), ST_INVALID, &e,
+                 "tokenizer.json");
     assert_fails(source_open(&src, in_dir("big.txt"), NULL, -1, &e), ST_INVALID, &e, "tokenize");
     tokenizer_close(&tok);
     free(corpus);
@@ -120,13 +129,16 @@ static void lines_of_json_are_documents(void **state)
     struct tokenizer tok;
     struct tokenize_stats s;
     assert_ok(tokenizer_open(&tok, "bytes", true, &e), &e);
-    static const char text[] = "{\"text\": \"one\"}\n\n  \n{\"id\": 3, \"text\": \"tw\\u00f6\"}\r\n{\"text\": \"\"}\n{\"text\": \"end\"}";
+    static const char text[] = "{\"text\": \"one\"}\n\n  \n{\"id\": 3, \"text\": "
+                               "\"tw\\u00f6\"}\r\n{\"text\": \"\"}\n{\"text\": \"end\"}";
     static const char *const names[] = {"a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.ndjson"};
-    static const int32_t want[] = {'o', 'n', 'e', 256, 't', 'w', 0xc3, 0xb6, 256, 'e', 'n', 'd', 256};
+    static const int32_t want[] = {'o',  'n', 'e', 256, 't', 'w', 0xc3,
+                                   0xb6, 256, 'e', 'n', 'd', 256};
     for (int i = 0; i < countof(names); i++) {
         write_packed(names[i], text, sizeof text - 1);
         const char *in[] = {in_dir(names[i])};
-        struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_dir("o"), .tokenizer = &tok, .replace = true};
+        struct tokenize_opts o = {
+            .in = in, .n_in = 1, .out = in_dir("o"), .tokenizer = &tok, .replace = true};
         assert_ok(data_tokenize(&o, &s, &e), &e);
         assert_int_equal(s.documents, 3);
         assert_int_equal(s.skipped_empty, 1);
@@ -155,7 +167,8 @@ static void bad_lines_are_named_or_counted(void **state)
     static const struct {
         const char *text, *why;
         int64_t good, bad;
-    } files[] = {{"{\"text\": \"a\"}\n{\"text\": 5}\n{\"text\": \"b\"}\n", "line 2: field \"text\" is not a string", 2, 1},
+    } files[] = {{"{\"text\": \"a\"}\n{\"text\": 5}\n{\"text\": \"b\"}\n",
+                  "line 2: field \"text\" is not a string", 2, 1},
                  {"{\"text\": \"a\"}\n\nnonsense\n[]\n", "line 3: column", 1, 2},
                  {"{\"text\": \"a\"}\n{\"txt\": \"a\"}", "line 2: no field \"text\"", 1, 1},
                  {"{\"text\": \"a\"}\n{\"text\": \"\\ud800\"}", "line 2", 1, 1},
@@ -163,7 +176,8 @@ static void bad_lines_are_named_or_counted(void **state)
     for (int i = 0; i < countof(files); i++) {
         write_file("b.jsonl", files[i].text, strlen(files[i].text));
         const char *in[] = {in_dir("b.jsonl")};
-        struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_dir("o"), .tokenizer = &tok, .replace = true};
+        struct tokenize_opts o = {
+            .in = in, .n_in = 1, .out = in_dir("o"), .tokenizer = &tok, .replace = true};
         assert_fails(data_tokenize(&o, &s, &e), ST_CORRUPT, &e, files[i].why);
         o.skip_bad = true;
         assert_ok(data_tokenize(&o, &s, &e), &e);
@@ -193,14 +207,16 @@ static void damaged_compression_is_an_error(void **state)
         struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_dir("o"), .tokenizer = &tok};
         write_file(names[i], bytes, n - 9); /* cut off */
         assert_fails(data_tokenize(&o, &s, &e), ST_CORRUPT, &e, names[i]);
-        memset(bytes + (i == 0 ? n / 2 : 6), 0xff, 40); /* Zstandard has no checksum here: its block headers */
+        memset(bytes + (i == 0 ? n / 2 : 6), 0xff,
+               40); /* Zstandard has no checksum here: its block headers */
         write_file(names[i], bytes, n);
         assert_fails(data_tokenize(&o, &s, &e), ST_CORRUPT, &e, names[i]);
     }
     assert_false(file_exists(in_dir("o.bin")));
 }
 
-/* ---- the manifest, and text as data ------------------------------------------------------------------------------ */
+/* ---- the manifest, and text as data
+ * ------------------------------------------------------------------------------ */
 
 static void data_of_another_tokenizer_is_refused(void **state)
 {
@@ -213,9 +229,11 @@ static void data_of_another_tokenizer_is_refused(void **state)
     assert_ok(tokenizer_open(&b, "tests/token/golden/gpt2style.json", false, &e), &e);
     write_file("t.txt", "the theme of the thesis is there, these others bother the brothers", 66);
     const char *in[] = {in_dir("t.txt")};
-    struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_dir("o"), .tokenizer = &a, .tokenizer_name = "a.json"};
+    struct tokenize_opts o = {
+        .in = in, .n_in = 1, .out = in_dir("o"), .tokenizer = &a, .tokenizer_name = "a.json"};
     assert_ok(data_tokenize(&o, &s, &e), &e);
-    struct data_opts d = {.paths = in_dir("o"), .seq = 4, .vocab = 1000, .tokenizer = &a, .eod = -1};
+    struct data_opts d = {
+        .paths = in_dir("o"), .seq = 4, .vocab = 1000, .tokenizer = &a, .eod = -1};
     assert_ok(dataset_open(&ds, &d, &e), &e);
     dataset_close(ds);
     d.tokenizer = &b;
@@ -248,8 +266,15 @@ static void text_is_tokenised_once(void **state)
     static const char line[] = "{\"body\": \"the theme of the thesis is there\"}\n";
     assert_ok(tokenizer_open(&tok, "tests/token/golden/deepseekstyle.json", false, &e), &e);
     write_file("t.jsonl", line, sizeof line - 1);
-    struct data_opts d = {.paths = in_dir("t.jsonl"), .seq = 2, .vocab = tok.vocab, .tokenizer = &tok, .eod = -1, .cache_dir = in_dir("cache"),
-                          .field = "body", .note = count_notes, .note_ctx = notes};
+    struct data_opts d = {.paths = in_dir("t.jsonl"),
+                          .seq = 2,
+                          .vocab = tok.vocab,
+                          .tokenizer = &tok,
+                          .eod = -1,
+                          .cache_dir = in_dir("cache"),
+                          .field = "body",
+                          .note = count_notes,
+                          .note_ctx = notes};
     for (int i = 0; i < 3; i++) {
         assert_ok(dataset_open(&ds, &d, &e), &e);
         assert_true(dataset_has_text(ds));
@@ -264,7 +289,8 @@ static void text_is_tokenised_once(void **state)
     d.field = "text";
     assert_fails(dataset_open(&ds, &d, &e), ST_CORRUPT, &e, "no field");
     tokenizer_close(&tok);
-    assert_ok(tokenizer_open(&tok, "bytes", false, &e), &e); /* bytes need it for lines of JSON too */
+    assert_ok(tokenizer_open(&tok, "bytes", false, &e),
+              &e); /* bytes need it for lines of JSON too */
     d.field = "body";
     d.vocab = 256;
     assert_ok(dataset_open(&ds, &d, &e), &e);
@@ -277,12 +303,9 @@ static void text_is_tokenised_once(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        WITH_DIR(parts_and_threads_do_not_show),
-        WITH_DIR(lines_of_json_are_documents),
-        WITH_DIR(bad_lines_are_named_or_counted),
-        WITH_DIR(damaged_compression_is_an_error),
-        WITH_DIR(data_of_another_tokenizer_is_refused),
-        WITH_DIR(text_is_tokenised_once),
+        WITH_DIR(parts_and_threads_do_not_show),        WITH_DIR(lines_of_json_are_documents),
+        WITH_DIR(bad_lines_are_named_or_counted),       WITH_DIR(damaged_compression_is_an_error),
+        WITH_DIR(data_of_another_tokenizer_is_refused), WITH_DIR(text_is_tokenised_once),
     };
     return cmocka_run_group_tests_name("text to tokens", tests, NULL, NULL);
 }

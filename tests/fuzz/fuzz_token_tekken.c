@@ -1,4 +1,5 @@
-/* Fuzzes the reader of tekken.json: whatever the bytes, they are refused or give a tokenizer that works. */
+/* Fuzzes the reader of tekken.json: whatever the bytes, they are refused or give a tokenizer that
+ * works. */
 #include "token_try.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

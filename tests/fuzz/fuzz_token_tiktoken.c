@@ -1,4 +1,5 @@
-/* Fuzzes the reader of tiktoken files: whatever the bytes, they are refused or give a tokenizer that works. */
+/* Fuzzes the reader of tiktoken files: whatever the bytes, they are refused or give a tokenizer
+ * that works. */
 #include "token_try.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -9,7 +10,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct err e;
     if (m == NULL)
         return 0;
-    if (read_tiktoken(m, "fuzz", (const char *)data, size, "llama3", "<s> <|endoftext|>", &e) == ST_OK)
+    if (read_tiktoken(m, "fuzz", (const char *)data, size, "llama3", "<s> <|endoftext|>", &e) ==
+        ST_OK)
         encode_something(m, data, size);
     token_model_release(m);
     return 0;

@@ -1,4 +1,5 @@
-/* What the fuzzers of tokenizer files share: a file that was accepted must encode any text without harm. */
+/* What the fuzzers of tokenizer files share: a file that was accepted must encode any text without
+ * harm. */
 #ifndef BRAID_FUZZ_TOKEN_TRY_H
 #define BRAID_FUZZ_TOKEN_TRY_H
 
@@ -8,7 +9,8 @@
 
 static inline void encode_something(struct token_model *m, const uint8_t *data, size_t size)
 {
-    static const char plain[] = "Hello  world, it's 12345\n\n<s> \xe2\x96\x81x \xe4\xb8\x80\xcc\x81 \xff\xfe";
+    static const char plain[] =
+        "Hello  world, it's 12345\n\n<s> \xe2\x96\x81x \xe4\xb8\x80\xcc\x81 \xff\xfe";
     struct tokenizer t = {.eod = -1, .model = m, .vocab = m->vocab.n};
     struct token_encoder *c;
     struct token_ids ids = {0};
@@ -20,7 +22,8 @@ static inline void encode_something(struct token_model *m, const uint8_t *data, 
     for (size_t i = 0; i < ids.n; i++) {
         uint8_t out[16];
         size_t n;
-        if (ids.ids[i] < 0 || ids.ids[i] >= t.vocab || tokenizer_decode(&t, ids.ids[i], out, sizeof out, &n, &e) != ST_OK)
+        if (ids.ids[i] < 0 || ids.ids[i] >= t.vocab ||
+            tokenizer_decode(&t, ids.ids[i], out, sizeof out, &n, &e) != ST_OK)
             abort();
     }
     (void)token_cut(&t, data, size);

@@ -1,4 +1,5 @@
-/* token/: training a vocabulary gives the merges of Hugging Face's trainer, whatever the threads, and files that read back. */
+/* token/: training a vocabulary gives the merges of Hugging Face's trainer, whatever the threads,
+ * and files that read back. */
 #include "support.h"
 #include "token/train_int.h"
 
@@ -18,7 +19,8 @@ static struct corpus read_corpus(void)
 }
 
 /* Trained on the corpus in `parts` texts per call. */
-static struct token_trainer *trained(const struct token_train_opts *o, const struct corpus *c, int parts)
+static struct token_trainer *trained(const struct token_train_opts *o, const struct corpus *c,
+                                     int parts)
 {
     struct token_trainer *t;
     struct err e = {0};
@@ -130,7 +132,8 @@ static void files_read_back(void **state)
     struct corpus c = read_corpus();
     struct err e = {0};
     char *dir = temp_dir(), prefix[256], path[300];
-    struct token_train_opts o = {.vocab = 600, .special = "<|endoftext|> <|\"quoted\\|>", .pattern = "llama3", .threads = 2};
+    struct token_train_opts o = {
+        .vocab = 600, .special = "<|endoftext|> <|\"quoted\\|>", .pattern = "llama3", .threads = 2};
     struct token_trainer *t = trained(&o, &c, 8);
     snprintf(prefix, sizeof prefix, "%s/tok", dir);
     assert_ok(token_trainer_write(t, prefix, &e), &e);
@@ -139,7 +142,8 @@ static void files_read_back(void **state)
     assert_ok(tokenizer_open(&json, path, true, &e), &e);
     snprintf(path, sizeof path, "%s.tiktoken", prefix);
     assert_fails(tokenizer_open(&ranks, path, false, &e), ST_USAGE, &e, "data.token_pattern");
-    struct tokenizer_opts with = {.name = path, .pattern = "llama3", .special = o.special, .eod = true};
+    struct tokenizer_opts with = {
+        .name = path, .pattern = "llama3", .special = o.special, .eod = true};
     assert_ok(tokenizer_open_opts(&ranks, &with, &e), &e);
     assert_int_equal(json.vocab, 600);
     assert_int_equal(ranks.vocab, 600);
