@@ -71,12 +71,7 @@ static int read_prompt(struct job *j, struct err *e)
  * token files. */
 static int encode_prompt(struct job *j, struct err *e)
 {
-    struct token_encoder *encoder;
-    TRY(token_encoder_open(&encoder, &j->tok, e));
-    int st = token_encode(encoder, j->prompt_text, j->n_prompt_text, TOKEN_SPECIAL | TOKEN_TEMPLATE,
-                          &j->prompt, e);
-    token_encoder_close(encoder);
-    TRY(st);
+    TRY(tokenizer_encode(&j->tok, j->prompt_text, j->n_prompt_text, TOKEN_SPECIAL | TOKEN_TEMPLATE, &j->prompt, e));
     if (j->prompt.n == 0)
         return err_set(e, ST_USAGE, "the prompt is empty");
     for (size_t i = 0; i < j->prompt.n; i++)
@@ -213,7 +208,6 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
     TRY(cmd_words(&args, 1, e));
     TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
     TRY(cmd_finish(&j->c, e));
-    TRY(cmd_refuse_weights(&j->c, "braid generate", e));
     TRY(cmd_refuse_weights(&j->c, "braid generate", e));
     TRY(tokenizer_for(&j->c, &j->tok, e));
     TRY(split_stops(j, e));

@@ -395,6 +395,19 @@ int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned f
     return flags & TOKEN_TEMPLATE ? put(out, m->suffix, (size_t)m->n_suffix, e) : ST_OK;
 }
 
+int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags,
+                     struct token_ids *out, struct err *e)
+{
+    struct token_encoder *c;
+    size_t before = out->n;
+    TRY(token_encoder_open(&c, t, e));
+    int st = token_encode(c, text, n, flags, out, e);
+    token_encoder_close(c);
+    if (st != ST_OK)
+        out->n = before;
+    return st;
+}
+
 /* ---- Cutting long texts
  * --------------------------------------------------------------------------------- */
 

@@ -85,6 +85,9 @@ void token_encoder_close(struct token_encoder *c); /* NULL is fine */
 int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned flags,
                  struct token_ids *out, struct err *e);
 
+/* The same with an encoder of its own, for a text now and then. On an error out holds nothing of it. */
+int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags,
+                     struct token_ids *out, struct err *e);
 /* Where a long text may be cut without changing its ids: the last such place in 1..n, 0: none. */
 size_t token_cut(const struct tokenizer *t, const void *text, size_t n);
 

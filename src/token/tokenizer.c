@@ -96,16 +96,18 @@ static int open_file(struct token_model *m, const struct tokenizer_opts *o, stru
 
 static int find_eod(struct tokenizer *t, const struct tokenizer_opts *o, struct err *e)
 {
-    static const char *const names[] = {"<|endoftext|>",
-                                        "<|end_of_text|>",
-                                        "</s>",
-                                        "<\xef\xbd\x9c"
-                                        "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>",
-                                        "<|end_of_sentence|>",
-                                        "<eos>",
-                                        "<|eos|>",
-                                        "<|im_end|>",
-                                        "<EOT>"};
+    /* The fourth is DeepSeek's, with U+FF5C and U+2581 for the bar and the spaces. */
+    static const char *const names[] = {
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "</s>",
+        "<\uff5cend\u2581of\u2581sentence\uff5c>",
+        "<|end_of_sentence|>",
+        "<eos>",
+        "<|eos|>",
+        "<|im_end|>",
+        "<EOT>",
+    };
     if (o->eod_token != NULL && o->eod_token[0] != '\0') {
         t->eod = tokenizer_find(t, o->eod_token);
         return t->eod >= 0 ? ST_OK

