@@ -166,10 +166,10 @@ def byte_ids(path):
         ranks = ranks_of(path)
         return {b: ranks[bytes([b])] for b in range(256)}
     d = json.load(open(path))
-    if "config" in d:
+    if isinstance(d.get("config"), dict):  # GPT-2 has a token of that name
         first = d["config"]["default_num_special_tokens"]
         return {base64.b64decode(v["token_bytes"])[0]: v["rank"] + first for v in d["vocab"][:256]}
-    vocab, chars = d.get("model", {}).get("vocab", d), alphabet()
+    vocab, chars = d["model"]["vocab"] if isinstance(d.get("model"), dict) else d, alphabet()
     return {b: vocab[chars[b]] for b in range(256) if chars[b] in vocab}
 
 
