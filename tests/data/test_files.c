@@ -209,7 +209,7 @@ static void half_a_pair_of_a_killed_writer_is_replaced(void **state)
     assert_ok(token_writer_add(w, &id, 1, &e), &e);
     assert_ok(token_writer_close(w, &e), &e);
     struct data_info info;
-    assert_ok(data_inspect(in_dir("k"), false, &info, &e), &e);
+    assert_ok(data_inspect(in_dir("k"), false, NULL, &info, &e), &e);
     assert_int_equal(info.tokens, 1);
     assert_int_equal(n_files(dir), 2);
     unlink(in_dir("k.bin"));
