@@ -51,9 +51,10 @@ static int prepare(struct trainer *t, struct samples *s, struct err *e)
                        "run.sample_tokens needs a run on one rank, and there are %d",
                        t->model.mesh.world);
     TRY(mem_array((void **)&s->scratch, (size_t)t->cfg->model.vocab, sizeof *s->scratch, e));
-    TRY(tokenizer_encode(&t->tok, prompt, strlen(prompt), TOKEN_SPECIAL | TOKEN_TEMPLATE, &ids, e));
+    int st = tokenizer_encode(&t->tok, prompt, strlen(prompt), TOKEN_SPECIAL | TOKEN_TEMPLATE, &ids, e);
     s->prompt = ids.ids;
     s->n_prompt = ids.n;
+    TRY(st);
     if ((int64_t)s->n_prompt >= s->g.decode.cache_len)
         return err_set(e, ST_INVALID,
                        "the prompt has %zu tokens, but a sequence has train.seq = %lld",
