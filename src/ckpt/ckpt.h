@@ -87,7 +87,7 @@ struct ckpt_data { /* a file that the run trains ("train") or evaluates ("valid"
     struct file_id file;
 };
 /* A file that the checkpoint carries along, such as a tokenizer; its name is no folder and none of the names above. */
-enum { CKPT_MAX_FILES = 2 };
+enum { CKPT_MAX_FILES = 6 };
 struct ckpt_file {
     const char *name;
     const void *bytes;

@@ -69,6 +69,8 @@ int cmd_init_from(struct config *c, const char *folder, bool say, struct err *e)
     if (st == ST_OK)
         st = hf_options(f, c, &notes, e);
     if (st == ST_OK)
+        st = import_tokenizer(c, folder, &notes, e);
+    if (st == ST_OK)
         st = config_set(c, "run.load_weights", folder, NULL, e);
     if (st == ST_OK && say)
         print_notes(&notes);
@@ -124,6 +126,7 @@ static int run_import(struct config *c, struct hf_folder **f, struct buf *notes,
         return err_set(e, ST_CONFLICT, "%s exists; import writes a new run folder", to);
     TRY(hf_open(f, from, e));
     TRY(hf_options(*f, c, notes, e));
+    TRY(import_tokenizer(c, from, notes, e));
     TRY(cmd_finish(c, e));
     int st = import_hf(*f, c, to, &progress, notes, e);
     if (st != ST_OK) {
@@ -180,6 +183,20 @@ static int read_target(struct target *t, const struct config_extra *extra, struc
     return ST_OK;
 }
 
+/* What a checkpoint carries beside its tensors: the tokenizer and what belongs to it. */
+static int carried_files(const struct ckpt *from, struct arena *a, const char **list, int most, struct err *e)
+{
+    int n = 0;
+    for (int i = 0; i < tokenizer_n_carried() && n < most; i++) {
+        const char *path = arena_printf(a, "%s/%s", ckpt_path(from), tokenizer_carried(i));
+        if (path == NULL)
+            return -err_set(e, ST_NOMEM, "out of memory");
+        if (file_exists(path))
+            list[n++] = path;
+    }
+    return n;
+}
+
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
     struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}};
@@ -201,9 +218,17 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
         return ST_OK;
     }
     TRY(hf_family_of(c, t.opts.family, &t.opts.family, e));
-    TRY(export_hf(*from, c, &t.opts, e));
-    printf("exported as %s: %s\n", t.opts.family, t.opts.path);
-    return ST_OK;
+    const char *files[16];
+    struct arena names;
+    arena_init(&names);
+    int st = carried_files(*from, &names, files, countof(files), e);
+    t.opts.extra_files = files;
+    t.opts.n_extra_files = st > 0 ? st : 0;
+    st = st < 0 ? -st : export_hf(*from, c, &t.opts, e);
+    arena_release(&names);
+    if (st == ST_OK)
+        printf("exported as %s: %s\n", t.opts.family, t.opts.path);
+    return st;
 }
 
 int cmd_export(int argc, char **argv)

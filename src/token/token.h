@@ -91,6 +91,23 @@ int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsi
 /* Where a long text may be cut without changing its ids: the last such place in 1..n, 0: none. */
 size_t token_cut(const struct tokenizer *t, const void *text, size_t n);
 
+/* ---- A vocabulary for other programs ------------------------------------------------------------------ */
+
+enum token_type { TOKEN_ORDINARY = 1, TOKEN_CONTROL = 3, TOKEN_ADDED = 4, TOKEN_UNUSED = 5 }; /* as GGUF numbers them */
+struct token_listing {
+    int32_t n;
+    const char **tokens; /* ordinary ones in the byte alphabet of GPT-2, others as they are written */
+    int32_t *types;      /* enum token_type */
+    int64_t n_merges;
+    const char **merges; /* "left right", the first merged first */
+    const char *pattern; /* name of a known pattern; NULL: another one */
+    int32_t bos;         /* what the template begins with, -1: nothing */
+    struct arena memory;
+};
+/* Byte-level tokenizers only. Close it also after an error. */
+int token_listing_open(struct token_listing *out, const struct tokenizer *t, struct err *e);
+void token_listing_close(struct token_listing *l);
+
 /* ---- Training a byte-level BPE vocabulary -------------------------------------------------------
  */
 

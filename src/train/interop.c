@@ -31,6 +31,63 @@ void paper_close(struct paper *p)
     *p = (struct paper){.n = 0};
 }
 
+/* ---- tokenizers ----------------------------------------------------------------------------------------------- */
+
+int import_tokenizer(struct config *c, const char *folder, struct buf *notes, struct err *e)
+{
+    char *path = path_join(folder, "tokenizer.json");
+    struct err why = {0};
+    struct tokenizer tok;
+    enum config_source from = config_source_of(c, "data.tokenizer").source;
+    if (path == NULL)
+        return err_set(e, ST_NOMEM, "out of memory");
+    int st = ST_OK;
+    if (file_exists(path) && from == CFG_FROM_DEFAULT) {
+        if (tokenizer_open(&tok, path, true, &why) == ST_OK) {
+            tokenizer_close(&tok);
+            st = config_set(c, "data.tokenizer", path, folder, e);
+        } else if (notes != NULL) {
+            buf_addf(notes, "tokenizer.json is left out: %s\n", why.msg);
+        }
+    }
+    free(path);
+    return st;
+}
+
+/* Names that llama.cpp has for ways of splitting text. */
+static const char *pre_tokenizer(const char *pattern)
+{
+    static const struct {
+        const char *ours, *theirs;
+    } names[] = {{"gpt2", "gpt-2"},    {"r50k", "gpt-2"},           {"llama3", "llama-bpe"}, {"qwen2", "qwen2"}, {"qwen35", "qwen35"},
+                 {"tekken", "tekken"}, {"deepseek3", "deepseek-v3"}, {"o200k", "gpt-4o"}};
+    for (int i = 0; pattern != NULL && i < countof(names); i++)
+        if (str_starts(pattern, names[i].ours))
+            return names[i].theirs;
+    return NULL;
+}
+
+/* The vocabulary of a GGUF file has as many tokens as the model. */
+static int fill_vocab(struct token_listing *l, const struct config *c, const struct tokenizer *tok, struct gguf_vocab *v, struct err *e)
+{
+    int64_t n = c->model.vocab;
+    const char **tokens = arena_alloc(&l->memory, (size_t)n * sizeof *tokens);
+    int32_t *kinds = arena_alloc(&l->memory, (size_t)n * sizeof *kinds);
+    if (tokens == NULL || kinds == NULL)
+        return err_set(e, ST_NOMEM, "out of memory for a vocabulary");
+    for (int64_t i = 0; i < n; i++) {
+        tokens[i] = i < l->n ? l->tokens[i] : arena_printf(&l->memory, "<|unused_%lld|>", (long long)i);
+        kinds[i] = i < l->n ? l->types[i] : TOKEN_UNUSED;
+        if (tokens[i] == NULL)
+            return err_set(e, ST_NOMEM, "out of memory for a vocabulary");
+    }
+    *v = (struct gguf_vocab){.model = "gpt2", .pre = pre_tokenizer(l->pattern), .n = n, .n_merges = l->n_merges, .tokens = tokens, .types = kinds,
+                             .merges = l->merges, .bos = l->bos, .eos = tok->eod, .add_bos = l->bos >= 0};
+    if (v->pre == NULL)
+        return err_set(e, ST_UNSUPPORTED, "llama.cpp has no name for the way this tokenizer splits text (%s)", tokenizer_kind(tok));
+    return ST_OK;
+}
+
 /* ---- import --------------------------------------------------------------------------------------------------- */
 
 struct importer {
@@ -68,6 +125,9 @@ int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const 
     TRY(paper_open(&paper, c, e));
     buf_init(&text, 0);
     struct importer m = {.folder = f, .params = paper.params, .n = paper.n, .progress = progress};
+    struct tokenizer tok = {.eod = -1};
+    struct ckpt_file files[CKPT_MAX_FILES];
+    int n_files = 0;
     TRY_OUT(hf_bind(f, c, paper.params, paper.n, notes, e));
     TRY_OUT(mem_array((void **)&items, (size_t)paper.n, sizeof *items, e));
     for (int i = 0; i < paper.n; i++) {
@@ -75,13 +135,17 @@ int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const 
         items[i] = (struct ckpt_item){.key = p->key, .host = tensor_shape(DT_F32, p->rank, p->dim), .section = CKPT_MODEL};
         m.all += tensor_bytes(&items[i].host);
     }
+    TRY_OUT(tokenizer_for(c, &tok, e));
+    TRY_OUT(tokenizer_pack(&tok, files, &n_files, e));
     config_write(c, &text, false);
     TRY_OUT(buf_check(&text, e));
     struct ckpt_source source = {fetch_param, &m};
     struct ckpt_save_args args = {.run_dir = run_dir, .items = items, .n_items = paper.n, .source = &source, .config_text = text.text,
-                                  .counters = {.seed = (uint64_t)c->run.seed}};
+                                  .files = files, .n_files = n_files, .counters = {.seed = (uint64_t)c->run.seed}};
     st = ckpt_save(&args, e);
 out:
+    tokenizer_unpack(files, n_files);
+    tokenizer_close(&tok);
     free(m.values);
     free(items);
     buf_release(&text);
@@ -133,6 +197,22 @@ static void pass_progress(void *ctx, int64_t done, int64_t all)
         x->progress->fn(x->progress->ctx, done, all);
 }
 
+static int write_gguf(const struct hf_export *x, enum gguf_type type, struct err *e)
+{
+    struct tokenizer tok = {.eod = -1};
+    struct token_listing list = {.n = 0};
+    struct gguf_vocab vocab;
+    int st;
+    TRY(tokenizer_for(x->config, &tok, e));
+    TRY_OUT(token_listing_open(&list, &tok, e));
+    TRY_OUT(fill_vocab(&list, x->config, &tok, &vocab, e));
+    st = gguf_export(x, type, &vocab, e);
+out:
+    token_listing_close(&list);
+    tokenizer_close(&tok);
+    return st;
+}
+
 /* gguf: the type of a GGUF file's matrices; NULL: a folder. */
 static int export_as(const struct ckpt *from, const struct config *c, const struct export_opts *o, const enum gguf_type *gguf, struct err *e)
 {
@@ -142,7 +222,7 @@ static int export_as(const struct ckpt *from, const struct config *c, const stru
     struct hf_export args = {.path = o->path, .config = c, .params = paper.params, .n_params = paper.n, .fetch = fetch_stored, .ctx = &x,
                              .family = o->family, .dtype = o->dtype, .shard_bytes = o->shard_bytes, .extra_files = o->extra_files,
                              .n_extra_files = o->n_extra_files, .progress = pass_progress};
-    int st = gguf != NULL ? gguf_export(&args, *gguf, NULL, e) : hf_export(&args, e);
+    int st = gguf != NULL ? write_gguf(&args, *gguf, e) : hf_export(&args, e);
     free(x.values);
     paper_close(&paper);
     return st;

@@ -22,6 +22,8 @@ struct interop_progress {
     void (*fn)(void *ctx, int64_t done_bytes, int64_t all_bytes);
     void *ctx;
 };
+/* data.tokenizer becomes the folder's tokenizer.json, unless the user named another one; a note says why it cannot be read. */
+int import_tokenizer(struct config *c, const char *folder, struct buf *notes, struct err *e);
 /* Writes checkpoint 0 of run_dir. c: the folder's options (hf_options), completed. */
 int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const struct interop_progress *progress, struct buf *notes,
               struct err *e);

@@ -20,10 +20,14 @@ int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e
 
 enum { TOKENIZER_FILE_MAX = 256 << 20 };
 
-/* Under these names a checkpoint holds the files, by what tokenizer_kind says; the GPT-2 pair must
- * keep its names. */
-static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json",
-                                      "encoder.json", "vocab.bpe"};
+/* Under these names a checkpoint holds the files, by what tokenizer_kind says; the GPT-2 pair must keep its names. What
+ * programs of Hugging Face keep beside a tokenizer goes with it. */
+static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json", "encoder.json", "vocab.bpe"};
+static const char *const companions[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
+_Static_assert(2 + countof(companions) <= CKPT_MAX_FILES, "a checkpoint carries the pair of GPT-2 and every companion");
+
+int tokenizer_n_carried(void) { return countof(carried) + countof(companions); }
+const char *tokenizer_carried(int i) { return i < countof(carried) ? carried[i] : companions[i - countof(carried)]; }
 
 static const char *carried_name(const struct tokenizer *tok, int i)
 {
@@ -33,19 +37,37 @@ static const char *carried_name(const struct tokenizer *tok, int i)
     return carried[strcmp(kind, "tokenizer.json") == 0 ? 0 : strcmp(kind, "tiktoken") == 0 ? 1 : 2];
 }
 
-int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[2], int *n, struct err *e)
+static int pack_file(const char *path, const char *name, struct ckpt_file *files, int *n, struct err *e)
 {
-    *n = 0;
-    for (int i = 0; i < tokenizer_n_files(tok); i++) {
-        char *bytes;
-        TRY(file_read(tokenizer_file(tok, i), TOKENIZER_FILE_MAX, &bytes, &files[*n].n, e));
-        files[*n].name = carried_name(tok, i);
-        files[(*n)++].bytes = bytes;
-    }
+    char *bytes;
+    TRY(file_read(path, TOKENIZER_FILE_MAX, &bytes, &files[*n].n, e));
+    files[*n].name = name;
+    files[(*n)++].bytes = bytes;
     return ST_OK;
 }
 
-void tokenizer_unpack(struct ckpt_file files[2], int n)
+int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_FILES], int *n, struct err *e)
+{
+    *n = 0;
+    for (int i = 0; i < tokenizer_n_files(tok); i++)
+        TRY(pack_file(tokenizer_file(tok, i), carried_name(tok, i), files, n, e));
+    if (*n == 0)
+        return ST_OK;
+    const char *first = tokenizer_file(tok, 0), *slash = strrchr(first, '/');
+    int st = ST_OK;
+    for (int i = 0; st == ST_OK && i < countof(companions); i++) {
+        struct buf path;
+        buf_init(&path, 0);
+        buf_addf(&path, "%.*s%s", slash != NULL ? (int)(slash - first + 1) : 0, first, companions[i]);
+        st = buf_check(&path, e);
+        if (st == ST_OK && file_exists(path.text) && !file_is_dir(path.text))
+            st = pack_file(path.text, companions[i], files, n, e);
+        buf_release(&path);
+    }
+    return st;
+}
+
+void tokenizer_unpack(struct ckpt_file files[CKPT_MAX_FILES], int n)
 {
     for (int i = 0; i < n; i++)
         free((void *)(uintptr_t)files[i].bytes);

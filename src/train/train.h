@@ -38,7 +38,7 @@ struct trainer {
     struct optim optim;
     struct exec exec;
     struct tokenizer tok;
-    struct ckpt_file tok_files[2]; /* the tokenizer as checkpoints carry it */
+    struct ckpt_file tok_files[CKPT_MAX_FILES]; /* the tokenizer as checkpoints carry it */
     int n_tok_files;
     char *token_dir; /* where text is tokenised into; NULL: run.dir is not set */
     struct dataset *train_data, *valid_data;
@@ -137,8 +137,11 @@ int routes_refuse(const struct config *cfg, const char *command, struct err *e);
 /* Parts that eval, generate, grads and gradcheck share. */
 int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e);
 /* text.c: a checkpoint carries the tokenizer's files. */
-int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[2], int *n, struct err *e);
-void tokenizer_unpack(struct ckpt_file files[2], int n); /* frees what pack read */
+int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_FILES], int *n, struct err *e);
+void tokenizer_unpack(struct ckpt_file files[CKPT_MAX_FILES], int n); /* frees what pack read */
+/* Names that such files have in a checkpoint. */
+int tokenizer_n_carried(void);
+const char *tokenizer_carried(int i);
 /* data.tokenizer becomes the checkpoint's own copy, unless the user named one; keep_path: or the saved path still exists. */
 int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path, struct err *e);
 int text_options(struct trainer *t, struct data_opts *o, struct err *e); /* how text becomes tokens */
