@@ -40,27 +40,6 @@ static int parse_blocks(const char *word, int64_t *out, struct err *e)
     return err_hint(e, "rows of a block, as in model.glu_interleave; 0: all gate rows, then all up rows");
 }
 
-/* A folder where an earlier conversion failed or was killed: nothing but an empty checkpoints/, temporary folders in it, a
- * lock. */
-static bool only_leftovers(const char *dst)
-{
-    char **names = NULL, *inside = path_join(dst, "checkpoints");
-    int n = 0;
-    bool only = inside != NULL && file_list_dir(dst, &names, &n, NULL) == ST_OK;
-    for (int i = 0; i < n; i++)
-        only = only && (strcmp(names[i], "checkpoints") == 0 || strcmp(names[i], "lock") == 0);
-    file_free_list(names, n);
-    names = NULL;
-    n = 0;
-    if (only && file_is_dir(inside))
-        only = file_list_dir(inside, &names, &n, NULL) == ST_OK;
-    for (int i = 0; i < n; i++)
-        only = only && strstr(names[i], ".tmp-") != NULL;
-    file_free_list(names, n);
-    free(inside);
-    return only;
-}
-
 static int parse_words(struct convert_args *a, int argc, char **argv, struct err *e)
 {
     for (int i = 0; i < argc; i++) {
@@ -83,7 +62,9 @@ static int parse_words(struct convert_args *a, int argc, char **argv, struct err
         err_set(e, ST_USAGE, "ckpt convert needs a source, a destination and --layout=");
         return err_hint(e, "braid ckpt convert RUN NEW.safetensors --layout=stacked");
     }
-    if (!file_exists(a->dst) || only_leftovers(a->dst))
+    bool free_name;
+    TRY(cmd_free_name(a->dst, &free_name, e));
+    if (free_name)
         return ST_OK;
     err_set(e, ST_USAGE, "%s is there already", a->dst);
     return err_hint(e, "name a new folder or file; nothing is replaced");

@@ -36,6 +36,8 @@ bool cmd_wants_help(int argc, char **argv, const char *usage, const char *option
 int cmd_explain(const char *word);
 /* Defaults, file, overrides. Automatic values and rules are left to cmd_finish. */
 int cmd_config(struct config *c, int argc, char **argv, struct config_args *args, struct err *e);
+/* May a command write a new run folder here? Yes where nothing is, or only what an earlier one left that failed. */
+int cmd_free_name(const char *path, bool *is_free, struct err *e);
 /* An error when more than `most` words are left beside the options. */
 int cmd_words(const struct config_args *args, int most, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */

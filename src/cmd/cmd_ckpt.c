@@ -96,12 +96,17 @@ static void print_key(const struct named *t)
 
 /* ---- ls -------------------------------------------------------------------------------------- */
 
-static bool is_run(const char *path)
+/* Everything but a folder with a manifest is no run, unless it cannot be looked at. */
+static int look_for_run(const char *path, bool *run, struct err *e)
 {
     char *manifest = path_join(path, "manifest.json");
-    bool run = manifest != NULL && file_is_dir(path) && !file_exists(manifest);
+    bool exists = false, one = false;
+    int st = manifest != NULL ? file_lookup(path, &exists, e) : err_set(e, ST_NOMEM, "out of memory");
+    if (st == ST_OK)
+        st = file_lookup(manifest, &one, e);
+    *run = exists && !one && file_is_dir(path);
     free(manifest);
-    return run;
+    return st;
 }
 
 static const char *last_part(const char *path)
@@ -159,7 +164,9 @@ static int ls_tensors(const char *path, struct err *e)
 
 static int run_ls(char **args, struct err *e)
 {
-    return is_run(args[0]) ? ls_run(args[0], e) : ls_tensors(args[0], e);
+    bool run;
+    TRY(look_for_run(args[0], &run, e));
+    return run ? ls_run(args[0], e) : ls_tensors(args[0], e);
 }
 
 /* ---- verify ---------------------------------------------------------------------------------- */
@@ -177,7 +184,9 @@ static int run_verify(char **args, struct err *e)
 {
     struct ckpt_info *list;
     int n, bad = 0;
-    if (!is_run(args[0]))
+    bool run;
+    TRY(look_for_run(args[0], &run, e));
+    if (!run)
         return verify_one(args[0], e);
     TRY(ckpt_list(args[0], &list, &n, e));
     for (int i = 0; i < n; i++) {

@@ -122,7 +122,9 @@ static int run_import(struct config *c, struct hf_folder **f, struct buf *notes,
         err_set(e, ST_INVALID, "%s is no folder with a config.json", from);
         return err_hint(e, "a model folder of Hugging Face holds config.json and model*.safetensors");
     }
-    if (file_exists(to))
+    bool free_name;
+    TRY(cmd_free_name(to, &free_name, e));
+    if (!free_name)
         return err_set(e, ST_CONFLICT, "%s exists; import writes a new run folder", to);
     TRY(hf_open(f, from, e));
     TRY(hf_options(*f, c, notes, e));

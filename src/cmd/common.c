@@ -1,6 +1,7 @@
 /* What commands share: reading options, help, checkpoints, exit codes. */
 #include "cmd/cmd.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int cmd_exit(int status, const struct err *e)
@@ -145,4 +146,33 @@ int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct
     }
     TRY(config_load_saved(c, text, strlen(text), ckpt_path(*out), CFG_SAVED_MODEL, NULL, e));
     return tokenizer_of_checkpoint(c, *out, false, e);
+}
+
+/* A folder where an earlier command failed or was killed: nothing but an empty checkpoints/, temporary folders in it, a
+ * lock. */
+static bool only_leftovers(const char *dst)
+{
+    char **names = NULL, *inside = path_join(dst, "checkpoints");
+    int n = 0;
+    bool only = inside != NULL && file_list_dir(dst, &names, &n, NULL) == ST_OK;
+    for (int i = 0; i < n; i++)
+        only = only && (strcmp(names[i], "checkpoints") == 0 || strcmp(names[i], "lock") == 0);
+    file_free_list(names, n);
+    names = NULL;
+    n = 0;
+    if (only && file_is_dir(inside))
+        only = file_list_dir(inside, &names, &n, NULL) == ST_OK;
+    for (int i = 0; i < n; i++)
+        only = only && strstr(names[i], ".tmp-") != NULL;
+    file_free_list(names, n);
+    free(inside);
+    return only;
+}
+
+int cmd_free_name(const char *path, bool *is_free, struct err *e)
+{
+    bool exists = false;
+    TRY(file_lookup(path, &exists, e));
+    *is_free = !exists || only_leftovers(path);
+    return ST_OK;
 }

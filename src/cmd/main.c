@@ -4,7 +4,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <jansson.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -68,6 +70,19 @@ int cmd_help(int argc, char **argv)
     return code;
 }
 
+/* Jansson's parser ends in an assertion when memory runs out inside of a string. */
+static void *json_memory(size_t n)
+{
+    static const char text[] = "braid: error: out of memory reading or writing JSON\n  hint: what was saved before is untouched\n";
+    void *p = malloc(n);
+    if (p == NULL && n > 0) {
+        ssize_t said = write(STDERR_FILENO, text, sizeof text - 1);
+        (void)said;
+        _exit(1);
+    }
+    return p;
+}
+
 /* A descriptor that is closed at the start would be given to the next file that is opened, and messages would go into
  * a log or a checkpoint. In the place of standard output stands one that cannot be written, so that results which nobody
  * gets are still an error. */
@@ -127,5 +142,6 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN); /* a terminal or pipe that goes away loses messages, not the run */
     if (!open_standard_descriptors())
         return 1;
+    json_set_alloc_funcs(json_memory, free);
     return check_output(run_command(argc, argv));
 }

@@ -128,10 +128,11 @@ int token_writer_open(struct token_writer **out, const char *prefix, enum dtype 
     int st;
     TRY_OUT(out_open(&w->bin, prefix, ".bin", e));
     TRY_OUT(out_open(&w->idx, prefix, ".idx", e));
-    bool half = w->idx.left > 0 && file_exists(w->bin.path) && !file_exists(w->idx.path);
-    const char *old = file_exists(w->bin.path)   ? w->bin.path
-                      : file_exists(w->idx.path) ? w->idx.path
-                                                 : NULL;
+    bool has_bin, has_idx;
+    TRY_OUT(file_lookup(w->bin.path, &has_bin, e));
+    TRY_OUT(file_lookup(w->idx.path, &has_idx, e));
+    bool half = w->idx.left > 0 && has_bin && !has_idx;
+    const char *old = has_bin ? w->bin.path : has_idx ? w->idx.path : NULL;
     if (half && !replace) { /* killed between its two renames: of no use to anyone */
         if (unlink(w->bin.path) != 0)
             TRY_OUT(err_errno(e, "cannot remove %s, which a killed writer left", w->bin.path));
