@@ -185,6 +185,23 @@ int file_temp_open(const char *path, char tmp[FILE_TEMP_MAX], int *fd, struct er
     return err_set(e, ST_IO, "cannot create a temporary file beside %s: %d random names are taken", path, TRIES);
 }
 
+int file_temp_dir(const char *path, char tmp[FILE_TEMP_MAX], int *fd, struct err *e)
+{
+    *fd = -1;
+    if (snprintf(tmp, FILE_TEMP_MAX, "%s%s%016llx", path, temp_mark, (unsigned long long)random_u64()) >= FILE_TEMP_MAX)
+        return err_set(e, ST_INVALID, "path too long: %.200s...", path);
+    if (mkdir(tmp, 0777) != 0)
+        return err_errno(e, "cannot create folder %s", tmp);
+    *fd = open(tmp, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (*fd < 0) {
+        int st = err_errno(e, "cannot open folder %s", tmp);
+        rmdir(tmp);
+        return st;
+    }
+    flock(*fd, LOCK_EX | LOCK_NB);
+    return ST_OK;
+}
+
 /* The length of the name before the mark and the digits of file_temp_open; 0: not such a name. */
 static size_t temp_stem(const char *name)
 {
@@ -201,7 +218,8 @@ static bool remove_left(const char *path)
     if (fd < 0)
         return false;
     struct stat sb;
-    bool left = fstat(fd, &sb) == 0 && S_ISREG(sb.st_mode) && flock(fd, LOCK_EX | LOCK_NB) == 0 && unlink(path) == 0;
+    bool left = fstat(fd, &sb) == 0 && (S_ISREG(sb.st_mode) || S_ISDIR(sb.st_mode)) && flock(fd, LOCK_EX | LOCK_NB) == 0 &&
+                file_remove_tree(path, NULL) == ST_OK;
     close(fd);
     return left;
 }

@@ -40,7 +40,9 @@ int file_write_fd(int fd, const void *bytes, size_t n, const char *path, struct 
  * and locked while it is open, which tells a file in use from one that a killed process left. */
 enum { FILE_TEMP_MAX = 4096 };
 int file_temp_open(const char *path, char tmp[FILE_TEMP_MAX], int *fd, struct err *e);
-/* Removes what killed processes left of file_temp_open: of path, or with path NULL of every file in dir. Returns how
+/* The same for a folder; *fd holds its lock and is to be closed once it has its final name. */
+int file_temp_dir(const char *path, char tmp[FILE_TEMP_MAX], int *fd, struct err *e);
+/* Removes what killed processes left of the two: of path, or with path NULL of every file in dir. Returns how
  * many. Never an error: readers ignore such files. */
 int file_temp_clean(const char *dir, const char *path);
 /* Write a temporary file beside path, fsync, rename it over path, fsync the folder. */

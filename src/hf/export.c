@@ -246,7 +246,6 @@ static int copy_file(struct writer *w, const char *from, struct err *e)
 
 static int write_folder(struct writer *w, json_t *config, struct err *e)
 {
-    TRY(file_make_dirs(w->tmp, e));
     for (int s = 0; s < w->n_shards; s++)
         TRY(write_shard(w, s, e));
     if (w->n_shards > 1)
@@ -261,7 +260,7 @@ static int write_folder(struct writer *w, json_t *config, struct err *e)
     TRY(file_sync_dir(w->tmp, e));
     if (rename(w->tmp, w->x->path) != 0)
         return err_errno(e, "cannot rename %s to %s", w->tmp, w->x->path);
-    return ST_OK;
+    return file_sync_parent(w->x->path, e);
 }
 
 int hf_export(const struct hf_export *x, struct err *e)
@@ -269,25 +268,27 @@ int hf_export(const struct hf_export *x, struct err *e)
     struct writer w = {.x = x};
     const struct hf_family *fam;
     json_t *config = NULL;
-    struct buf tmp;
-    int st;
-    if (file_exists(x->path))
+    char tmp[FILE_TEMP_MAX];
+    bool exists;
+    int st, fd = -1;
+    TRY(file_lookup(x->path, &exists, e));
+    if (exists)
         return err_hint((err_set(e, ST_CONFLICT, "%s exists", x->path), e), "give a folder that does not exist yet");
-    buf_init(&tmp, 0);
-    buf_addf(&tmp, "%s.tmp-%ld", x->path, (long)getpid());
-    w.tmp = tmp.text;
-    TRY_OUT(buf_check(&tmp, e));
+    file_temp_clean(NULL, x->path);
     TRY_OUT(hf_choose(x->config, x->family, x->dtype, &fam, &config, e));
     TRY_OUT(hf_out_open(&w.out, x, fam, e));
     make_shards(&w);
     qsort(w.out.tensors, (size_t)w.out.n_tensors, sizeof *w.out.tensors, by_name);
+    TRY_OUT(file_temp_dir(x->path, tmp, &fd, e));
+    w.tmp = tmp;
     st = write_folder(&w, config, e);
     if (st != ST_OK)
         file_remove_tree(w.tmp, NULL);
 out:
+    if (fd >= 0)
+        close(fd);
     json_decref(config);
     hf_out_close(&w.out);
     free(w.narrow);
-    free(w.tmp);
     return st;
 }

@@ -232,9 +232,10 @@ out:
 
 static int write_file(struct file *f, const struct gguf_arch *arch, const struct gguf_vocab *vocab, const char *final, struct err *e)
 {
-    f->fd = open(f->path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (f->fd < 0)
-        return err_errno(e, "cannot create %s", f->path);
+    char tmp[FILE_TEMP_MAX];
+    file_temp_clean(NULL, final);
+    TRY(file_temp_open(final, tmp, &f->fd, e));
+    f->path = tmp;
     int st = write_all(f, arch, vocab, e);
     if (st == ST_OK && fsync(f->fd) != 0)
         st = err_errno(e, "cannot write %s", f->path);
@@ -244,29 +245,26 @@ static int write_file(struct file *f, const struct gguf_arch *arch, const struct
     if (st == ST_OK && link(f->path, final) != 0)
         st = err_errno(e, "cannot name %s %s", f->path, final);
     unlink(f->path);
-    return st;
+    f->path = NULL;
+    return st == ST_OK ? file_sync_parent(final, e) : st;
 }
 
 int gguf_export(const struct hf_export *x, enum gguf_type type, const struct gguf_vocab *vocab, struct err *e)
 {
     const struct gguf_arch *arch;
     struct file f = {.fd = -1, .type = type};
-    struct buf tmp;
+    bool exists;
     int st;
     TRY(gguf_arch_of(x->config, &arch, e));
-    if (file_exists(x->path)) {
+    TRY(file_lookup(x->path, &exists, e));
+    if (exists) {
         err_set(e, ST_CONFLICT, "%s exists", x->path);
         return err_hint(e, "give a file that does not exist yet");
     }
-    buf_init(&tmp, 0);
-    buf_addf(&tmp, "%s.tmp-%ld", x->path, (long)getpid());
-    f.path = tmp.text;
-    TRY_OUT(buf_check(&tmp, e));
     TRY_OUT(hf_out_open(&f.out, x, &arch->family, e));
     st = write_file(&f, arch, vocab, x->path, e);
 out:
     hf_out_close(&f.out);
     free(f.narrow);
-    buf_release(&tmp);
     return st;
 }

@@ -263,6 +263,11 @@ int rename(const char *from, const char *to)
     FAIL(RENAME, EIO, -1);
     CHANGE(int, (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
 }
+int link(const char *from, const char *to)
+{
+    FAIL(RENAME, EIO, -1);
+    CHANGE(int, (int)syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
 int open(const char *path, int flags, ...)
 {
     va_list ap;

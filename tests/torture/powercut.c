@@ -238,14 +238,14 @@ static void do_open(struct disk *d, const struct record *r, const char *path)
     d->fds[r->fd] = inode + 1;
 }
 
-static void do_rename(struct disk *d, const char *from, const char *to)
+static void do_rename(struct disk *d, const char *from, const char *to, bool link)
 {
     const char *a, *b;
     int inode = lookup(d, from), x = parent_of(d, from, &a), y = parent_of(d, to, &b);
     if (inode < 0 || x < 0 || y < 0)
         return;
-    change_name(d, y, b, inode, x == y ? a : NULL);
-    if (x != y)
+    change_name(d, y, b, inode, x == y && !link ? a : NULL);
+    if (x != y && !link)
         change_name(d, x, a, -1, NULL);
 }
 
@@ -274,8 +274,9 @@ static void do_record(struct disk *d, const struct record *r, const char *a, con
             sync_inode(&d->inodes[inode]);
         break;
     case REC_RENAME:
+    case REC_LINK:
         snprintf(to, sizeof to, "%.*s", (int)r->n_b, b);
-        do_rename(d, path, to);
+        do_rename(d, path, to, r->op == REC_LINK);
         break;
     case REC_MKDIR:
         folder = parent_of(d, path, &last);

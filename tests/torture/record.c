@@ -112,6 +112,10 @@ int rename(const char *from, const char *to)
 {
     LOCKED(int, syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0), record(REC_RENAME, -1, 0, from, to, strlen(to)));
 }
+int link(const char *from, const char *to)
+{
+    LOCKED(int, syscall(SYS_linkat, AT_FDCWD, from, AT_FDCWD, to, 0), record(REC_LINK, -1, 0, from, to, strlen(to)));
+}
 int mkdir(const char *path, mode_t mode)
 {
     LOCKED(int, syscall(SYS_mkdirat, AT_FDCWD, path, mode), record(REC_MKDIR, -1, 0, path, NULL, 0));
