@@ -2,9 +2,11 @@
  * files, as `braid op` and `braid grads` write them, can be listed and compared too. */
 #include "cmd/cmd.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 static const char usage[] =
@@ -100,11 +102,13 @@ static void print_key(const struct named *t)
 static int look_for_run(const char *path, bool *run, struct err *e)
 {
     char *manifest = path_join(path, "manifest.json");
-    bool exists = false, one = false;
-    int st = manifest != NULL ? file_lookup(path, &exists, e) : err_set(e, ST_NOMEM, "out of memory");
-    if (st == ST_OK)
-        st = file_lookup(manifest, &one, e);
-    *run = exists && !one && file_is_dir(path);
+    struct stat sb;
+    bool one = false;
+    int st = manifest != NULL ? file_lookup(manifest, &one, e) : err_set(e, ST_NOMEM, "out of memory");
+    bool exists = st == ST_OK && stat(path, &sb) == 0;
+    if (st == ST_OK && !exists && errno != ENOENT && errno != ENOTDIR)
+        st = err_errno(e, "cannot look up %s", path);
+    *run = exists && !one && S_ISDIR(sb.st_mode);
     free(manifest);
     return st;
 }
