@@ -205,6 +205,10 @@ int cmd_train(int argc, char **argv)
     struct err e = {0};
     int st = run(&j, argc, argv, &e);
     int code = cmd_exit(st, &e);
+    if (j.c.run.dir != NULL && j.c.run.dir[0] != '\0' && (fflush(stdout) != 0 || ferror(stdout))) {
+        clearerr(stdout); /* what matters is in the run folder: a terminal that went away is no failure of the run */
+        fprintf(stderr, "note: the summary could not be written to standard output\n");
+    }
     ckpt_close(j.from);
     dir_lock_release(j.lock);
     config_release(&j.c);
