@@ -562,6 +562,27 @@ static int refuse_large(struct dev *d, int64_t bytes, void **out, struct err *e)
                         : mem_aligned(out, (size_t)bytes, DEV_ALIGN, e);
 }
 
+/* Offsets in a frame are sums: 2^63 bytes and more would be negative ones. */
+static void activations_that_cannot_be_counted_are_refused(void **state)
+{
+    (void)state;
+    struct rig r;
+    enum { N = 5 };
+    slot_id y[N], dy;
+    rig_init(&r);
+    for (int k = 0; k < N; k++) {
+        char name[16];
+        snprintf(name, sizeof name, "y%d", k);
+        y[k] = rig_slot(&r, name, (int64_t)1 << 57); /* doubles: 2^60 bytes each */
+    }
+    dy = rig_slot(&r, "dy", 16);
+    int node = rig_node(&r, "wide", LANE_COMPUTE);
+    RIG_USES(&r, node, PH_FWD, 0.1, WRITES(y[0]), WRITES(y[1]), WRITES(y[2]), WRITES(y[3]), WRITES(y[4]), WRITES(dy));
+    RIG_USES(&r, node, PH_BWD, 0.1, READS(dy), READS(y[0]), READS(y[1]), READS(y[2]), READS(y[3]), READS(y[4]));
+    assert_fails(rig_plan(&r), ST_INVALID, &r.e, "more than can be counted");
+    rig_release(&r);
+}
+
 static void too_large_a_plan_is_refused_with_its_sizes(void **state)
 {
     (void)state;
@@ -681,6 +702,7 @@ int main(void)
         cmocka_unit_test(the_first_bad_value_is_found),
         cmocka_unit_test(waits_in_a_circle_are_reported_not_waited_for),
         cmocka_unit_test(a_plan_does_not_bind_to_less_memory_than_it_needs),
+        cmocka_unit_test(activations_that_cannot_be_counted_are_refused),
         cmocka_unit_test(too_large_a_plan_is_refused_with_its_sizes),
         cmocka_unit_test(the_trace_is_json_with_one_event_per_step),
         cmocka_unit_test(plans_print_their_steps_and_memory),
