@@ -16,6 +16,7 @@ struct scenario {
     const char *files[MOST_FILES]; /* results; none: standard output is the result */
     bool small;                    /* every single allocation can be tried */
     bool again;                    /* may be run again when it is done */
+    bool together;                 /* files replace others of the same names: all old, all new, or not all there */
 };
 extern const struct scenario scenarios[];
 extern const int n_scenarios;
@@ -31,6 +32,8 @@ bool prepare_base(const struct place *p);
 int run_scenario(const struct place *p, const struct scenario *s, const char *dir, const char *const *env, bool keep, const char *tag);
 /* Are the results those of the reference? why gets the first difference. */
 bool same_results(const struct place *p, const struct scenario *s, const char *dir, const char *tag, char *why, size_t size);
+/* For a scenario whose files belong together: do those that are there? */
+bool files_fit(const struct place *p, const struct scenario *s, const char *dir);
 /* A temporary file or folder, or a lock, somewhere below dir; false: none. */
 bool has_leftovers(const char *dir, char *found, size_t size);
 void print_tail(const char *dir, const char *tag); /* the end of what it said on standard error */

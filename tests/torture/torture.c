@@ -109,6 +109,8 @@ static void one_fault(const struct torture *t, const struct job *j, int worker)
         snprintf(why, sizeof why, "it fails (exit code %d) without a fault", WEXITSTATUS(status));
     else if (WIFEXITED(status) && WEXITSTATUS(status) != 0 && !said_something(dir, tag))
         snprintf(why, sizeof why, "it fails (exit code %d) without a word", WEXITSTATUS(status));
+    else if (!files_fit(&t->place, s, dir))
+        snprintf(why, sizeof why, "an old file stands beside a new one");
     else if (status != 0 && s->files[0] != NULL && !recovers(t, j, dir, why, sizeof why))
         tag = "again";
     if (why[0] == '\0')
