@@ -250,6 +250,7 @@ int file_write_atomic(const char *path, const void *bytes, size_t n, struct err 
 {
     char tmp[FILE_TEMP_MAX];
     int fd;
+    file_temp_clean(NULL, path); /* of an earlier writer that was killed */
     TRY(file_temp_open(path, tmp, &fd, e));
     int st = file_write_fd(fd, bytes, n, tmp, e);
     if (st == ST_OK && fsync(fd) != 0)

@@ -307,7 +307,9 @@ static int train_tokenizer(struct words *w, struct err *e)
     char path[4096];
     for (int i = 0; i < 2 && !w->force; i++) {
         snprintf(path, sizeof path, "%s%s", w->out, i == 0 ? ".json" : ".tiktoken");
-        if (file_exists(path)) {
+        bool exists;
+        TRY(file_lookup(path, &exists, e));
+        if (exists) {
             err_set(e, ST_CONFLICT, "%s exists already", path);
             return err_hint(e, "--force replaces it");
         }

@@ -23,9 +23,11 @@ const struct scenario scenarios[] = {
     {"export", {"export", "%B/imported", "out"}, .files = {"out/model.safetensors", "out/config.json"}},
     {"gguf", {"export", "%B/imported", "out.gguf", "--format=gguf"}, .files = {"out.gguf"}},
     {"verify", {"ckpt", "verify", "%B/run"}, .files = {NULL}, .small = true},
-    {"tokenize", {"data", "tokenize", "--in", "%B/text.txt", "--out", "tok"}, .files = {"tok.bin", "tok.idx"}, .small = true},
-    {"replace", {"data", "tokenize", "--in", "%B/text.txt", "--out", "run/tok", "--eod", "--force"}, .start = "pair", .files = {"run/tok.bin", "run/tok.idx"},
+    {"tokenize", {"data", "tokenize", "--in", "%B/text.txt", "--out", "tok", "--run.threads=1"}, .files = {"tok.bin", "tok.idx"}, .small = true},
+    {"replace", {"data", "tokenize", "--in", "%B/text.txt", "--out", "run/tok", "--append-eod", "--force", "--run.threads=1"}, .start = "pair", .files = {"run/tok.bin", "run/tok.idx"},
      .small = true, .again = true, .together = true},
+    {"bpe", {"data", "train-tokenizer", "--in", "%B/text.txt", "--out", "bpe", "--vocab=270", "--force", "--run.threads=1"}, .files = {"bpe.json", "bpe.tiktoken"},
+     .again = true},
     {"info", {"data", "info", "%B/tok", "--scan"}, .files = {NULL}, .small = true},
     {"plan", {"plan", "%R/configs/tiny.ini"}, .files = {NULL}},
 };
