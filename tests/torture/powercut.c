@@ -550,7 +550,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < n_scenarios; i++) {
         if (scenarios[i].files[0] == NULL)
             continue;
-        bool ok = one_command(&p, &scenarios[i], p.states / writers);
+        bool ok = one_command(&p, &scenarios[i], ceil_div(p.states, writers));
         passed += ok;
         failed += !ok;
     }
