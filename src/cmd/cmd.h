@@ -83,7 +83,7 @@ int cmd_count_ranks(struct config *c, struct cmd_ranks *r, struct err *e);
 /* Does this process speak for the run? With threads all of them are in one process. */
 static inline bool cmd_speaks(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
 /* After an error before the ranks met (options, files): they meet to end together, and rank 0 says it. */
-int cmd_tell_ranks(int status, struct err *e);
+int cmd_tell_ranks(const struct config *c, int status, struct err *e);
 /* fn for every rank that lives in this process, each with its place. The first error comes back, or was said already (world_finish). */
 int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r, int (*fn)(const struct rank_place *place, void *ctx, struct err *e), void *ctx,
                   struct err *e);

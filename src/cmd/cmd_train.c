@@ -192,7 +192,7 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
 {
     int st = prepare(j, argc, argv, e);
     if (st != ST_OK)
-        return cmd_tell_ranks(st, e);
+        return cmd_tell_ranks(&j->c, st, e);
     hold_stop_signals();
     return cmd_run_ranks(&j->c, &j->ranks, train_rank, j, e);
 }

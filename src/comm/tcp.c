@@ -305,11 +305,11 @@ static int make(struct tcp **out, int size, struct err *e)
     return st;
 }
 
-static int connect_world(struct world *w, const struct launch *l, struct err *e)
+static int connect_world(struct world *w, const struct launch *l, const struct world_opts *o, struct err *e)
 {
     int *fd;
     TRY(mem_array((void **)&fd, (size_t)l->size, sizeof *fd, e));
-    int st = tcp_connect_all(l, w->timeout, fd, e);
+    int st = tcp_connect_all(l, o, fd, e);
     for (int r = 0; r < l->size; r++)
         w->tcp->peer[r].fd = fd[r];
     free(fd);
@@ -333,7 +333,7 @@ int tcp_world_open(struct world **out, const struct world_opts *o, struct err *e
     w->tcp = t;
     w->local_rank = l.local_rank;
     w->on_lane = w->on_host = &transport_tcp;
-    st = connect_world(w, &l, e);
+    st = connect_world(w, &l, o, e);
     if (st == ST_OK) {
         st = world_board(w, o, e);
         st = world_start(w, o, st, e);
