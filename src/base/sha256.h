@@ -1,5 +1,5 @@
-/* SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104), for messages that must come from somebody who knows a secret. Checksums of files
- * and names use hash64(), which is faster and proves nothing. */
+/* SHA-256 and HMAC-SHA-256 (FIPS 180-4, RFC 2104), for messages that must come from somebody who
+ * knows a secret. Checksums of files and names use hash64(), which is faster and proves nothing. */
 #ifndef BRAID_BASE_SHA256_H
 #define BRAID_BASE_SHA256_H
 

@@ -1,6 +1,7 @@
-/* Stop signals while a run starts. Training holds SIGINT and SIGTERM back and asks for them between steps; until its first step nothing
- * asks, and reading, planning, allocating or waiting for other ranks may take long. So a thread waits for them meanwhile, and a signal
- * ends the process at once: there is nothing to save yet. */
+/* Stop signals while a run starts. Training holds SIGINT and SIGTERM back and asks for them between
+ * steps; until its first step nothing asks, and reading, planning, allocating or waiting for other
+ * ranks may take long. So a thread waits for them meanwhile, and a signal ends the process at once:
+ * there is nothing to save yet. */
 #include "cmd/cmd.h"
 
 #include <poll.h>
@@ -22,7 +23,8 @@ static void end_process(int sig)
 {
     static const char by_user[] = "braid: interrupted before the first step; nothing was saved\n";
     static const char by_other[] = "braid: told to stop before the first step; nothing was saved\n";
-    ssize_t n = sig == SIGINT ? write(STDERR_FILENO, by_user, sizeof by_user - 1) : write(STDERR_FILENO, by_other, sizeof by_other - 1);
+    ssize_t n = sig == SIGINT ? write(STDERR_FILENO, by_user, sizeof by_user - 1)
+                              : write(STDERR_FILENO, by_other, sizeof by_other - 1);
     (void)n;
     _exit(130);
 }

@@ -7,7 +7,8 @@ const uint64_t hand_magic = 0x32646961726221ull; /* this protocol, second versio
 
 enum { STAGE_HELLO, STAGE_CHALLENGE, STAGE_PROOF, STAGE_END };
 
-static void sign(const struct hand *h, const struct hand_job *j, const char *label, uint8_t out[SHA256_BYTES])
+static void sign(const struct hand *h, const struct hand_job *j, const char *label,
+                 uint8_t out[SHA256_BYTES])
 {
     struct hmac m;
     hmac_begin(&m, j->key, j->n_key);
@@ -30,7 +31,8 @@ static void expect(struct hand *h, int stage, size_t want)
     h->want = want;
 }
 
-void hand_open_client(struct hand *h, const struct hand_job *j, const struct hand_hello *me, const uint8_t *nonce)
+void hand_open_client(struct hand *h, const struct hand_job *j, const struct hand_hello *me,
+                      const uint8_t *nonce)
 {
     *h = (struct hand){.hello = *me};
     h->hello.magic = hand_magic;
@@ -96,7 +98,7 @@ enum hand_result hand_take(struct hand *h, const struct hand_job *j, const void 
         return HAND_STRANGER;
     memcpy(h->in + h->n_in, bytes, n);
     h->n_in += n;
-    /* Who speaks something else is turned away with its first bytes. */
+    /* Another protocol is recognised by its first bytes. */
     size_t known = h->n_in < sizeof magic ? h->n_in : sizeof magic;
     memcpy(&magic, h->in, known);
     if (h->stage != STAGE_PROOF && memcmp(&magic, &hand_magic, known) != 0)
@@ -104,12 +106,9 @@ enum hand_result hand_take(struct hand *h, const struct hand_job *j, const void 
     if (h->n_in < h->want)
         return HAND_MORE;
     switch (h->stage) {
-    case STAGE_HELLO:
-        return take_hello(h, j);
-    case STAGE_CHALLENGE:
-        return take_challenge(h, j);
-    default:
-        return take_proof(h, j);
+    case STAGE_HELLO: return take_hello(h, j);
+    case STAGE_CHALLENGE: return take_challenge(h, j);
+    default: return take_proof(h, j);
     }
 }
 

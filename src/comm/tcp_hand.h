@@ -1,12 +1,13 @@
-/* The handshake of two ranks over TCP, as a pure machine: bytes in, bytes out, no sockets, so that a fuzzer can drive it.
+/* The handshake of two ranks over TCP, as a pure machine: bytes in, bytes out, no sockets, so that
+ * a fuzzer can drive it.
  *
  *   client -> server   hello      who it is, where it listens, a nonce
  *   server -> client   challenge  a nonce, MAC("server", hello, nonce): it knows the secret
  *   client -> server   proof      MAC("client", hello, nonce): so does the client
  *
- * MAC is HMAC-SHA-256 under the job's secret; without one the key is empty, and the handshake only keeps other programs and other
- * jobs apart. Both nonces are in both MACs, so that nothing recorded can be used again; the labels differ, so that a MAC cannot be
- * sent back to where it came from. */
+ * MAC is HMAC-SHA-256 under the job's secret; without one the key is empty, and the handshake only
+ * keeps other programs and other jobs apart. Both nonces are in both MACs, so that nothing recorded
+ * can be used again; the labels differ, so that a MAC cannot be sent back to where it came from. */
 #ifndef BRAID_COMM_TCP_HAND_H
 #define BRAID_COMM_TCP_HAND_H
 
@@ -14,7 +15,8 @@
 
 enum { HAND_NONCE_BYTES = 16 };
 
-/* Integers are in the order of the machine: a rank of the other order does not know the magic number. */
+/* Integers are in the order of the machine: a rank of the other order does not know the magic
+ * number. */
 struct hand_hello {
     uint64_t magic, job;
     int32_t rank, size, port, pid;
@@ -39,7 +41,7 @@ struct hand_job {
 enum hand_result {
     HAND_MORE,      /* not at its end */
     HAND_DONE,      /* the other side knows the secret; of a server hello says who it is */
-    HAND_STRANGER,  /* the other side speaks something else */
+    HAND_STRANGER,  /* the other side uses another protocol */
     HAND_OTHER_JOB, /* a rank, but of another job */
     HAND_SECRET,    /* a rank of this job with another secret */
 };
@@ -53,8 +55,10 @@ struct hand {
 };
 extern const uint64_t hand_magic;
 
-/* nonce: HAND_NONCE_BYTES random bytes. hello of a client: rank, size, port, pid and host; the rest is filled in. */
-void hand_open_client(struct hand *h, const struct hand_job *j, const struct hand_hello *me, const uint8_t *nonce);
+/* nonce: HAND_NONCE_BYTES random bytes. hello of a client: rank, size, port, pid and host; the rest
+ * is filled in. */
+void hand_open_client(struct hand *h, const struct hand_job *j, const struct hand_hello *me,
+                      const uint8_t *nonce);
 void hand_open_server(struct hand *h, const uint8_t *nonce);
 /* At most want - n_in bytes that have arrived. New bytes to send may be in out afterwards. */
 enum hand_result hand_take(struct hand *h, const struct hand_job *j, const void *bytes, size_t n);

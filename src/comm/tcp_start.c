@@ -1,8 +1,10 @@
-/* How ranks started with torchrun's variables find each other: rank 0 listens at MASTER_ADDR, the others come there and learn where
- * the rest listens. Then every pair connects. Every connection begins with the handshake of tcp_hand.h.
+/* How ranks started with torchrun's variables find each other: rank 0 listens at MASTER_ADDR, the
+ * others come there and learn where the rest listens. Then every pair connects. Every connection
+ * begins with the handshake of tcp_hand.h.
  *
- * MASTER_PORT may be taken: torchrun's agent keeps a store of its own there. So there is a short list of ports that every rank can work
- * out; rank 0 listens at the first that is free, the others try them in turn until a rank of this job answers. */
+ * MASTER_PORT may be taken: torchrun's agent keeps a store of its own there. So there is a short
+ * list of ports that every rank can work out; rank 0 listens at the first that is free, the others
+ * try them in turn until a rank of this job answers. */
 #include "comm/tcp_int.h"
 
 #include <arpa/inet.h>
@@ -46,7 +48,8 @@ static int left_ms(const struct start *s)
     return left <= 0 ? 0 : left > 0.2 ? 200 : (int)(left * 1000) + 1;
 }
 
-/* ---- whole messages over a finished connection ------------------------------------------------------------------------------ */
+/* ---- whole messages over a finished connection
+ * ------------------------------------------------------------------------------ */
 
 /* All bytes or false, within the time. */
 static bool transfer(const struct start *s, int fd, void *data, size_t n, bool in)
@@ -58,20 +61,26 @@ static bool transfer(const struct start *s, int fd, void *data, size_t n, bool i
                 return false;
             continue;
         }
-        ssize_t k = in ? recv(fd, (char *)data + at, n - at, 0) : send(fd, (char *)data + at, n - at, MSG_NOSIGNAL);
+        ssize_t k = in ? recv(fd, (char *)data + at, n - at, 0)
+                       : send(fd, (char *)data + at, n - at, MSG_NOSIGNAL);
         if (k <= 0 && !(k < 0 && (errno == EAGAIN || errno == EINTR)))
             return false;
         at += k > 0 ? (size_t)k : 0;
     }
     return true;
 }
-static bool take(const struct start *s, int fd, void *data, size_t n) { return transfer(s, fd, data, n, true); }
+static bool take(const struct start *s, int fd, void *data, size_t n)
+{
+    return transfer(s, fd, data, n, true);
+}
 static bool give(const struct start *s, int fd, const void *data, size_t n)
 {
     return transfer(s, fd, (void *)(uintptr_t)data, n, false); /* only read */
 }
 
-/* ---- rank 0 ---------------------------------------------------------------------------------------------------------------- */
+/* ---- rank 0
+ * ----------------------------------------------------------------------------------------------------------------
+ */
 
 static int no_port(const struct start *s, int code, struct err *e)
 {
@@ -79,9 +88,11 @@ static int no_port(const struct start *s, int code, struct err *e)
     buf_init(&b, 0);
     for (int i = 0; i < s->n_ports; i++)
         buf_addf(&b, "%s%d", i > 0 ? ", " : "", s->port[i]);
-    err_set(e, ST_PEER, "rank 0 cannot listen at MASTER_ADDR=%s, port %s: %s", s->host, b.text != NULL ? b.text : "?", strerror(code));
+    err_set(e, ST_PEER, "rank 0 cannot listen at MASTER_ADDR=%s, port %s: %s", s->host,
+            b.text != NULL ? b.text : "?", strerror(code));
     buf_release(&b);
-    return err_hint(e, "give another port with parallel.port, or another MASTER_PORT; is an earlier run still there?");
+    return err_hint(e, "give another port with parallel.port, or another MASTER_PORT; is an "
+                       "earlier run still there?");
 }
 
 static int listen_first(struct start *s, struct err *e)
@@ -102,17 +113,23 @@ static int listen_first(struct start *s, struct err *e)
 static int check_hello(const struct start *s, const struct hand_hello *h, struct err *e)
 {
     if (h->size != s->l->size)
-        return err_set(e, ST_USAGE, "process %d on %s says WORLD_SIZE=%d, rank 0 says %d", h->pid, h->host, h->size, s->l->size);
+        return err_set(e, ST_USAGE, "process %d on %s says WORLD_SIZE=%d, rank 0 says %d", h->pid,
+                       h->host, h->size, s->l->size);
     if (h->rank < 0 || h->rank >= s->l->size)
-        return err_set(e, ST_USAGE, "process %d on %s says RANK=%d, which is not below WORLD_SIZE=%d", h->pid, h->host, h->rank, s->l->size);
+        return err_set(e, ST_USAGE,
+                       "process %d on %s says RANK=%d, which is not below WORLD_SIZE=%d", h->pid,
+                       h->host, h->rank, s->l->size);
     if (h->port < 1 || h->port > 65535)
-        return err_set(e, ST_USAGE, "process %d on %s (rank %d) says that it listens at port %d", h->pid, h->host, h->rank, h->port);
+        return err_set(e, ST_USAGE, "process %d on %s (rank %d) says that it listens at port %d",
+                       h->pid, h->host, h->rank, h->port);
     if (h->rank == 0 || s->fd[h->rank] >= 0)
-        return err_set(e, ST_USAGE, "two processes say RANK=%d: %d on %s and %d on %s", h->rank, s->came[h->rank].pid, s->came[h->rank].host, h->pid, h->host);
+        return err_set(e, ST_USAGE, "two processes say RANK=%d: %d on %s and %d on %s", h->rank,
+                       s->came[h->rank].pid, s->came[h->rank].host, h->pid, h->host);
     return ST_OK;
 }
 
-/* A rank that came is admitted, or told that there will be no run: e says why. refuse: everybody is told so. */
+/* A rank that came is admitted, or told that there will be no run: e says why. refuse: everybody is
+ * told so. */
 static int admit(struct start *s, struct link *l, int refuse, struct err *e)
 {
     const struct hand_hello *h = &l->hand.hello;
@@ -123,7 +140,8 @@ static int admit(struct start *s, struct link *l, int refuse, struct err *e)
         give(s, l->fd, &no, sizeof no);
         return st;
     }
-    s->place[h->rank] = (struct place){.at = l->other.at, .length = (uint32_t)l->other.length, .port = h->port};
+    s->place[h->rank] =
+        (struct place){.at = l->other.at, .length = (uint32_t)l->other.length, .port = h->port};
     s->came[h->rank] = *h;
     s->fd[h->rank] = l->fd;
     l->fd = -1;
@@ -160,11 +178,16 @@ static int some_missing(const struct start *s, struct err *e)
     if (n > 8)
         buf_addf(&b, " and %d more", n - 8);
     if (s->n_wrong > 0)
-        buf_addf(&b, "; %d connection%s of this job did not know the secret, the last from %s", s->n_wrong, s->n_wrong > 1 ? "s" : "", tcp_text(&s->wrong, text));
-    err_set(e, ST_PEER, "of %d ranks these did not come to rank 0 in time: %s", s->l->size, b.text != NULL ? b.text : "");
+        buf_addf(&b, "; %d connection%s of this job did not know the secret, the last from %s",
+                 s->n_wrong, s->n_wrong > 1 ? "s" : "", tcp_text(&s->wrong, text));
+    err_set(e, ST_PEER, "of %d ranks these did not come to rank 0 in time: %s", s->l->size,
+            b.text != NULL ? b.text : "");
     buf_release(&b);
-    return err_hint(e, s->n_wrong > 0 ? "parallel.secret must be the same on every rank"
-                                      : "see their output; MASTER_ADDR and MASTER_PORT must lead to rank 0 from everywhere");
+    return err_hint(
+        e,
+        s->n_wrong > 0
+            ? "parallel.secret must be the same on every rank"
+            : "see their output; MASTER_ADDR and MASTER_PORT must lead to rank 0 from everywhere");
 }
 
 static int n_came(const struct start *s)
@@ -181,7 +204,8 @@ static int check_still_there(const struct start *s, struct err *e)
     for (int r = 1; r < s->l->size; r++) {
         char byte;
         if (s->fd[r] >= 0 && recv(s->fd[r], &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0)
-            return err_set(e, ST_PEER, "rank %d (process %d on %s) left during the start", r, s->came[r].pid, s->came[r].host);
+            return err_set(e, ST_PEER, "rank %d (process %d on %s) left during the start", r,
+                           s->came[r].pid, s->came[r].host);
     }
     return ST_OK;
 }
@@ -198,7 +222,8 @@ static int gather_ranks(struct start *s, struct err *e)
     return ST_OK;
 }
 
-/* Everybody who came, and who still comes in the next seconds, is told that there will be no run. */
+/* Everybody who came, and who still comes in the next seconds, is told that there will be no run.
+ */
 static int refuse_all(struct start *s, int status)
 {
     const struct answer no = {.magic = hand_magic, .status = status};
@@ -218,8 +243,10 @@ static int answer_all(struct start *s, struct err *e)
 {
     const struct answer yes = {.magic = hand_magic, .status = ST_OK};
     for (int r = 1; r < s->l->size; r++)
-        if (!give(s, s->fd[r], &yes, sizeof yes) || !give(s, s->fd[r], s->place, (size_t)s->l->size * sizeof *s->place))
-            return err_set(e, ST_PEER, "rank %d (process %d on %s) left during the start", r, s->came[r].pid, s->came[r].host);
+        if (!give(s, s->fd[r], &yes, sizeof yes) ||
+            !give(s, s->fd[r], s->place, (size_t)s->l->size * sizeof *s->place))
+            return err_set(e, ST_PEER, "rank %d (process %d on %s) left during the start", r,
+                           s->came[r].pid, s->came[r].host);
     return ST_OK;
 }
 
@@ -231,25 +258,30 @@ static int start_first(struct start *s, struct err *e)
     return st != ST_OK ? refuse_all(s, st) : answer_all(s, e);
 }
 
-/* ---- the others -------------------------------------------------------------------------------------------------------------- */
+/* ---- the others
+ * --------------------------------------------------------------------------------------------------------------
+ */
 
 static int not_reached(const struct start *s, int code, struct err *e)
 {
     char text[TCP_TEXT];
     if (s->n_wrong > 0) {
-        err_set(e, ST_PEER, "rank %d: rank 0 at %s has another secret than this rank", s->l->rank, tcp_text(&s->wrong, text));
+        err_set(e, ST_PEER, "rank %d: rank 0 at %s has another secret than this rank", s->l->rank,
+                tcp_text(&s->wrong, text));
         return err_hint(e, "parallel.secret must be the same on every rank");
     }
-    err_set(e, ST_PEER, "rank %d cannot reach rank 0 at %s, port %d%s: %s", s->l->rank, s->host, s->port[0],
-            s->n_ports > 1 ? " and those that stand in for it" : "", strerror(code));
-    return err_hint(e, "is rank 0 running, and do MASTER_ADDR and MASTER_PORT (or parallel.port) lead to it from here?");
+    err_set(e, ST_PEER, "rank %d cannot reach rank 0 at %s, port %d%s: %s", s->l->rank, s->host,
+            s->port[0], s->n_ports > 1 ? " and those that stand in for it" : "", strerror(code));
+    return err_hint(e, "is rank 0 running, and do MASTER_ADDR and MASTER_PORT (or parallel.port) "
+                       "lead to it from here?");
 }
 
 /* True: rank 0 is reached. Tries one address and port. */
 static bool try_port(struct start *s, const struct tcp_address *to, int *code)
 {
     double left = s->end - time_now();
-    struct link *l = link_connect(&s->links, to, 0, &s->me, left < try_seconds ? left : try_seconds);
+    struct link *l =
+        link_connect(&s->links, to, 0, &s->me, left < try_seconds ? left : try_seconds);
     if (l == NULL) {
         *code = errno;
         return false;
@@ -270,8 +302,8 @@ static bool try_port(struct start *s, const struct tcp_address *to, int *code)
     return met;
 }
 
-/* Rank 0 may start later, so ports are tried until the time is up. Where the only answers come from a rank with another secret,
- * more time will not help. */
+/* Rank 0 may start later, so ports are tried until the time is up. Where the only answers come from
+ * a rank with another secret, more time will not help. */
 static int reach_first(struct start *s, struct err *e)
 {
     int code = ETIMEDOUT;
@@ -304,18 +336,21 @@ static int hear_first(struct start *s, struct err *e)
     return ST_OK;
 }
 
-/* Where rank r listens. One that rank 0 sees on loopback is on rank 0's host, which may have another address here. */
+/* Where rank r listens. One that rank 0 sees on loopback is on rank 0's host, which may have
+ * another address here. */
 static struct tcp_address address_of(const struct start *s, int r)
 {
     const struct place *p = &s->place[r];
-    struct tcp_address a = {.at = p->at, .length = p->length <= sizeof p->at ? p->length : sizeof p->at};
+    struct tcp_address a = {.at = p->at,
+                            .length = p->length <= sizeof p->at ? p->length : sizeof p->at};
     if (tcp_is_loopback(&a) && !tcp_is_loopback(&s->master[0]))
         a = s->master[0];
     tcp_set_port(&a, p->port);
     return a;
 }
 
-/* Ends links that are done: connections to ranks below are begun anew where they failed, those of ranks above are kept. */
+/* Ends links that are done: connections to ranks below are begun anew where they failed, those of
+ * ranks above are kept. */
 static void settle(struct start *s, double *retry_at)
 {
     for (int i = 0; i < s->links.n; i++) {
@@ -341,11 +376,14 @@ static int meet_failed(const struct start *s, struct err *e)
         r++;
     struct tcp_address at = address_of(s, r);
     char text[TCP_TEXT];
-    err_set(e, ST_PEER, "rank %d and rank %d (which listens at %s) did not meet in time", s->l->rank, r, tcp_text(&at, text));
-    return err_hint(e, "every host must reach every other one; firewalls must let ranks connect to any port of each other");
+    err_set(e, ST_PEER, "rank %d and rank %d (which listens at %s) did not meet in time",
+            s->l->rank, r, tcp_text(&at, text));
+    return err_hint(e, "every host must reach every other one; firewalls must let ranks connect to "
+                       "any port of each other");
 }
 
-/* To every rank below this one; those above come here. All at once, so that nobody waits for a chain of others. */
+/* To every rank below this one; those above come here. All at once, so that nobody waits for a
+ * chain of others. */
 static int meet_others(struct start *s, struct err *e)
 {
     double *retry_at = NULL; /* per rank: when to connect; negative: under way */
@@ -374,7 +412,8 @@ static int start_other(struct start *s, struct err *e)
     tcp_listen_address(&s->master[0], s->named, &at);
     int listener, code = tcp_listen(&at, &listener, &port);
     if (code != 0)
-        return err_set(e, ST_PEER, "rank %d cannot listen for the others: %s", s->l->rank, strerror(code));
+        return err_set(e, ST_PEER, "rank %d cannot listen for the others: %s", s->l->rank,
+                       strerror(code));
     s->me.port = port;
     int st = reach_first(s, e);
     s->links.listener = listener; /* ranks above come once they have heard from rank 0 */
@@ -383,7 +422,9 @@ static int start_other(struct start *s, struct err *e)
     return meet_others(s, e);
 }
 
-/* ---- what the launcher says ----------------------------------------------------------------------------------------------------- */
+/* ---- what the launcher says
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 /* parallel.secret: env:NAME or a file; one line end at its end does not count. */
 static int read_secret(struct start *s, const char *from, struct err *e)
@@ -394,7 +435,8 @@ static int read_secret(struct start *s, const char *from, struct err *e)
     if (str_starts(from, "env:")) {
         const char *value = getenv(from + 4);
         if (value == NULL)
-            return err_set(e, ST_USAGE, "parallel.secret=%s, but the environment has no %s", from, from + 4);
+            return err_set(e, ST_USAGE, "parallel.secret=%s, but the environment has no %s", from,
+                           from + 4);
         s->secret = strdup(value);
         if (s->secret == NULL)
             return err_set(e, ST_NOMEM, "no memory for the secret of parallel.secret");
@@ -404,7 +446,9 @@ static int read_secret(struct start *s, const char *from, struct err *e)
     }
     n -= n > 0 && s->secret[n - 1] == '\n';
     if (n < SECRET_MIN || n > SECRET_MAX) {
-        err_set(e, ST_USAGE, "parallel.secret=%s has %zu bytes; at least %d are needed, at most %d are read", from, n, SECRET_MIN, SECRET_MAX);
+        err_set(e, ST_USAGE,
+                "parallel.secret=%s has %zu bytes; at least %d are needed, at most %d are read",
+                from, n, SECRET_MIN, SECRET_MAX);
         return err_hint(e, "head -c 32 /dev/urandom | base64 makes one");
     }
     s->job.key = s->secret;
@@ -412,8 +456,9 @@ static int read_secret(struct start *s, const char *from, struct err *e)
     return ST_OK;
 }
 
-/* Ports that every rank of the job can work out. An agent of torchrun that says so keeps MASTER_PORT itself. The others lie below the range
- * from which systems take ports for outgoing connections. */
+/* Ports that every rank of the job can work out. An agent of torchrun that says so keeps
+ * MASTER_PORT itself. The others lie below the range from which systems take ports for outgoing
+ * connections. */
 static void list_ports(struct start *s, int master_port, int option)
 {
     const char *agent = getenv("TORCHELASTIC_USE_AGENT_STORE");
@@ -425,7 +470,8 @@ static void list_ports(struct start *s, int master_port, int option)
     if (!taken)
         s->port[s->n_ports++] = master_port;
     for (int i = 0; i < 4; i++)
-        s->port[s->n_ports++] = 10000 + (int)(hash64(&s->job.job, sizeof s->job.job, (uint64_t)i) % 22000);
+        s->port[s->n_ports++] =
+            10000 + (int)(hash64(&s->job.job, sizeof s->job.job, (uint64_t)i) % 22000);
 }
 
 static int read_launch(struct start *s, const struct world_opts *o, struct err *e)
@@ -437,10 +483,14 @@ static int read_launch(struct start *s, const struct world_opts *o, struct err *
     bool no_host = s->host == NULL || s->host[0] == '\0';
     if (no_host || port == NULL || !parse_i64(port, &number) || number < 1 || number > 65535) {
         err_set(e, ST_USAGE, "RANK and WORLD_SIZE ask for %d ranks, but %s", s->l->size,
-                no_host ? "MASTER_ADDR is not set" : port == NULL ? "MASTER_PORT is not set" : "MASTER_PORT is no port");
-        return err_hint(e, "MASTER_ADDR is the host of rank 0, MASTER_PORT a port that is free there; or start with mpirun");
+                no_host        ? "MASTER_ADDR is not set"
+                : port == NULL ? "MASTER_PORT is not set"
+                               : "MASTER_PORT is no port");
+        return err_hint(e, "MASTER_ADDR is the host of rank 0, MASTER_PORT a port that is free "
+                           "there; or start with mpirun");
     }
-    s->named = inet_pton(AF_INET, s->host, &any) != 1 && inet_pton(AF_INET6, s->host, &any) != 1 && strcmp(s->host, "localhost") != 0;
+    s->named = inet_pton(AF_INET, s->host, &any) != 1 && inet_pton(AF_INET6, s->host, &any) != 1 &&
+               strcmp(s->host, "localhost") != 0;
     s->job.job = hash64_str(run != NULL ? run : "", (uint64_t)number);
     list_ports(s, (int)number, o->port);
     TRY(read_secret(s, o->secret, e));

@@ -1,9 +1,12 @@
-/* How long threads of OpenMP spin while they wait for each other. With the cores to themselves, spinning is what makes short loops fast. Beside another
- * program it is what makes them slow: a thread that spins keeps its core from the one it waits for, which the system has put aside for the
- * other program. So preemptions are counted, and while there are many, threads are made to sleep soon.
+/* How long threads of OpenMP spin while they wait for each other. With the cores to themselves,
+ * spinning is what makes short loops fast. Beside another program it is what makes them slow: a
+ * thread that spins keeps its core from the one it waits for, which the system has put aside for
+ * the other program. So preemptions are counted, and while there are many, threads are made to
+ * sleep soon.
  *
- * libgomp (gcc) reads its spin count from the environment before main. But it spins a few microseconds only while it manages more threads than
- * the process has cores; so a second team is made, which does nothing but exist. libomp (clang) has a function. */
+ * libgomp (gcc) reads its spin count from the environment before main. But it spins a few
+ * microseconds only while it manages more threads than the process has cores; so a second team is
+ * made, which does nothing but exist. libomp (clang) has a function. */
 #include "dev/waiting.h"
 
 #include "base/base.h"
@@ -60,7 +63,8 @@ struct waiting *waiting_open(int n_threads)
     return w;
 }
 
-/* The first thread of the second team. Its members sleep in the runtime once the empty region is over. */
+/* The first thread of the second team. Its members sleep in the runtime once the empty region is
+ * over. */
 static void *hold_team(void *ctx)
 {
     struct waiting *w = ctx;

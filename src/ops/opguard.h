@@ -1,5 +1,6 @@
-/* What an op call must fulfil when its tensors and attributes come from outside (`braid op`). Contracts check shapes and types on every call; what
- * costs a pass over the data, or cannot be wrong where our own code made it, is checked here: sizes and their products, attributes, and
+/* What an op call must fulfil when its tensors and attributes come from outside (`braid op`).
+ * Contracts check shapes and types on every call; what costs a pass over the data, or cannot be
+ * wrong where our own code made it, is checked here: sizes and their products, attributes, and
  * tensors of indices. */
 #ifndef BRAID_OPS_OPGUARD_H
 #define BRAID_OPS_OPGUARD_H

@@ -82,10 +82,11 @@ static int merge_in_place(struct builder *b, const int *last)
 
 /* ---- the lowest gap ------------------------------------------------------------------------------------ */
 
-/* Units already placed. Most live a few steps only and are found by the stretch of the list they may be alive in: a step of many microbatches has a
- * hundred thousand of them. Those that live long, as what the host writes for every microbatch before the first step, would stand in every stretch,
- * and ask about all of them. They are kept apart, by offset; and they find the others by place: units at one place are done one after the
- * other, so of each place only the first that is not done before them matters. */
+/* Units already placed. Most live a few steps only and are found by the stretch of the list they may be alive in: a
+ * step of many microbatches has a hundred thousand of them. Those that live long, as what the host writes for every
+ * microbatch before the first step, would stand in every stretch, and ask about all of them. They are kept apart, by
+ * offset; and they find the others by place: units at one place are done one after the other, so of each place only the
+ * first that is not done before them matters. */
 enum { BUCKET_STEPS = 64, LONG_BUCKETS = 64 };
 struct entry {
     int unit, next;
@@ -147,7 +148,8 @@ static void add_lasting(struct index *x, const struct unit *u)
         else
             high = middle;
     }
-    memmove((void *)(x->lasting + low + 1), (const void *)(x->lasting + low), (size_t)(x->n_lasting - low) * sizeof *x->lasting);
+    memmove((void *)(x->lasting + low + 1), (const void *)(x->lasting + low),
+            (size_t)(x->n_lasting - low) * sizeof *x->lasting);
     x->lasting[low] = u;
     x->n_lasting++;
 }
@@ -219,7 +221,8 @@ static int meets_by_time(struct index *x, const struct unit_list *l, int which)
     return k;
 }
 
-/* The same for one of long life: at most one unit of each spot. "Done before" is transitive, so those of a spot that are done before u come first. */
+/* The same for one of long life: at most one unit of each spot. "Done before" is transitive, so those of a spot that are
+ * done before u come first. */
 static int meets_by_place(struct index *x, const struct unit *u)
 {
     int k = 0;

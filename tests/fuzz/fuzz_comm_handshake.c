@@ -1,5 +1,6 @@
-/* Any bytes, in any pieces, as one side of the handshake of two ranks. The first byte chooses the side and whether MACs are filled in
- * correctly. Without the secret nobody is let in, whatever the bytes; with it, what was said is what arrived. */
+/* Any bytes, in any pieces, as one side of the handshake of two ranks. The first byte chooses the
+ * side and whether MACs are filled in correctly. Without the secret nobody is let in, whatever the
+ * bytes; with it, what was said is what arrived. */
 #include "comm/tcp_hand.h"
 
 #include <stdlib.h>
@@ -49,7 +50,8 @@ static void honest(const uint8_t *data, size_t size)
     need(r == HAND_DONE && client.n_out == sizeof(struct hand_proof));
     hand_sent(&server, server.n_out);
     r = hand_take(&server, &job, client.out, client.n_out);
-    need(r == HAND_DONE && server.hello.rank == me.rank && server.hello.size == me.size && server.hello.port == me.port);
+    need(r == HAND_DONE && server.hello.rank == me.rank && server.hello.size == me.size &&
+         server.hello.port == me.port);
     need(strlen(server.hello.host) < sizeof server.hello.host);
     need(hand_take(&server, &job, "x", 1) == HAND_STRANGER); /* nothing comes after the end */
 }
@@ -70,8 +72,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         hand_sent(&h, h.n_out);
         need(feed(&h, data + 1, size - 1) != HAND_DONE);
         break;
-    default:
-        honest(data + 1, size - 1);
+    default: honest(data + 1, size - 1);
     }
     return 0;
 }

@@ -1,7 +1,9 @@
-/* Calls of ops as `braid op` makes them from a file: one of an op's samples with some attributes, sizes and integers replaced by what the input
- * says. Whatever it says, the call is refused with a message or runs inside its tensors, on the reference and on the CPU.
+/* Calls of ops as `braid op` makes them from a file: one of an op's samples with some attributes,
+ * sizes and integers replaced by what the input says. Whatever it says, the call is refused with a
+ * message or runs inside its tensors, on the reference and on the CPU.
  *
- *   byte 0, 1: op and sample; byte 2: device; then 3 bytes each: what is replaced, where, by which value */
+ *   byte 0, 1: op and sample; byte 2: device; then 3 bytes each: what is replaced, where, by which
+ * value */
 #include "ops/opguard.h"
 
 #include <stdlib.h>
@@ -18,9 +20,10 @@ static void need(bool condition)
 /* Small numbers, and those at which something may overflow. */
 static double number(uint8_t b)
 {
-    static const double edge[] = {0.5,     1e-300, 1 << 20,     1 << 24,    2147483647.0, 2147483648.0, 4294967296.0, 0x1p40,
-                                  0x1p53,  0x1p62, 0x1p63,      0x1p64,     1e300,        -2147483648.0, -2147483649.0, -0x1p40,
-                                  -0x1p63, -1e300, 1048577.0,   65536.0,    65537.0,      1024.0,       255.0,         256.0};
+    static const double edge[] = {
+        0.5,     1e-300, 1 << 20,   1 << 24, 2147483647.0, 2147483648.0,  4294967296.0,  0x1p40,
+        0x1p53,  0x1p62, 0x1p63,    0x1p64,  1e300,        -2147483648.0, -2147483649.0, -0x1p40,
+        -0x1p63, -1e300, 1048577.0, 65536.0, 65537.0,      1024.0,        255.0,         256.0};
     return b < 200 ? (double)(b % 100) - 20 : edge[(b - 200) % countof(edge)];
 }
 
@@ -45,7 +48,8 @@ static void replace_shape(struct op_call *c, uint8_t what, uint8_t where, uint8_
         break;
     case REPLACE_DIM:
         if (input && t->rank > 0) {
-            t->dim[(what / REPLACES) % t->rank] = whole(value) < 0 ? 0 : whole(value); /* a file has no negative sizes */
+            t->dim[(what / REPLACES) % t->rank] =
+                whole(value) < 0 ? 0 : whole(value); /* a file has no negative sizes */
         }
         break;
     case REPLACE_RANK:
@@ -90,11 +94,14 @@ static void fill(struct op_call *c, int i, const uint8_t *data, size_t size)
             if (t->dtype == DT_I64)
                 ((int64_t *)t->data)[k] = v;
             else
-                ((int32_t *)t->data)[k] = (int32_t)(v > INT32_MAX ? INT32_MAX : v < INT32_MIN ? INT32_MIN : v);
+                ((int32_t *)t->data)[k] = (int32_t)(v > INT32_MAX   ? INT32_MAX
+                                                    : v < INT32_MIN ? INT32_MIN
+                                                                    : v);
         }
 }
 
-static void run_call(struct op_call *c, const struct ops *ops, struct dev *dev, bool as_sampled, const uint8_t *data, size_t size)
+static void run_call(struct op_call *c, const struct ops *ops, struct dev *dev, bool as_sampled,
+                     const uint8_t *data, size_t size)
 {
     struct err e = {0};
     struct lane lane = {.dev = dev, .err = &e};
@@ -146,7 +153,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     const struct ops *ops = ops_for(&dev);
     const struct op_sample *s = &d->samples[d->n_samples > 0 ? data[1] % d->n_samples : 0];
-    bool large = d->n_samples == 0 || strstr(s->text, "gpu=1") != NULL || op_call_sample(&c, d, s, ops, &e) != ST_OK || op_bytes(&c) > 1 << 18;
+    bool large = d->n_samples == 0 || strstr(s->text, "gpu=1") != NULL ||
+                 op_call_sample(&c, d, s, ops, &e) != ST_OK || op_bytes(&c) > 1 << 18;
     if (!large && ops_has(ops, d->name)) {
         bool as_sampled = true;
         only_inputs(&c, ops);
