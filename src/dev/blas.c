@@ -83,6 +83,15 @@ int blas_reserve(int threads, struct err *e)
 #endif
 
 #ifndef SANITIZED
+/* By hand: the C library is not set up yet. */
+static int leading_number(const char *text)
+{
+    int n = 0;
+    for (; *text >= '0' && *text <= '9' && n < 100000; text++)
+        n = n * 10 + (*text - '0');
+    return n;
+}
+
 /* Threads that OpenBLAS makes buffers for when it is loaded: its variables, else the cores of the
  * process. */
 static int threads_at_load(char **env)
@@ -94,7 +103,7 @@ static int threads_at_load(char **env)
     for (int i = countof(names) - 1; i >= 0; i--)
         for (char **at = env; at != NULL && *at != NULL; at++)
             if (strncmp(*at, names[i], strlen(names[i])) == 0) {
-                int given = atoi(*at + strlen(names[i]));
+                int given = leading_number(*at + strlen(names[i]));
                 n = given > 0 && given < n ? given : n;
             }
     return n < MAX_BUFFERS ? n : MAX_BUFFERS;

@@ -1,7 +1,6 @@
 /* Bounds of op calls whose data come from a file; see opguard.h. */
 #include "ops/opguard.h"
 
-#include <math.h>
 #include <string.h>
 
 /* Products of two tensors' sizes, or of one and an attribute or two, stay below 2^63. */
@@ -9,7 +8,14 @@ static const int64_t max_elems = (int64_t)1 << 31;
 static const int64_t max_inferred = (int64_t)1 << 40;
 static const double max_attr = 1 << 20;
 
-/* Attributes that are no sizes: any number up to this. */
+/* Attributes are sizes, choices and switches, whole and not negative; but for these. */
+static bool may_be_negative(const char *name)
+{
+    static const char reals[] = "a b alpha beta scale offset shift fill clamp z z_loss aux seq_aux global_aux eps decay "
+                                "rate dt_min dt_max max_norm p beta1 beta2 capacity";
+    return str_has_word(reals, name);
+}
+
 static double attr_limit(const char *name)
 {
     if (strcmp(name, "key") == 0)
@@ -35,10 +41,11 @@ int op_guard_inputs(const struct op_call *c, struct err *e)
 {
     const struct op_desc *d = c->desc;
     for (int i = 0; i < d->n_attrs; i++) {
-        double limit = attr_limit(d->attrs[i].name);
-        if (!(fabs(c->attr[i]) <= limit))
-            return err_set(e, ST_INVALID, "%s: attribute %s is %g, beyond %g", d->name,
-                           d->attrs[i].name, c->attr[i], limit);
+        double limit = attr_limit(d->attrs[i].name),
+               low = may_be_negative(d->attrs[i].name) ? -limit : 0;
+        if (!(c->attr[i] >= low && c->attr[i] <= limit))
+            return err_set(e, ST_INVALID, "%s: attribute %s is %g, expected %g to %g", d->name,
+                           d->attrs[i].name, c->attr[i], low, limit);
     }
     for (int i = 0; i < d->n_args; i++) {
         char text[128];
