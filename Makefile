@@ -16,8 +16,10 @@ Q    := $(if $(V),,@)
 
 WARN := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes -Wmissing-prototypes \
         -Wvla -Wwrite-strings -Wpointer-arith -Wformat=2 -Wno-format-nonliteral -Werror
-CFLAGS := -std=c11 -D_GNU_SOURCE -g $(OPT) $(WARN) -fopenmp -Isrc -MMD -MP $(EXTRA_CFLAGS)
-LDFLAGS := -fopenmp $(EXTRA_LDFLAGS)
+# What a mistake that slips through meets: checked copies, guarded stacks, tables that are read-only before main (tests/cmd/test_hardened.sh).
+HARDEN := -fstack-protector-strong $(if $(SAN),,$(if $(filter -O0,$(OPT)),,-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2)) -fPIE
+CFLAGS := -std=c11 -D_GNU_SOURCE -g $(OPT) $(WARN) $(HARDEN) -fopenmp -Isrc -MMD -MP $(EXTRA_CFLAGS)
+LDFLAGS := -fopenmp -pie -Wl,-z,relro,-z,now,-z,noexecstack $(EXTRA_LDFLAGS)
 ifneq ($(SAN),)
 CFLAGS += -fsanitize=$(SAN) -fno-sanitize-recover=all -fno-omit-frame-pointer
 LDFLAGS += -fsanitize=$(SAN)
@@ -62,7 +64,7 @@ CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 CFLAGS += -DBRAID_CUDA -isystem $(CUDA_HOME)/include
 PTX_80 := -gencode=arch=compute_80,code=compute_80
 NVFLAGS = -std=c++17 -O3 -lineinfo -DBRAID_CUDA -Isrc -MMD -MP --threads 1 -Werror all-warnings \
-          -Xcompiler -Wall,-Wextra,-Wno-unused-parameter $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
+          -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-fPIE $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
           $(if $(filter 80,$(CUDA_ARCHS)),$(PTX_80))
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
 endif
@@ -289,8 +291,14 @@ fuzz_libs = $(foreach f,$(call fuzz_folder,$(1)) $(uses_$(call fuzz_folder,$(1))
 $(B)/fuzz/%.o: src/%.c | needs
 	@mkdir -p $(@D)
 	$(Q)clang $(FUZZ_CFLAGS) -c $< -o $@
+# Of the fast CPU ops those for any processor, which compile quickly; they share their sources with the others.
+$(B)/fuzz/ops/ops.o: FUZZ_CFLAGS += -DOPS_BASE_ONLY
+$(B)/fuzz/%.base.o: src/%.c | needs
+	@mkdir -p $(@D)
+	$(Q)clang $(FUZZ_CFLAGS) -Wno-pass-failed -fopenmp-simd -DISA=base -c $< -o $@
 define fuzz_lib_rules
-$$(call fuzz_lib,$(1)): $$(patsubst src/%.c,$$(B)/fuzz/%.o,$$(filter-out %_cpu.c %/mpi.c,$$(call sources,$(1))))
+$$(call fuzz_lib,$(1)): $$(patsubst src/%.c,$$(B)/fuzz/%.o,$$(filter-out %_cpu.c %/mpi.c,$$(call sources,$(1)))) \
+                        $$(if $$(filter ops,$(1)),$$(patsubst src/%.c,$$(B)/fuzz/%.base.o,$$(call isa_sources,$(1))))
 	@mkdir -p $$(@D) && rm -f $$@ && ar rcs $$@ $$^
 endef
 $(foreach f,$(FOLDERS),$(eval $(call fuzz_lib_rules,$(f))))

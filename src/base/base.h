@@ -7,6 +7,7 @@
 #include "base/lock.h"
 #include "base/mem.h"
 #include "base/philox.h"
+#include "base/sha256.h"
 #include "base/str.h"
 
 #endif

@@ -85,7 +85,13 @@ int cmd_count_ranks(struct config *c, struct cmd_ranks *r, struct err *e);
 /* Does this process speak for the run? With threads all of them are in one process. */
 static inline bool cmd_speaks(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
 /* After an error before the ranks met (options, files): they meet to end together, and rank 0 says it. */
-int cmd_tell_ranks(int status, struct err *e);
+int cmd_tell_ranks(const struct config *c, int status, struct err *e);
+/* Until its end a stop signal that is blocked (SIGINT, SIGTERM, SIGHUP) ends the process at once, with a message. Begin may give NULL, which
+ * the others take; end may be called by any thread, any number of times. */
+struct startup_watch;
+struct startup_watch *startup_watch_begin(void);
+void startup_watch_end(struct startup_watch *w);
+void startup_watch_close(struct startup_watch *w);
 /* fn for every rank that lives in this process, each with its place. The first error comes back, or was said already (world_finish). */
 int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r, int (*fn)(const struct rank_place *place, void *ctx, struct err *e), void *ctx,
                   struct err *e);

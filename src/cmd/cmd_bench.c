@@ -321,7 +321,7 @@ static int run_train(int argc, char **argv, struct err *e)
     struct steps_job j = {.opened = time_now()};
     int st = prepare_train(&j, argc, argv, e);
     if (st != ST_OK)
-        st = cmd_tell_ranks(st, e);
+        st = cmd_tell_ranks(&j.c, st, e);
     else
         st = cmd_run_ranks(&j.c, &j.ranks, bench_rank, &j, e);
     config_release(&j.c);

@@ -1,9 +1,10 @@
 /* braid op: one op on tensors from a file, so that anyone can compare it with anything. */
 #include "cmd/cmd.h"
-#include "ops/opdesc.h"
+#include "ops/opguard.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char usage[] =
     "usage: braid op NAME --in=A.safetensors --out=B.safetensors [--dev=ref|cpu|cuda|cuda-fp32] [attribute=value ...]\n"
@@ -49,6 +50,18 @@ static int read_inputs(struct op_call *c, const struct st_file *in, const struct
             c->t[i] = tensor_shape(op_arg_dtype(a, ops->real), entry->view.rank, entry->view.dim);
     }
     return ST_OK;
+}
+
+/* Sizes follow from the file: more than there is memory is refused before it is touched. */
+static int check_sizes(const struct op_call *c, struct err *e)
+{
+    int64_t bytes, pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    char want[32], have[32];
+    TRY(op_guard_sizes(c, &bytes, e));
+    if (pages <= 0 || page <= 0 || bytes / page <= pages)
+        return ST_OK;
+    return err_set(e, ST_NOMEM, "%s: the tensors of this call take %s, the machine has %s", c->desc->name, human_bytes((double)bytes, want, sizeof want),
+                   human_bytes((double)pages * (double)page, have, sizeof have));
 }
 
 static int allocate(struct op_call *c, const struct st_file *in, struct err *e)
@@ -161,8 +174,11 @@ static int execute(const struct op_desc *d, const struct config_args *args, stru
     TRY_OUT(st_open(&in, in_path, e));
     const struct ops *ops = ops_for(&dev);
     TRY_OUT(read_inputs(&c, in, ops, e));
+    TRY_OUT(op_guard_inputs(&c, e));
     TRY_OUT(d->infer(&c, ops, e));
+    TRY_OUT(check_sizes(&c, e));
     TRY_OUT(allocate(&c, in, e));
+    TRY_OUT(op_guard_indices(&c, e));
     TRY_OUT(run_on(&dev, &c, e));
     st = write_outputs(&c, out_path, e);
 out:

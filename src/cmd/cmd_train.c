@@ -25,6 +25,7 @@ struct job {
     struct dir_lock *lock; /* of run.dir, in the process that writes there */
     struct ckpt *from;
     bool warm; /* from gives the weights only */
+    struct startup_watch *watch;
 };
 
 /* The checkpoint to continue: the newest intact one of the run folder, or that of run.load_step. Damaged ones are named,
@@ -140,6 +141,7 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
     if (!c->run.quiet && trainer_speaks(t))
         announce(t);
     TRY(start_folder(t, e));
+    startup_watch_end(j->watch); /* from here on the loop asks for signals */
     if (t->step < c->train.steps)
         return trainer_run(t, e);
     if (trainer_speaks(t))
@@ -192,9 +194,12 @@ static int run(struct job *j, int argc, char **argv, struct err *e)
 {
     int st = prepare(j, argc, argv, e);
     if (st != ST_OK)
-        return cmd_tell_ranks(st, e);
+        return cmd_tell_ranks(&j->c, st, e);
     hold_stop_signals();
-    return cmd_run_ranks(&j->c, &j->ranks, train_rank, j, e);
+    j->watch = startup_watch_begin();
+    st = cmd_run_ranks(&j->c, &j->ranks, train_rank, j, e);
+    startup_watch_close(j->watch);
+    return st;
 }
 
 int cmd_train(int argc, char **argv)

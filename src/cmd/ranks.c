@@ -99,6 +99,7 @@ int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r, int (*fn)(c
     struct job j = {.cfg = c, .ranks = r, .fn = fn, .ctx = ctx};
     char *board = c->run.dir[0] != '\0' ? path_join(c->run.dir, "ranks.board") : NULL;
     struct world_opts o = {.kind = r->kind, .ranks = r->ranks, .timeout = c->parallel.timeout, .board = board,
+                           .port = (int)c->parallel.port, .secret = c->parallel.secret,
                            .loop_rate = c->parallel.loop_gbps * 1e9, .loop_latency = c->parallel.loop_us * 1e-6,
                            .loop_ranks = (int)c->parallel.loop_ranks};
     struct world *w = NULL;
@@ -120,14 +121,16 @@ int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r, int (*fn)(c
     return st;
 }
 
-int cmd_tell_ranks(int status, struct err *e)
+int cmd_tell_ranks(const struct config *c, int status, struct err *e)
 {
     struct launch l;
     struct err why = *e;
     struct world *w = NULL;
     if (launch_detect(&l, NULL) != ST_OK || l.size < 2)
         return status;
-    world_open(&w, &(struct world_opts){.kind = l.kind, .timeout = 60, .status = status, .why = &why}, e);
+    /* A config that was read only in part may lack these; then so it is on the other ranks, which read the same one. */
+    const struct world_opts o = {.kind = l.kind, .timeout = 60, .port = (int)c->parallel.port, .secret = c->parallel.secret, .status = status, .why = &why};
+    world_open(&w, &o, e);
     world_close(w);
     return status;
 }

@@ -5,11 +5,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 static const double look_every = 0.2;
+static const double stop_grace = 22; /* seconds between a stop signal and the end of a wait */
 
 static void copy_text(char *out, size_t size, const char *text)
 {
@@ -222,10 +224,59 @@ static int others_stopped(struct comm *c, const struct wait *t, const int *missi
     return ST_OK;
 }
 
+/* Is the process of this rank, on this host, stopped or dead? Where that cannot be told, no. */
+static bool is_halted(struct world *w, int rank)
+{
+    struct board_entry x;
+    char path[40], text[256] = "";
+    if (!board_read(w, rank, &x) || strcmp(x.host, w->board.mine.host) != 0)
+        return false;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)x.pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return false;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    const char *state = n > 0 ? strrchr(text, ')') : NULL; /* "pid (name) state" */
+    return state != NULL && state[1] == ' ' && strchr("TtZX", state[2]) != NULL;
+}
+
+static bool stop_pending(void)
+{
+    sigset_t set;
+    return sigpending(&set) == 0 && (sigismember(&set, SIGTERM) == 1 || sigismember(&set, SIGINT) == 1 || sigismember(&set, SIGHUP) == 1);
+}
+
+/* A stop signal is answered after the step, when all ranks have agreed. A rank whose peer is stopped or dead does not get there, nor does one
+ * that waits much longer; launchers kill after half a minute, with nothing said. Threads end with their process. */
+static int check_stop(struct comm *c, struct wait *t, const int *missing, int n, struct err *e)
+{
+    struct world *w = c->world;
+    if (w->kind == COMM_THREADS || !stop_pending())
+        return ST_OK;
+    if (t->stop_at == 0)
+        t->stop_at = time_now() + stop_grace;
+    bool halted = false;
+    for (int i = 0; i < n; i++)
+        halted |= is_halted(w, missing[i]);
+    if (!halted && time_now() < t->stop_at)
+        return ST_OK;
+    struct buf b;
+    buf_init(&b, 0);
+    if (n > 0)
+        describe(w, missing[0], &b);
+    err_set(e, ST_PEER, "rank %d was told to stop at step %lld while it waited in '%s' of group %s for %s", w->rank, (long long)w->board.mine.step,
+            w->board.mine.what, w->board.mine.group, b.text != NULL ? b.text : "others");
+    buf_release(&b);
+    board_state(w, RANK_GAVE_UP, e != NULL ? e->msg : "");
+    return ST_PEER;
+}
+
 int wait_look(struct comm *c, struct wait *t, const int *missing, int n, struct err *e)
 {
     struct world *w = c->world;
     double now = time_now();
+    TRY(check_stop(c, t, missing, n, e));
     if (w->timeout > 0 && now - t->start > w->timeout)
         return blame(c, t, missing, n, e);
     TRY(others_stopped(c, t, missing, n, e));

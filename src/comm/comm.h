@@ -82,6 +82,9 @@ struct world_opts {
     enum comm_kind kind;
     int ranks;           /* threads: how many; otherwise 0 */
     double timeout;      /* seconds; 0: wait for ever */
+    int port;            /* tcp: where rank 0 listens; 0: MASTER_PORT, or one that stands in for it */
+    const char *secret;  /* tcp: env:NAME or a file; NULL or "": none */
+    int64_t queue_bytes; /* tcp: most that a peer may send ahead of what is asked for; 0: half of the memory */
     const char *board;   /* file of the board; NULL or "": memory (threads) or none */
     double loop_rate;    /* loop: bytes per second, and seconds per message */
     double loop_latency;

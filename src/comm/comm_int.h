@@ -102,7 +102,7 @@ void board_state(struct world *w, enum rank_state s, const char *why);
 
 /* Waiting: `while (!done) { nap; if (wait_due(&t)) { collect who is missing; TRY(wait_look(...)); } }` */
 struct wait {
-    double start, next;
+    double start, next, stop_at; /* stop_at: when a pending stop signal ends the wait; 0: none was seen */
 };
 struct wait wait_begin(void);
 bool wait_due(const struct wait *t);

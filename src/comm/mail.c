@@ -71,8 +71,24 @@ struct letter *mail_take(struct mail *m, const struct letter *like)
     return NULL;
 }
 
+/* Sizes that come once would pile up: of host memory so many are kept. Those of a GPU belong to captured runs. */
+enum { MAX_SPARE = 64 };
+
 void mail_spare(struct mail *m, struct letter *l)
 {
+    int n = 0;
+    struct letter **at = &m->spare, **oldest = NULL;
+    for (; *at != NULL; at = &(*at)->next)
+        if (!(*at)->gpu) {
+            n++;
+            oldest = at;
+        }
+    if (!l->gpu && n >= MAX_SPARE) {
+        struct letter *gone = *oldest;
+        *oldest = gone->next;
+        gone->next = NULL;
+        free_list(gone);
+    }
     l->next = m->spare;
     m->spare = l;
 }

@@ -27,12 +27,15 @@ struct peer {
     struct outgoing *first, **last;
     struct head head; /* of what is arriving */
     int64_t got;      /* of head and data together */
+    int64_t queued;   /* bytes that have arrived, or begun to, and were not asked for yet */
+    bool refused;     /* it sent more than fits, or something that is no message */
     struct letter *arriving;
 };
 struct tcp {
     struct peer *peer;
     struct pollfd *poll;
     struct mail in;
+    int64_t queue_bytes; /* a peer's messages are read ahead up to here */
 };
 
 static int64_t head_size(void) { return (int64_t)sizeof(struct head); }
@@ -80,14 +83,24 @@ static void write_some(struct world *w, struct peer *p)
     }
 }
 
+/* What no rank sends: numbers from a broken or hostile peer, before memory is taken for them. */
+static bool is_message(const struct tcp *t, const struct head *h)
+{
+    return h->comm >= 0 && h->comm < 1 << 24 && (h->kind == KIND_EXCHANGE || h->kind == KIND_MAIL) && (h->host == 0 || h->host == 1) && h->bytes >= 0 &&
+           h->bytes <= t->queue_bytes;
+}
+
 /* True: a header is complete and its letter has room. */
 static bool begin_letter(struct world *w, int from)
 {
     struct peer *p = &w->tcp->peer[from];
-    if (p->head.bytes < 0 || p->head.bytes > (int64_t)1 << 48 || mail_blank(&w->tcp->in, false, p->head.bytes, &p->arriving, NULL) != ST_OK) {
+    bool fits = is_message(w->tcp, &p->head) && p->queued <= w->tcp->queue_bytes - p->head.bytes - head_size();
+    if (!fits || mail_blank(&w->tcp->in, false, p->head.bytes, &p->arriving, NULL) != ST_OK) {
+        p->refused = true;
         hang_up(p);
         return false;
     }
+    p->queued += p->head.bytes + head_size();
     address(p->arriving, p->head.comm, from, w->rank, p->head.tag, p->head.kind, p->head.host != 0);
     return true;
 }
@@ -151,6 +164,16 @@ static int post(struct world *w, int to, struct head head, const void *data, str
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------------------------- */
 
+static int too_much(struct comm *c, int from, struct err *e)
+{
+    struct world *w = c->world;
+    char limit[32];
+    err_set(e, ST_PEER, "rank %d at step %lld in '%s': rank %d sent something that is no message, or more than %s that nobody has asked for", w->rank,
+            (long long)w->board.mine.step, w->board.mine.what, from, human_bytes((double)w->tcp->queue_bytes, limit, sizeof limit));
+    board_state(w, RANK_FAILED, e != NULL ? e->msg : "");
+    return ST_PEER;
+}
+
 /* A closed connection says at once what a timeout would say later. The board may tell more: its rank failed, or gave up. */
 static int check_alive(struct comm *c, struct wait *t, const int *missing, int n, struct err *e)
 {
@@ -163,6 +186,8 @@ static int check_alive(struct comm *c, struct wait *t, const int *missing, int n
     for (int i = 0; i < n; i++) {
         if (w->tcp->peer[missing[i]].fd >= 0)
             continue;
+        if (w->tcp->peer[missing[i]].refused)
+            return too_much(c, missing[i], e);
         usleep(50000); /* its last entry on the board may be on its way */
         TRY(wait_look(c, t, &missing[i], 1, e));
         err_set(e, ST_PEER, "rank %d at step %lld in '%s' of group %s: the connection to rank %d is closed: that process ended or was killed", w->rank,
@@ -192,6 +217,7 @@ static int take_letter(struct comm *c, struct lane *l, int from, int tag, int ki
     struct letter like, *letter;
     address(&like, c->id, from, w->rank, tag, kind, l == NULL);
     TRY(await(c, &like, &letter, t, e));
+    w->tcp->peer[from].queued -= letter->bytes + head_size();
     int st = ST_OK;
     if (letter->bytes != bytes)
         st = err_set(e, ST_INTERNAL, "%lld bytes were to come from rank %d, and %lld came: the ranks' calls differ", (long long)bytes, from, (long long)letter->bytes);
@@ -289,10 +315,18 @@ static const struct transport transport_tcp = {.name = "tcp", .exchange = tcp_ex
 
 /* ---- opening ------------------------------------------------------------------------------------------------------------------------- */
 
-static int make(struct tcp **out, int size, struct err *e)
+/* Half of the memory: what a peer may be ahead with is bounded by a step, and far below it where a model fits at all. */
+static int64_t default_queue(void)
+{
+    int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    return pages > 0 && page > 0 ? pages / 2 * page : (int64_t)1 << 32;
+}
+
+static int make(struct tcp **out, int size, int64_t queue_bytes, struct err *e)
 {
     struct tcp *t;
     TRY(mem_array((void **)&t, 1, sizeof *t, e));
+    t->queue_bytes = queue_bytes > 0 ? queue_bytes : default_queue();
     int st = mem_array((void **)&t->peer, (size_t)size, sizeof *t->peer, e);
     if (st == ST_OK)
         st = mem_array((void **)&t->poll, (size_t)size, sizeof *t->poll, e);
@@ -305,11 +339,11 @@ static int make(struct tcp **out, int size, struct err *e)
     return st;
 }
 
-static int connect_world(struct world *w, const struct launch *l, struct err *e)
+static int connect_world(struct world *w, const struct launch *l, const struct world_opts *o, struct err *e)
 {
     int *fd;
     TRY(mem_array((void **)&fd, (size_t)l->size, sizeof *fd, e));
-    int st = tcp_connect_all(l, w->timeout, fd, e);
+    int st = tcp_connect_all(l, o, fd, e);
     for (int r = 0; r < l->size; r++)
         w->tcp->peer[r].fd = fd[r];
     free(fd);
@@ -325,7 +359,7 @@ int tcp_world_open(struct world **out, const struct world_opts *o, struct err *e
         return launch_read(&l, e);
     TRY(world_new(out, o, l.rank, l.size, e));
     struct world *w = *out;
-    int st = make(&t, l.size, e);
+    int st = make(&t, l.size, o->queue_bytes, e);
     if (st != ST_OK) {
         world_close(w);
         return st;
@@ -333,7 +367,7 @@ int tcp_world_open(struct world **out, const struct world_opts *o, struct err *e
     w->tcp = t;
     w->local_rank = l.local_rank;
     w->on_lane = w->on_host = &transport_tcp;
-    st = connect_world(w, &l, e);
+    st = connect_world(w, &l, o, e);
     if (st == ST_OK) {
         st = world_board(w, o, e);
         st = world_start(w, o, st, e);

@@ -229,7 +229,8 @@ struct config_parallel {
     int64_t pp_group;
     bool zero;
     double bucket_mb, ep_capacity, timeout, loop_gbps, loop_us;
-    int64_t loop_ranks;
+    int64_t loop_ranks, port;
+    const char *secret;
 };
 struct config_gpu {
     int precision; /* enum config_precision */

@@ -543,6 +543,13 @@ const struct option config_options[] = {
         "evaluation needs more, buffers grow and it is taken again; nothing is dropped.")),
     ROW(parallel.timeout, "600", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
         "Seconds a rank waits for the others before it names those that did not come and stops; 0 = for ever.")),
+    ROW(parallel.port, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 65535), HELP(
+        "parallel.comm=tcp: the port at which rank 0 listens. 0: MASTER_PORT; where that is taken, as by torchrun's agent, one of a few that "
+        "all ranks work out from it.")),
+    ROW(parallel.secret, "", OPT_RUN | OPT_LOCAL, HELP(
+        "parallel.comm=tcp: a secret that every rank must know before it is let in, 16 bytes or more: env:NAME for a variable of the job's "
+        "environment, or a file. Empty: anybody who reaches the port may take a rank's place. Messages themselves are neither encrypted nor "
+        "signed.")),
     ROW(parallel.loop_gbps, "400", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(
         "parallel.comm=loop: GB/s of the link that is played.")),
     ROW(parallel.loop_us, "10", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(

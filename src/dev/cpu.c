@@ -1,5 +1,7 @@
 /* The host devices: ref (double) and cpu (fp32). Memory is plain aligned memory. */
+#include "dev/blas.h"
 #include "dev/dev.h"
+#include "dev/waiting.h"
 
 #include <cblas.h>
 #include <omp.h>
@@ -51,7 +53,13 @@ static int host_sync(struct dev *d, struct err *e)
     return ST_OK;
 }
 
-static void host_close(struct dev *d) { (void)d; }
+static void host_close(struct dev *d) { waiting_close(d->impl); }
+
+void dev_between_runs(struct dev *d)
+{
+    if (d->kind != DEV_CUDA)
+        waiting_look(d->impl);
+}
 
 static const struct dev_vt host_vt = {
     .alloc = host_alloc,
@@ -85,9 +93,11 @@ int dev_open_host(struct dev *d, struct err *e)
         d->n_threads = cores;
     if (d->n_threads > 1024)
         return err_set(e, ST_INVALID, "run.threads is %d, more than 1024", d->n_threads);
+    TRY(blas_reserve(d->n_threads, e));
     omp_set_num_threads(d->n_threads);
     openblas_set_num_threads(d->n_threads);
     d->vt = &host_vt;
+    d->impl = waiting_open(d->n_threads);
     if (d->kind == DEV_REF)
         snprintf(d->name, sizeof d->name, "reference (double precision)");
     else

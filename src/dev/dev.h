@@ -81,6 +81,9 @@ double dev_peak_flops(struct dev *d);
 int dev_fetch(struct dev *d, const struct tensor *t, struct tensor *host, struct err *e);
 void dev_fetched(struct dev *d, struct tensor *host);
 
+/* Called before each run of a plan. Host devices look now and then whether other programs use the cores, and wait for threads accordingly. */
+void dev_between_runs(struct dev *d);
+
 /* A back end may refuse, with the reason, before anything else happens. */
 int dev_open_host(struct dev *d, struct err *e); /* ref and cpu */
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 extern const struct ops ops_cpu_base;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(OPS_BASE_ONLY)
 extern const struct ops ops_cpu_avx2, ops_cpu_avx512;
 #endif
 
@@ -109,7 +109,7 @@ const struct ops *ops_cpu_variant(int k)
 {
     const struct ops *runs[3];
     int n = 0;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(OPS_BASE_ONLY)
     const char *isa = cpu_isa();
     if (strcmp(isa, "avx512") == 0)
         runs[n++] = &ops_cpu_avx512;

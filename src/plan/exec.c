@@ -245,6 +245,7 @@ static int run_captured(struct exec *x, const struct plan *p, const struct run_i
 
 int exec_run(struct exec *x, const struct plan *p, const struct run_info *run, struct err *e)
 {
+    dev_between_runs(x->dev);
     if (x->poison)
         count_uses(x, p);
     if (x->random_lanes != 0)

@@ -82,11 +82,20 @@ static int merge_in_place(struct builder *b, const int *last)
 
 /* ---- the lowest gap ------------------------------------------------------------------------------------ */
 
-/* Units already placed, found by the stretch of the list they may be alive in: most live a few steps only, and a
- * step of many microbatches has a hundred thousand of them. */
-enum { BUCKET_STEPS = 64 };
+/* Units already placed. Most live a few steps only and are found by the stretch of the list they may be alive in: a
+ * step of many microbatches has a hundred thousand of them. Those that live long, as what the host writes for every
+ * microbatch before the first step, would stand in every stretch, and ask about all of them. They are kept apart, by
+ * offset; and they find the others by place: units at one place are done one after the other, so of each place only the
+ * first that is not done before them matters. */
+enum { BUCKET_STEPS = 64, LONG_BUCKETS = 64 };
 struct entry {
     int unit, next;
+};
+struct spot { /* a place and its size, and the units there in the order of their lives */
+    int64_t offset, bytes;
+    const struct unit **units;
+    int n;
+    size_t cap;
 };
 struct index {
     int *head; /* per bucket, -1: empty */
@@ -95,6 +104,11 @@ struct index {
     size_t cap_entries;
     int *seen; /* per unit: the last query that met it */
     const struct unit **meets;
+    struct spot *spots; /* of units in the buckets, by offset, then size */
+    int n_spots;
+    size_t cap_spots;
+    const struct unit **lasting; /* units that live long, by offset */
+    int n_lasting;
 };
 
 static int index_open(struct index *x, int n_steps, int n_units, struct err *e)
@@ -104,6 +118,7 @@ static int index_open(struct index *x, int n_steps, int n_units, struct err *e)
     TRY(mem_array((void **)&x->head, (size_t)buckets, sizeof *x->head, e));
     TRY(mem_array((void **)&x->seen, (size_t)n_units + 1, sizeof *x->seen, e));
     TRY(mem_array((void **)&x->meets, (size_t)n_units + 1, sizeof(struct unit *), e));
+    TRY(mem_array((void **)&x->lasting, (size_t)n_units + 1, sizeof(struct unit *), e));
     memset(x->head, 0xFF, (size_t)buckets * sizeof *x->head);
     memset(x->seen, 0xFF, ((size_t)n_units + 1) * sizeof *x->seen);
     return ST_OK;
@@ -111,14 +126,64 @@ static int index_open(struct index *x, int n_steps, int n_units, struct err *e)
 
 static void index_close(struct index *x)
 {
+    for (int i = 0; i < x->n_spots; i++)
+        free((void *)x->spots[i].units);
+    free(x->spots);
     free(x->head);
     free(x->entries);
     free(x->seen);
     free((void *)x->meets);
+    free((void *)x->lasting);
+}
+
+static bool lives_long(const struct unit *u) { return u->to / BUCKET_STEPS - u->from / BUCKET_STEPS > LONG_BUCKETS; }
+
+static void add_lasting(struct index *x, const struct unit *u)
+{
+    int low = 0, high = x->n_lasting;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (x->lasting[middle]->offset <= u->offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    memmove((void *)(x->lasting + low + 1), (const void *)(x->lasting + low),
+            (size_t)(x->n_lasting - low) * sizeof *x->lasting);
+    x->lasting[low] = u;
+    x->n_lasting++;
+}
+
+static int add_to_spot(struct index *x, const struct unit *u, struct err *e)
+{
+    int low = 0, high = x->n_spots;
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        const struct spot *s = &x->spots[middle];
+        if (s->offset < u->offset || (s->offset == u->offset && s->bytes < u->bytes))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == x->n_spots || x->spots[low].offset != u->offset || x->spots[low].bytes != u->bytes) {
+        TRY(mem_grow((void **)&x->spots, &x->cap_spots, (size_t)x->n_spots + 1, sizeof *x->spots, e));
+        memmove(x->spots + low + 1, x->spots + low, (size_t)(x->n_spots - low) * sizeof *x->spots);
+        x->spots[low] = (struct spot){.offset = u->offset, .bytes = u->bytes};
+        x->n_spots++;
+    }
+    struct spot *s = &x->spots[low];
+    TRY(mem_grow((void **)&s->units, &s->cap, (size_t)s->n + 1, sizeof(struct unit *), e));
+    s->units[s->n++] = u;
+    return ST_OK;
 }
 
 static int index_add(struct index *x, const struct unit *u, int unit, struct err *e)
 {
+    if (lives_long(u)) {
+        add_lasting(x, u);
+        return ST_OK;
+    }
+    TRY(add_to_spot(x, u, e));
     for (int k = u->from / BUCKET_STEPS; k <= u->to / BUCKET_STEPS; k++) {
         TRY(mem_grow((void **)&x->entries, &x->cap_entries, (size_t)x->n_entries + 1, sizeof *x->entries, e));
         x->entries[x->n_entries] = (struct entry){.unit = unit, .next = x->head[k]};
@@ -138,7 +203,8 @@ static bool may_meet(const struct unit *x, const struct unit *y)
     return !covers(y->start, x->last_pos) && !covers(x->start, y->last_pos);
 }
 
-static int64_t lowest_gap(struct index *x, const struct unit_list *l, int which)
+/* Those of the buckets that a unit of short life may meet, by offset; returns their number. */
+static int meets_by_time(struct index *x, const struct unit_list *l, int which)
 {
     const struct unit *u = &l->u[which];
     int k = 0;
@@ -152,13 +218,46 @@ static int64_t lowest_gap(struct index *x, const struct unit_list *l, int which)
                 x->meets[k++] = &l->u[other];
         }
     qsort((void *)x->meets, (size_t)k, sizeof *x->meets, by_offset);
-    int64_t at = 0;
-    for (int i = 0; i < k; i++) {
-        if (x->meets[i]->offset - at >= u->bytes)
-            break;
-        at = max_i64(at, x->meets[i]->offset + x->meets[i]->bytes);
+    return k;
+}
+
+/* The same for one of long life: at most one unit of each spot. "Done before" is transitive, so those of a spot that are
+ * done before u come first. */
+static int meets_by_place(struct index *x, const struct unit *u)
+{
+    int k = 0;
+    for (int i = 0; i < x->n_spots; i++) {
+        const struct spot *s = &x->spots[i];
+        int low = 0, high = s->n;
+        while (low < high) {
+            int middle = low + (high - low) / 2;
+            if (covers(u->start, s->units[middle]->last_pos))
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        if (low < s->n && !covers(s->units[low]->start, u->last_pos))
+            x->meets[k++] = s->units[low];
     }
-    return at;
+    return k;
+}
+
+static int64_t lowest_gap(struct index *x, const struct unit_list *l, int which)
+{
+    const struct unit *u = &l->u[which];
+    int n = lives_long(u) ? meets_by_place(x, u) : meets_by_time(x, l, which), i = 0, k = 0;
+    int64_t at = 0;
+    for (;;) {
+        while (k < x->n_lasting && (x->lasting[k]->offset + x->lasting[k]->bytes <= at || !may_meet(x->lasting[k], u)))
+            k++;
+        const struct unit *a = i < n ? x->meets[i] : NULL, *b = k < x->n_lasting ? x->lasting[k] : NULL;
+        const struct unit *next = b == NULL || (a != NULL && a->offset <= b->offset) ? a : b;
+        if (next == NULL || next->offset - at >= u->bytes)
+            return at;
+        at = max_i64(at, next->offset + next->bytes);
+        i += next == a;
+        k += next == b;
+    }
 }
 
 /* Equal frames come in the order they begin, which packs them best; equal slots in the order they were first used. */

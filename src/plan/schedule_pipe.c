@@ -115,12 +115,28 @@ static int add_host_nodes(const struct graph *g, int n_mb, struct order *out, st
     return ST_OK;
 }
 
+/* One plan holds the whole step, about three kilobytes for each of its entries. */
+static int check_size(const struct graph *g, const struct schedule_opts *o, struct err *e)
+{
+    enum { MAX_STEPS = 1 << 22 };
+    int64_t each = 0;
+    for (int n = 0; n < g->n_nodes; n++)
+        for (int ph = 0; ph < PH_COUNT; ph++)
+            each += g->nodes[n].phase[ph].fn != NULL;
+    if (each * o->n_mb <= MAX_STEPS)
+        return ST_OK;
+    err_set(e, ST_USAGE, "%d microbatches of %lld pieces of work each are more than the %d that one plan of a step may have", o->n_mb, (long long)each,
+            MAX_STEPS);
+    return err_hint(e, "a larger train.micro_batch or a smaller train.global_batch gives fewer; up to %lld fit here", (long long)(MAX_STEPS / each));
+}
+
 int schedule_step(const struct graph *g, const struct schedule_opts *opts, struct order *out, struct err *e)
 {
     struct schedule_opts o = with_defaults(opts);
     struct schedule_units s = {0};
     struct cutter c = {0};
     int st;
+    TRY_OUT(check_size(g, &o, e));
     TRY_OUT(check_chunks(g, o.vpp, e));
     TRY_OUT(schedule_units(&o, &s, e));
     TRY_OUT(cutter_open(&c, g, &o, out, e));

@@ -164,9 +164,89 @@ static void times_are_readable(void **state)
     assert_non_null(strstr(human_time(NAN, out, sizeof out), "nan"));
 }
 
+/* ---- SHA-256 and HMAC ------------------------------------------------------------------------------- */
+
+static void hex(const uint8_t *bytes, char *out)
+{
+    for (int i = 0; i < SHA256_BYTES; i++)
+        sprintf(out + 2 * i, "%02x", bytes[i]);
+}
+
+/* Vectors of FIPS 180-4 and its examples; long text in pieces of every size. */
+static void sha256_gives_the_standard_s_values(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *digest;
+    } known[] = {
+        {"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+        {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+        {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq", "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+    };
+    struct sha256 s;
+    uint8_t out[SHA256_BYTES];
+    char text[2 * SHA256_BYTES + 1];
+    for (int i = 0; i < countof(known); i++) {
+        sha256_begin(&s);
+        sha256_add(&s, known[i].text, strlen(known[i].text));
+        sha256_end(&s, out);
+        hex(out, text);
+        assert_string_equal(text, known[i].digest);
+    }
+    for (size_t piece = 1; piece < 200; piece += 7) {
+        char part[200];
+        memset(part, 'a', sizeof part);
+        sha256_begin(&s);
+        for (size_t done = 0, k; done < 1000000; done += k) {
+            k = 1000000 - done < piece ? 1000000 - done : piece;
+            sha256_add(&s, part, k);
+        }
+        sha256_end(&s, out);
+        hex(out, text);
+        assert_string_equal(text, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    }
+}
+
+/* Vectors of RFC 4231: a short key, a readable one, one of a byte value, one longer than a block. */
+static void hmac_gives_the_standard_s_values(void **state)
+{
+    (void)state;
+    uint8_t key[131], data[50], out[SHA256_BYTES];
+    char text[2 * SHA256_BYTES + 1];
+    struct hmac m;
+    memset(key, 0x0b, 20);
+    hmac_begin(&m, key, 20);
+    hmac_add(&m, "Hi ", 3);
+    hmac_add(&m, "There", 5);
+    hmac_end(&m, out);
+    hex(out, text);
+    assert_string_equal(text, "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+    hmac_begin(&m, "Jefe", 4);
+    hmac_add(&m, "what do ya want for nothing?", 28);
+    hmac_end(&m, out);
+    hex(out, text);
+    assert_string_equal(text, "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+    memset(key, 0xaa, sizeof key);
+    memset(data, 0xdd, sizeof data);
+    hmac_begin(&m, key, 20);
+    hmac_add(&m, data, sizeof data);
+    hmac_end(&m, out);
+    hex(out, text);
+    assert_string_equal(text, "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
+    hmac_begin(&m, key, sizeof key);
+    hmac_add(&m, "Test Using Larger Than Block-Size Key - Hash Key First", 54);
+    hmac_end(&m, out);
+    hex(out, text);
+    assert_string_equal(text, "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+    assert_true(bytes_equal_secret("same", "same", 4));
+    assert_false(bytes_equal_secret("same", "sane", 4));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sha256_gives_the_standard_s_values),
+        cmocka_unit_test(hmac_gives_the_standard_s_values),
         cmocka_unit_test(errors_carry_message_hint_and_trail),
         cmocka_unit_test(overflow_is_refused),
         cmocka_unit_test(numbers_parse_strictly),

@@ -696,6 +696,94 @@ static void large_steps_are_planned_quickly(void **state)
     post_close(&post);
 }
 
+/* ---- plans do not change with the speed of the planner ------------------------------------------------------------------ */
+
+/* Everything a plan says: steps, lanes, waits, and the place of every life of a slot. */
+static uint64_t plan_digest(const struct plan *p)
+{
+    uint64_t h = hash64(&p->frame_bytes, sizeof p->frame_bytes, hash64(&p->work_bytes, sizeof p->work_bytes, 1));
+    for (int i = 0; i < p->n_steps; i++) {
+        const struct step *s = &p->steps[i];
+        const int64_t fields[] = {s->ref.node, s->ref.phase, s->ref.mb, s->lane, s->n_waits, s->waited};
+        h = hash64(fields, sizeof fields, h);
+        h = hash64(s->wait, (size_t)s->n_waits * sizeof *s->wait, h);
+        h = hash64(s->instance, (size_t)p->g->nodes[s->ref.node].phase[s->ref.phase].n_uses * sizeof *s->instance, h);
+    }
+    for (int i = 0; i < p->n_inst; i++) {
+        const struct instance *x = &p->inst[i];
+        const int64_t fields[] = {x->slot, x->mb, x->arena, x->offset, x->bytes, x->merged, x->n_uses};
+        h = hash64(fields, sizeof fields, h);
+    }
+    return h;
+}
+
+/* The digests were taken from a planner that compared every unit with every other one. */
+static void plans_are_those_of_the_exhaustive_planner(void **state)
+{
+    (void)state;
+    static const struct {
+        struct setup s;
+        uint64_t digest;
+    } known[] = {
+        {{{.segment = {"*E*-"}, .n_segments = 1, .pp = 1}, {.n_mb = 7, .overlap = OVERLAP_EP}}, 0x829e8c9aadd3f8f5ull},
+        {{{.segment = {"*E*-"}, .n_segments = 1, .pp = 1, .drop = true}, {.n_mb = 64, .overlap = OVERLAP_EP, .delay_dw = true}}, 0xc458fd1a847a3415ull},
+        {{{.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2, .pp_rank = 0}, {.pp = 2, .pp_rank = 0, .n_mb = 300}}, 0xc7298a4202baa548ull},
+        {{{.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2, .pp_rank = 1, .drop = true}, {.pp = 2, .pp_rank = 1, .n_mb = 300}}, 0x2c03e7cb46768c52ull},
+        {{{.segment = {"*-", "*E", "*-", "E*"}, .n_segments = 4, .pp = 2, .pp_rank = 0}, {.pp = 2, .vpp = 2, .n_mb = 200}}, 0x74765d3f4add8871ull},
+        {{{.segment = {"*-", "*E", "*-", "E*"}, .n_segments = 4, .pp = 2, .pp_rank = 1, .drop = true},
+          {.pp = 2, .vpp = 2, .pp_rank = 1, .n_mb = 40, .overlap = OVERLAP_EP, .delay_dw = true}}, 0xa51ee950d3e0b198ull},
+        {{{.segment = {"*-", "*E", "*-", "E*"}, .n_segments = 4, .pp = 4, .pp_rank = 1}, {.pp = 4, .pp_rank = 1, .n_mb = 257, .overlap = OVERLAP_DW}}, 0x701338151b7362acull},
+    };
+    for (int i = 0; i < countof(known); i++) {
+        struct net n;
+        struct post post;
+        struct err e = {0};
+        post_open(&post);
+        net_declare(&n, &known[i].s.net, &post);
+        assert_ok(schedule_step(&n.r.g, &known[i].s.s, &n.r.o, &e), &e);
+        assert_ok(rig_plan(&n.r), &n.r.e);
+        uint64_t digest = plan_digest(&n.r.p);
+        if (digest != known[i].digest)
+            print_message("           setup %d: 0x%llxull\n", i, (unsigned long long)digest);
+        assert_int_equal(digest, known[i].digest);
+        rig_release(&n.r);
+        post_close(&post);
+    }
+}
+
+/* Thousands of microbatches: what comes from the host lives from the start until it is used, all of it at the same time. */
+static void thousands_of_microbatches_are_planned_quickly(void **state)
+{
+    (void)state;
+    struct post post;
+    struct net n;
+    struct err e = {0};
+    static const struct net_opts o = {.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2, .pp_rank = 1};
+    post_open(&post);
+    net_declare(&n, &o, &post);
+    double begin = time_now();
+    assert_ok(schedule_step(&n.r.g, &(struct schedule_opts){.pp = 2, .pp_rank = 1, .n_mb = 4096}, &n.r.o, &e), &e);
+    assert_ok(rig_plan(&n.r), &n.r.e);
+    print_message("           %d steps, %d instances: %.3f s\n", n.r.p.n_steps, n.r.p.n_inst, time_now() - begin);
+    assert_true(time_now() - begin < 120); /* about a second of work */
+    rig_release(&n.r);
+    post_close(&post);
+}
+
+static void absurd_numbers_of_microbatches_are_refused(void **state)
+{
+    (void)state;
+    struct post post;
+    struct net n;
+    struct err e = {0};
+    static const struct net_opts o = {.segment = {"*-", "*E"}, .n_segments = 2, .pp = 2};
+    post_open(&post);
+    net_declare(&n, &o, &post);
+    assert_fails(schedule_step(&n.r.g, &(struct schedule_opts){.pp = 2, .n_mb = 1 << 24}, &n.r.o, &e), ST_USAGE, &e, "16777216 microbatches");
+    rig_release(&n.r);
+    post_close(&post);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -714,6 +802,9 @@ int main(void)
         cmocka_unit_test(overlap_hides_all_to_alls),
         cmocka_unit_test(plans_of_all_ranks_end_in_list_order),
         cmocka_unit_test(large_steps_are_planned_quickly),
+        cmocka_unit_test(plans_are_those_of_the_exhaustive_planner),
+        cmocka_unit_test(absurd_numbers_of_microbatches_are_refused),
+        cmocka_unit_test(thousands_of_microbatches_are_planned_quickly),
     };
     return cmocka_run_group_tests_name("plan: whole steps", tests, NULL, NULL);
 }

@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# Ranks under torchrun: its agent keeps MASTER_PORT for itself and sets these variables. Stand-ins for the agent hold the port here; with
+# TORCHRUN=/path/to/torchrun the real one starts the ranks too, in each of its ways to meet (static, c10d, standalone).
+. "$(dirname "$0")/lib.sh"
+export OMP_NUM_THREADS=1
+waiting=() # processes to end at the end
+trap 'for p in "${waiting[@]}"; do kill -KILL "$p" 2>/dev/null && wait "$p" 2>/dev/null; done; rm -rf "$dir"' EXIT
+
+random_port() { echo $((10000 + RANDOM % 20000)); }
+listens() { grep -qiE "^ *[0-9]+: [0-9A-F]+:$(printf %04X "$1") [0-9A-F:]+ 0A" /proc/net/tcp; }
+wait_for() { # seconds, command...
+    local end=$((SECONDS + $1))
+    until "${@:2}"; do
+        [ $SECONDS -lt $end ] || return 1
+        sleep 0.05
+    done
+}
+ended() { ! kill -0 "$1" 2>/dev/null; }
+# The port is held by rank 0 of another job, which waits for a rank that never comes; and, where there is perl, by one that never answers.
+hold_by_braid() {
+    port=$(random_port)
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port TORCHELASTIC_RUN_ID=another train >"$dir/holder" 2>&1 &
+    waiting+=($!)
+    wait_for 30 listens "$port"
+}
+hold_by_perl() {
+    port=$(random_port)
+    perl -MIO::Socket::INET -e '$s = IO::Socket::INET->new(Listen => 5, LocalAddr => "0.0.0.0", LocalPort => $ARGV[0]) or die; push @c, $s->accept while 1' "$port" &
+    waiting+=($!)
+    wait_for 30 listens "$port"
+}
+launch() { # training options...: two ranks as an agent starts them; exit code of the worse one
+    local r pids=() worst=0
+    for r in 0 1; do
+        MASTER_ADDR=127.0.0.1 MASTER_PORT=$port WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 RANK=$r LOCAL_RANK=$r timeout 120 "${train_tiny[@]}" "$@" >"$dir/out$r" 2>"$dir/err$r" &
+        pids+=($!)
+    done
+    for r in 0 1; do wait "${pids[$r]}" || worst=$?; done
+    cat "$dir/out0" "$dir/out1" >"$dir/out"
+    cat "$dir/err0" "$dir/err1" >"$dir/err"
+    return $worst
+}
+launched() { launch "$@" || show $?; }
+
+ok "two threads" runs train --parallel.ranks=2 --run.dir="$dir/two"
+ok "another job holds MASTER_PORT" hold_by_braid
+ok "ranks meet beside it" launched --run.dir="$dir/beside"
+ok "the same bits as two threads" same "$dir/two" "$dir/beside"
+export TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=this
+ok "an agent that says it holds the port" launched --run.dir="$dir/agent"
+ok "the same bits again" same "$dir/two" "$dir/agent"
+unset TORCHELASTIC_USE_AGENT_STORE TORCHELASTIC_RUN_ID
+if command -v perl >/dev/null; then
+    ok "a listener that never answers holds the port" hold_by_perl
+    ok "ranks meet beside it" launched --run.dir="$dir/silent"
+    ok "the same bits once more" same "$dir/two" "$dir/silent"
+fi
+launch --parallel.port="$port" --parallel.timeout=5
+ok "parallel.port that is taken fails" test $? -ne 0
+ok "and is named, with what to do" grep -qE "port $port: Address already in use" "$dir/err"
+
+# ---- secrets ------------------------------------------------------------------------------------------------------------------
+head -c 32 /dev/urandom | base64 >"$dir/secret"
+ok "a secret from a file" launched --parallel.secret="$dir/secret" --train.steps=5
+JOB_SECRET=$(cat "$dir/secret") ok "a secret from the environment" launched --parallel.secret=env:JOB_SECRET --train.steps=5
+echo short >"$dir/short"
+launch --parallel.secret="$dir/short" --parallel.timeout=5
+ok "a short one is refused" grep -q 'at least 16' "$dir/err"
+
+# ---- signals -------------------------------------------------------------------------------------------------------------------
+alone() { # signal, text: rank 1 waits for a rank 0 that never comes, and gets the signal
+    set -m
+    RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$(random_port) "${train_tiny[@]}" 2>"$dir/err" >"$dir/out" &
+    pid=$!
+    set +m
+    waiting+=($pid)
+    sleep 1
+    kill "-$1" $pid
+    wait_for 20 ended $pid || return 1
+    wait $pid
+    [ $? -eq 130 ] && grep -q -- "$2" "$dir/err" || show $?
+}
+ok "a waiting rank ends on SIGTERM" alone TERM 'told to stop before the first step'
+ok "a waiting rank ends on SIGINT" alone INT 'interrupted before the first step'
+
+# Rank 1 is stopped in the middle; rank 0, which waits for it, is told to end long before parallel.timeout.
+port=$(random_port)
+rank() { # rank: starts it in the background
+    RANK=$1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port "${train_tiny[@]}" --train.steps=100000 --train.log_every=1 --run.dir="$dir/stuck" >"$dir/out$1" 2>"$dir/err$1" &
+    waiting+=($!)
+}
+rank 0
+first=${waiting[-1]}
+rank 1
+second=${waiting[-1]}
+ok "two ranks train" wait_for_step "$dir/stuck" 3 "$first"
+kill -STOP "$second"
+sleep 0.5
+kill -TERM "$first"
+ok "a rank that waits for a stopped one ends on SIGTERM" wait_for 20 ended "$first"
+ok "and says for whom it waited" grep -qE 'rank 0 was told to stop at step [0-9]+ while it waited in .* for rank 1 ' "$dir/err0"
+kill -KILL "$second"
+wait "$second" 2>/dev/null
+
+# ---- the real one ------------------------------------------------------------------------------------------------------------------
+if [ -n "${TORCHRUN:-}" ]; then
+    real() { # arguments of torchrun...: with bits compared
+        local run
+        run=$(mktemp -d "$dir/real-XXXX")
+        try timeout 120 "$TORCHRUN" "$@" --nproc-per-node 2 --no-python "${train_tiny[@]}" --run.dir="$run"
+        [ $rc -eq 0 ] && same "$dir/two" "$run" || show $rc
+    }
+    ok "torchrun, static" real --master-port "$(random_port)"
+    ok "torchrun --standalone" real --standalone
+    ok "torchrun, c10d" real --rdzv-backend c10d --rdzv-endpoint "127.0.0.1:$(random_port)"
+    two_agents() { # arguments of torchrun...: two nodes of one rank each on this host
+        local run=$dir/nodes-$RANDOM other
+        "$TORCHRUN" --nnodes 2 "$@" --node-rank 1 --nproc-per-node 1 --no-python "${train_tiny[@]}" --run.dir="$run" >"$dir/out1" 2>&1 &
+        other=$!
+        try timeout 120 "$TORCHRUN" --nnodes 2 "$@" --node-rank 0 --nproc-per-node 1 --no-python "${train_tiny[@]}" --run.dir="$run"
+        wait $other && [ $rc -eq 0 ] && same "$dir/two" "$run" || show $rc
+    }
+    ok "torchrun, two nodes, static" two_agents --master-addr 127.0.0.1 --master-port "$(random_port)"
+    ok "torchrun, two nodes, c10d" two_agents --rdzv-backend c10d --rdzv-id j --rdzv-endpoint "127.0.0.1:$(random_port)"
+fi
+finish
