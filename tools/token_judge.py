@@ -179,9 +179,11 @@ def alphabet():
     return {**{b: chr(b) for b in plain}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
 
 
-def parity(where, braid, n):
+def parity(where, braid, n, only):
     failed = 0
     for name, path, make in vocabularies(where):
+        if only and only not in name:
+            continue
         encode = make()
         for kind, text in texts(where, n):
             if kind == "random bytes":
@@ -292,12 +294,15 @@ def main():
     p.add_argument("dir", type=Path)
     p.add_argument("--mb", type=float, default=None)
     p.add_argument("--braid", default="build/braid")
+    p.add_argument("--only", default="", help="parity: vocabularies whose name holds this")
     a = p.parse_args()
     if a.what == "fetch":
         return fetch(a.dir)
     print("tokenizers %s, tiktoken %s, Unicode %s in Python" % (tokenizers.__version__, tiktoken.__version__, unicodedata.unidata_version))
     n = int((a.mb or (20 if a.what == "parity" else 100)) * 1e6)
-    return {"parity": parity, "speed": speed, "train": train}[a.what](a.dir, a.braid, n)
+    if a.what == "parity":
+        return parity(a.dir, a.braid, n, a.only)
+    return {"speed": speed, "train": train}[a.what](a.dir, a.braid, n)
 
 
 sys.exit(main())

@@ -2,10 +2,8 @@
 #include "data/data_int.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 #include <zstd.h>
@@ -20,8 +18,8 @@ struct text_in {
     ZSTD_DStream *zstd;
     uint8_t *packed; /* Zstandard's input */
     ZSTD_inBuffer in;
-    bool mid_frame; /* the file may not end here */
-    int64_t consumed;
+    bool mid_frame;         /* the file may not end here */
+    int64_t consumed, size; /* bytes of the file */
 };
 
 enum text_packing text_packing_of(const char *path)
@@ -41,12 +39,7 @@ bool text_is_jsonl(const char *path)
 
 static int start(struct text_in *t, struct err *e)
 {
-    struct stat sb;
-    t->fd = open(t->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (t->fd < 0)
-        return err_errno(e, "cannot open %s", t->path);
-    if (fstat(t->fd, &sb) != 0 || !S_ISREG(sb.st_mode))
-        return err_set(e, ST_IO, "%s is not a regular file", t->path);
+    TRY(file_open_regular(t->path, &t->fd, &t->size, e));
     if (t->packing == TEXT_GZIP) {
         t->gz = gzdopen(t->fd, "rb");
         if (t->gz == NULL)
@@ -151,6 +144,9 @@ int text_in_read(struct text_in *t, uint8_t *out, size_t cap, size_t *n, struct 
         TRY(t->packing == TEXT_GZIP   ? read_gzip(t, out + *n, cap - *n, &got, e)
             : t->packing == TEXT_ZSTD ? read_zstd(t, out + *n, cap - *n, &got, e)
                                       : read_fd(t, out + *n, cap - *n, &got, e));
+        if (got == 0 && t->packing == TEXT_PLAIN && t->consumed < t->size)
+            return err_set(e, ST_IO, "%s became shorter while it was read: %lld of %lld bytes",
+                           t->path, (long long)t->consumed, (long long)t->size);
         if (got == 0)
             break;
         *n += got;

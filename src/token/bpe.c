@@ -63,10 +63,23 @@ static inline void find_pair(const struct token_model *m, struct bpe_work *w, si
     w->made[i] = s != NULL ? s->id : -1;
 }
 
+/* Ranks of all pairs of neighbours, before the first merge. */
+static void find_pairs(const struct token_model *m, struct bpe_work *w, const uint8_t *p, size_t n)
+{
+    bool bytes = m->byte_level; /* symbol i is byte i */
+    for (size_t i = 0; i + 1 < n; i++) {
+        if (bytes) {
+            struct byte_pair b = m->byte_pairs[p[i] << 8 | p[i + 1]];
+            w->rank[i] = b.rank;
+            w->made[i] = b.id;
+        } else {
+            find_pair(m, w, i, i + 1);
+        }
+    }
+}
+
 static size_t merge_by_scan(const struct token_model *m, struct bpe_work *w, size_t n)
 {
-    for (size_t i = 0; i + 1 < n; i++)
-        find_pair(m, w, i, i + 1);
     while (n > 1) {
         size_t best = 0;
         for (size_t i = 1; i + 1 < n; i++)
@@ -128,7 +141,8 @@ static size_t merge_by_heap(const struct token_model *m, struct bpe_work *w, siz
     }
     w->rank[n - 1] = RANK_NONE;
     for (size_t i = 0; i + 1 < n; i++)
-        offer(m, w, i);
+        if (w->rank[i] != RANK_NONE)
+            heap_push(w, (uint64_t)w->rank[i] << 32 | i);
     while (w->n_heap > 0) {
         uint64_t top = heap_pop(w);
         size_t i = (size_t)(top & UINT32_MAX);
@@ -207,6 +221,7 @@ int bpe_piece(const struct token_model *m, struct bpe_work *w, const uint8_t *p,
     } else {
         TRY(char_symbols(m, w, p, len, n, e));
     }
+    find_pairs(m, w, p, *n);
     if (*n <= SCAN_MAX) {
         *n = merge_by_scan(m, w, *n);
         return ST_OK;

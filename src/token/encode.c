@@ -5,7 +5,23 @@
 
 #include <stdlib.h>
 
-enum { CACHE_BITS = 16, CACHE_KEY = 26, CACHE_IDS = 8, PIECE_SLACK = 64 };
+enum {
+    HOT_BITS = 14,
+    HOT_KEY = 15,
+    HOT_IDS = 3,
+    CACHE_BITS = 17,
+    CACHE_KEY = 26,
+    CACHE_IDS = 8,
+    PIECE_SLACK = 64
+};
+
+/* A short piece and its ids, in a table that fits into a core's own cache: it answers nine of ten
+ * pieces of English. The key is the bytes, filled up with zeros, and their number in the last one.
+ */
+struct hot_entry {
+    uint64_t lo, hi; /* hi 0: empty */
+    int32_t n_ids, ids[HOT_IDS];
+};
 
 /* One piece and its ids: a cache line. */
 struct cache_entry {
@@ -18,6 +34,7 @@ struct cache_entry {
 struct token_encoder {
     const struct tokenizer *tok;
     const struct token_model *m;
+    struct hot_entry *hot;     /* [1 << HOT_BITS] */
     struct cache_entry *cache; /* [1 << CACHE_BITS] */
     struct bpe_work work;
     struct buf normal, scratch;
@@ -40,6 +57,8 @@ int token_encoder_open(struct token_encoder **out, const struct tokenizer *t, st
         buf_init(&c->stage_text[i], 0);
     int st = ST_OK;
     if (c->m != NULL) {
+        TRY_OUT(mem_aligned((void **)&c->hot, sizeof *c->hot << HOT_BITS, 64, e));
+        memset(c->hot, 0, sizeof *c->hot << HOT_BITS);
         TRY_OUT(mem_array((void **)&c->cache, (size_t)1 << CACHE_BITS, sizeof *c->cache, e));
         for (int i = 0; i < c->m->n_stages; i++)
             if (c->m->stage[i].regex != NULL)
@@ -64,6 +83,7 @@ void token_encoder_close(struct token_encoder *c)
     bpe_work_release(&c->work);
     buf_release(&c->normal);
     buf_release(&c->scratch);
+    free(c->hot);
     free(c->cache);
     free(c);
 }
@@ -110,7 +130,7 @@ static int merge_piece(struct token_encoder *c, const uint8_t *p, size_t len, ui
     return put(c->out, c->work.id, n, e);
 }
 
-static inline int encode_piece(struct token_encoder *c, const uint8_t *p, size_t len, struct err *e)
+static int look_up_piece(struct token_encoder *c, const uint8_t *p, size_t len, struct err *e)
 {
     const struct token_model *m = c->m;
     struct token_ids *o = c->out;
@@ -132,6 +152,37 @@ static inline int encode_piece(struct token_encoder *c, const uint8_t *p, size_t
     return merge_piece(c, p, len, hash, slot, e);
 }
 
+/* `end` is where readable bytes end: a short piece is read in two words if they are there. */
+static inline int encode_piece(struct token_encoder *c, const uint8_t *p, size_t len,
+                               const uint8_t *end, struct err *e)
+{
+    if (len > HOT_KEY || end - p < 16)
+        return look_up_piece(c, p, len, e);
+    uint64_t lo, hi;
+    memcpy(&lo, p, 8);
+    memcpy(&hi, p + 8, 8);
+    lo = len < 8 ? lo & ((UINT64_C(1) << 8 * len) - 1) : lo;
+    hi = len > 8 ? hi & ((UINT64_C(1) << 8 * (len - 8)) - 1) : 0;
+    hi |= (uint64_t)len << 56;
+    uint64_t h = (lo ^ hi * 0x9E3779B97F4A7C15u) * 0xD6E8FEB86659FD93u;
+    struct hot_entry *hot = &c->hot[h >> (64 - HOT_BITS)];
+    struct token_ids *o = c->out;
+    if (hot->lo == lo && hot->hi == hi) {
+        if (o->cap - o->n < HOT_IDS)
+            TRY(ids_reserve(o, PIECE_SLACK, e));
+        memcpy(o->ids + o->n, hot->ids, sizeof hot->ids);
+        o->n += (size_t)hot->n_ids;
+        return ST_OK;
+    }
+    size_t before = o->n;
+    TRY(look_up_piece(c, p, len, e));
+    if (o->n - before > HOT_IDS)
+        return ST_OK;
+    *hot = (struct hot_entry){.lo = lo, .hi = hi, .n_ids = (int32_t)(o->n - before)};
+    memcpy(hot->ids, o->ids + before, (o->n - before) * sizeof *hot->ids);
+    return ST_OK;
+}
+
 /* A piece that leaves the stages. Vocabularies of characters have no splitter: they are cut before
  * U+2581, over which no token reaches. */
 static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_t *end,
@@ -139,7 +190,7 @@ static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_
 {
     static const uint8_t mark[3] = {0xE2, 0x96, 0x81};
     if (!c->m->cut_spaces)
-        return encode_piece(c, p, (size_t)(end - p), e);
+        return encode_piece(c, p, (size_t)(end - p), end, e);
     while (p < end) {
         const uint8_t *q = p;
         while (end - q >= 3 &&
@@ -147,7 +198,7 @@ static int encode_pieces(struct token_encoder *c, const uint8_t *p, const uint8_
             q += 3;
         const uint8_t *next = q < end ? memmem(q, (size_t)(end - q), mark, 3) : NULL;
         next = next != NULL ? next : end;
-        TRY(encode_piece(c, p, (size_t)(next - p), e));
+        TRY(encode_piece(c, p, (size_t)(next - p), end, e));
         p = next;
     }
     return ST_OK;
@@ -292,7 +343,7 @@ static int run_stage(struct token_encoder *c, int i, const uint8_t *p, const uin
                 n = p < end && match(c->m->classes, p, end) > 0;
             }
             p = p == from ? p + n : p;
-            TRY(encode_piece(c, from, (size_t)(p - from), e));
+            TRY(encode_piece(c, from, (size_t)(p - from), end, e));
         }
         return ST_OK;
     }

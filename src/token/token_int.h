@@ -276,6 +276,12 @@ struct stage {
 };
 enum { STAGES_MAX = 8, AFFIX_MAX = 8 };
 
+/* What two adjacent bytes become; id -1: they do not merge. */
+struct byte_pair {
+    uint32_t rank;
+    int32_t id;
+};
+
 struct token_model {
     const char *kind; /* of the file */
     char *files[2];
@@ -296,6 +302,7 @@ struct token_model {
     bool strip_first; /* decoding: the first space of a text is not part of it */
     int32_t unk;      /* -1: none */
     int32_t byte_id[256];                         /* -1: none */
+    struct byte_pair *byte_pairs;                 /* [65536] merges of two bytes; NULL: not byte-level */
     int32_t prefix[AFFIX_MAX], suffix[AFFIX_MAX]; /* the template */
     int n_prefix, n_suffix;
 };

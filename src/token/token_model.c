@@ -22,6 +22,7 @@ void token_model_release(struct token_model *m)
     trie_release(&m->normal);
     vocab_release(&m->vocab);
     free(m->classes);
+    free(m->byte_pairs);
     free(m);
 }
 
@@ -168,6 +169,20 @@ static int find_whole_tokens(struct token_model *m, struct err *e)
     return st == ST_OK ? st : err_set(e, (enum status)st, "out of memory checking the vocabulary");
 }
 
+/* Most pairs that BPE asks for are two bytes: a table for those is small and needs no hash. */
+static int make_byte_pairs(struct token_model *m, struct err *e)
+{
+    TRY(mem_array((void **)&m->byte_pairs, 65536, sizeof *m->byte_pairs, e));
+    for (int i = 0; i < 65536; i++) {
+        int32_t left = m->byte_id[i >> 8], right = m->byte_id[i & 255];
+        const struct pair_slot *s =
+            left >= 0 && right >= 0 ? vocab_pair(&m->vocab, left, right) : NULL;
+        m->byte_pairs[i] =
+            s != NULL ? (struct byte_pair){s->rank, s->id} : (struct byte_pair){UINT32_MAX, -1};
+    }
+    return ST_OK;
+}
+
 int token_model_finish(struct token_model *m, struct err *e)
 {
     if (m->classes == NULL)
@@ -175,7 +190,9 @@ int token_model_finish(struct token_model *m, struct err *e)
     TRY(place_added(m, e));
     TRY(check_holes(&m->vocab, e));
     TRY(find_byte_tokens(m, e));
-    if (!m->byte_level)
+    if (m->byte_level)
+        TRY(make_byte_pairs(m, e));
+    else
         TRY(decode_space_marks(m, e));
     TRY(trie_make(&m->raw, m->added, m->n_added, false, &m->norm, e));
     TRY(trie_make(&m->normal, m->added, m->n_added, true, &m->norm, e));
