@@ -1,8 +1,8 @@
 /* How long threads of OpenMP spin while they wait for each other. With the cores to themselves,
  * spinning is what makes short loops fast. Beside another program it is what makes them slow: a
  * thread that spins keeps its core from the one it waits for, which the system has put aside for
- * the other program. So preemptions are counted, and while there are many, threads are made to
- * sleep soon.
+ * the other program. So preemptions are counted; where there are many, and others do use these
+ * cores (our own threads preempt each other too), threads are made to sleep soon.
  *
  * libgomp (gcc) reads its spin count from the environment before main. But it spins a few
  * microseconds only while it manages more threads than the process has cores; so a second team is
@@ -13,18 +13,22 @@
 
 #include <omp.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 enum { MOST_IDLE_THREADS = 16 };
 static const double look_seconds = 0.2, calm_seconds = 3;
 static const double crowded_rate = 30, calm_rate = 8; /* preemptions a second */
+static const double others_least = 0.15;              /* cores that others use */
 
 struct waiting {
     int n_idle; /* threads of the second team */
     bool is_short;
     double looked, crowded; /* when: the last look, and the last one that found others at work */
     long preempted;         /* up to the last look */
+    double others;          /* seconds of processor time that others had used; negative: not read */
     pthread_t team;
     pthread_mutex_t lock;
     pthread_cond_t change;
@@ -38,6 +42,35 @@ static long count_preemptions(void)
 {
     struct rusage u;
     return getrusage(RUSAGE_SELF, &u) == 0 ? u.ru_nivcsw : 0;
+}
+
+/* Seconds of processor time that others have used on the cores of this process since some moment;
+ * negative: unknown. */
+static double others_seconds(void)
+{
+    cpu_set_t set;
+    struct rusage u;
+    char line[512];
+    double busy = 0, tick = (double)sysconf(_SC_CLK_TCK);
+    FILE *f = fopen("/proc/stat", "re");
+    if (f == NULL || tick <= 0 || sched_getaffinity(0, sizeof set, &set) != 0 ||
+        getrusage(RUSAGE_SELF, &u) != 0) {
+        if (f != NULL)
+            fclose(f);
+        return -1;
+    }
+    while (fgets(line, sizeof line, f) != NULL && str_starts(line, "cpu")) {
+        int core;
+        unsigned long long user, nice, sys, idle, io, irq, soft, steal;
+        if (sscanf(line, "cpu%d %llu %llu %llu %llu %llu %llu %llu %llu", &core, &user, &nice, &sys,
+                   &idle, &io, &irq, &soft, &steal) == 9 &&
+            core >= 0 && core < CPU_SETSIZE && CPU_ISSET((size_t)core, &set))
+            busy += (double)(user + nice + sys + irq + soft + steal);
+    }
+    fclose(f);
+    double own = (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+                 1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+    return busy / tick - own;
 }
 
 struct waiting *waiting_open(int n_threads)
@@ -60,6 +93,7 @@ struct waiting *waiting_open(int n_threads)
     }
     w->looked = time_now();
     w->preempted = count_preemptions();
+    w->others = -1;
     return w;
 }
 
@@ -127,12 +161,12 @@ void waiting_close(struct waiting *w)
 
 bool waiting_is_short(const struct waiting *w) { return w != NULL && w->is_short; }
 
-void waiting_decide(struct waiting *w, long preempted, double seconds)
+void waiting_decide(struct waiting *w, double preempted_rate, double others_cores)
 {
-    double rate = (double)preempted / seconds, now = time_now();
-    if (rate > calm_rate)
+    double now = time_now();
+    if (preempted_rate > calm_rate && others_cores > others_least)
         w->crowded = now;
-    if (!w->is_short && rate > crowded_rate)
+    if (!w->is_short && preempted_rate > crowded_rate && others_cores > others_least)
         make_short(w);
     else if (w->is_short && now - w->crowded > calm_seconds)
         make_long(w);
@@ -142,11 +176,14 @@ void waiting_look(struct waiting *w)
 {
     if (w == NULL)
         return;
-    double now = time_now();
-    if (now - w->looked < look_seconds)
+    double now = time_now(), seconds = now - w->looked;
+    if (seconds < look_seconds)
         return;
     long count = count_preemptions();
-    waiting_decide(w, count - w->preempted, now - w->looked);
+    double rate = (double)(count - w->preempted) / seconds, before = w->others;
+    w->others = rate > calm_rate ? others_seconds()
+                                 : -1; /* where nothing is preempted there is nothing to read */
+    waiting_decide(w, rate, before >= 0 && w->others >= 0 ? (w->others - before) / seconds : 0);
     w->preempted = count;
     w->looked = now;
 }

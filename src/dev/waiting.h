@@ -11,9 +11,9 @@ void waiting_close(struct waiting *w);
 /* Between steps, by the thread that computes: looks now and then whether other programs use the
  * cores. */
 void waiting_look(struct waiting *w);
-/* For tests: are threads made to sleep soon? And the decision of one look, after so many
- * preemptions in so many seconds. */
+/* For tests: are threads made to sleep soon? And the decision of one look: preemptions a second,
+ * and cores that other programs use. */
 bool waiting_is_short(const struct waiting *w);
-void waiting_decide(struct waiting *w, long preempted, double seconds);
+void waiting_decide(struct waiting *w, double preempted_rate, double others_cores);
 
 #endif

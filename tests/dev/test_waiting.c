@@ -13,13 +13,15 @@ static void preemptions_decide(void **state)
     (void)state;
     struct waiting *w = waiting_open(cpu_count() > 1 ? cpu_count() : 2);
     assert_non_null(w);
-    waiting_decide(w, 0, 0.2);
+    waiting_decide(w, 0, 0);
     assert_false(waiting_is_short(w));
-    waiting_decide(w, 1, 0.2); /* five a second: an idle machine has as many */
+    waiting_decide(w, 5, 1); /* an idle machine has as many */
     assert_false(waiting_is_short(w));
-    waiting_decide(w, 40, 0.2);
+    waiting_decide(w, 1000, 0.05); /* our own threads preempt each other */
+    assert_false(waiting_is_short(w));
+    waiting_decide(w, 200, 0.7);
     assert_true(waiting_is_short(w));
-    waiting_decide(w, 0, 0.2); /* not at once: it may come back */
+    waiting_decide(w, 0, 0); /* not at once: it may come back */
     assert_true(waiting_is_short(w));
     waiting_close(w);
 }
@@ -59,7 +61,7 @@ static void waiting_threads_sleep_beside_other_programs(void **state)
     assert_non_null(w);
     time_of_a_late_thread(ROUNDS);
     double spinning = time_of_a_late_thread(ROUNDS);
-    waiting_decide(w, 1000, 0.2);
+    waiting_decide(w, 1000, 1);
     time_of_a_late_thread(ROUNDS);
     double sleeping = time_of_a_late_thread(ROUNDS);
     print_message("           processor time of %d waits of 1 ms: %.1f ms, then %.1f ms\n", ROUNDS,
