@@ -52,6 +52,8 @@ static int find_resume(struct config *c, bool speaks, struct ckpt **out, struct 
         st = config_load_saved(c, text, strlen(text), ckpt_path(*out), CFG_SAVED_ALL, &changes, e);
         if (st == ST_OK)
             st = tokenizer_of_checkpoint(c, *out, true, e);
+        if (st == ST_OK)
+            st = tokenizer_check_resume(c, *out, e);
         if (st == ST_OK && speaks)
             fprintf(stderr, "continuing %s at step %lld\n%s", c->run.dir, (long long)ckpt_step(*out), changes.text ? changes.text : "");
     }

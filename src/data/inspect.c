@@ -47,6 +47,11 @@ static int read_sample(const struct source *s, const struct tokenizer *tok, stru
         }
         info->n_sample += len < room ? len : room;
     }
+    size_t skip = tokenizer_text_skip(tok);
+    if (info->n_sample > skip && skip > 0 && info->sample[0] == ' ') {
+        info->n_sample -= skip;
+        memmove(info->sample, info->sample + skip, info->n_sample);
+    }
     while (info->n_sample > 0 && info->n_sample == sizeof info->sample &&
            (info->sample[info->n_sample - 1] & 0x80))
         info->n_sample--; /* no half character at the cut */

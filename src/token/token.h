@@ -53,6 +53,8 @@ int tokenizer_count_bytes(const struct tokenizer *t, const int32_t *ids, int64_t
                           struct err *e);
 /* Text of a special or added token, NULL for others. Not NUL-terminated; *n is its length. */
 const char *tokenizer_name(const struct tokenizer *t, int32_t id, size_t *n);
+/* Bytes in front of a decoded text that are not part of it: 1 where encoding puts a space there (SentencePiece). */
+size_t tokenizer_text_skip(const struct tokenizer *t);
 bool token_is_special(const struct tokenizer *t, int32_t id);
 /* The id of a special or added token with this text, -1: there is none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text);

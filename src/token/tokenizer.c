@@ -207,6 +207,11 @@ int tokenizer_count_bytes(const struct tokenizer *t, const int32_t *ids, int64_t
     return ST_OK;
 }
 
+size_t tokenizer_text_skip(const struct tokenizer *t)
+{
+    return t->model != NULL && t->model->strip_first ? 1 : 0;
+}
+
 bool token_is_special(const struct tokenizer *t, int32_t id)
 {
     if (t->model == NULL)

@@ -20,14 +20,20 @@ int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e
 
 enum { TOKENIZER_FILE_MAX = 256 << 20 };
 
-/* Under these names a checkpoint holds the files, by what tokenizer_kind says; the GPT-2 pair must keep its names. What
- * programs of Hugging Face keep beside a tokenizer goes with it. */
-static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json", "encoder.json", "vocab.bpe"};
-static const char *const companions[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"};
-_Static_assert(2 + countof(companions) <= CKPT_MAX_FILES, "a checkpoint carries the pair of GPT-2 and every companion");
+/* Under these names a checkpoint holds the files, by what tokenizer_kind says; the GPT-2 pair must
+ * keep its names. What programs of Hugging Face keep beside a tokenizer goes with it. */
+static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json",
+                                      "encoder.json", "vocab.bpe"};
+static const char *const companions[] = {"tokenizer_config.json", "special_tokens_map.json",
+                                         "chat_template.jinja"};
+_Static_assert(2 + countof(companions) <= CKPT_MAX_FILES,
+               "a checkpoint carries the pair of GPT-2 and every companion");
 
 int tokenizer_n_carried(void) { return countof(carried) + countof(companions); }
-const char *tokenizer_carried(int i) { return i < countof(carried) ? carried[i] : companions[i - countof(carried)]; }
+const char *tokenizer_carried(int i)
+{
+    return i < countof(carried) ? carried[i] : companions[i - countof(carried)];
+}
 
 static const char *carried_name(const struct tokenizer *tok, int i)
 {
@@ -37,7 +43,8 @@ static const char *carried_name(const struct tokenizer *tok, int i)
     return carried[strcmp(kind, "tokenizer.json") == 0 ? 0 : strcmp(kind, "tiktoken") == 0 ? 1 : 2];
 }
 
-static int pack_file(const char *path, const char *name, struct ckpt_file *files, int *n, struct err *e)
+static int pack_file(const char *path, const char *name, struct ckpt_file *files, int *n,
+                     struct err *e)
 {
     char *bytes;
     TRY(file_read(path, TOKENIZER_FILE_MAX, &bytes, &files[*n].n, e));
@@ -46,7 +53,8 @@ static int pack_file(const char *path, const char *name, struct ckpt_file *files
     return ST_OK;
 }
 
-int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_FILES], int *n, struct err *e)
+int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_FILES], int *n,
+                   struct err *e)
 {
     *n = 0;
     for (int i = 0; i < tokenizer_n_files(tok); i++)
@@ -58,7 +66,8 @@ int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_
     for (int i = 0; st == ST_OK && i < countof(companions); i++) {
         struct buf path;
         buf_init(&path, 0);
-        buf_addf(&path, "%.*s%s", slash != NULL ? (int)(slash - first + 1) : 0, first, companions[i]);
+        buf_addf(&path, "%.*s%s", slash != NULL ? (int)(slash - first + 1) : 0, first,
+                 companions[i]);
         st = buf_check(&path, e);
         if (st == ST_OK && file_exists(path.text) && !file_is_dir(path.text))
             st = pack_file(path.text, companions[i], files, n, e);
@@ -73,6 +82,21 @@ void tokenizer_unpack(struct ckpt_file files[CKPT_MAX_FILES], int n)
         free((void *)(uintptr_t)files[i].bytes);
 }
 
+/* The path of the tokenizer that a checkpoint carries; NULL and ST_OK: none. Free it. */
+static int carried_path(const struct ckpt *from, char **out, struct err *e)
+{
+    for (int i = 0; i < 4; i++) {
+        *out = path_join(ckpt_path(from), carried[i]);
+        if (*out == NULL)
+            return err_set(e, ST_NOMEM, "out of memory");
+        if (file_exists(*out))
+            return ST_OK;
+        free(*out);
+        *out = NULL;
+    }
+    return ST_OK;
+}
+
 int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path,
                             struct err *e)
 {
@@ -81,17 +105,39 @@ int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep
     if (given || strcmp(c->data.tokenizer, "bytes") == 0 ||
         (keep_path && file_exists(c->data.tokenizer)))
         return ST_OK;
-    for (int i = 0; i < 4; i++) {
-        char *path = path_join(ckpt_path(from), carried[i]);
-        if (path == NULL)
-            return err_set(e, ST_NOMEM, "out of memory");
-        bool found = file_exists(path);
-        int st = found ? config_set(c, "data.tokenizer", path, NULL, e) : ST_OK;
+    char *path;
+    TRY(carried_path(from, &path, e));
+    int st = path != NULL ? config_set(c, "data.tokenizer", path, NULL, e) : ST_OK;
+    free(path);
+    return st;
+}
+
+int tokenizer_check_resume(const struct config *c, const struct ckpt *from, struct err *e)
+{
+    char *path;
+    struct tokenizer mine = {.eod = -1}, theirs;
+    TRY(carried_path(from, &path, e));
+    if (path == NULL || strcmp(path, c->data.tokenizer) == 0) {
         free(path);
-        if (found || st != ST_OK)
-            return st;
+        return ST_OK;
     }
-    return ST_OK;
+    struct tokenizer_opts o = {
+        .name = path, .pattern = c->data.token_pattern, .special = c->data.token_special};
+    int st = tokenizer_open_opts(&theirs, &o, e);
+    if (st == ST_OK) {
+        o.name = c->data.tokenizer;
+        st = tokenizer_open_opts(&mine, &o, e);
+        if (st == ST_OK && mine.hash != theirs.hash) {
+            err_set(e, ST_CONFLICT,
+                    "data.tokenizer=%s is not the tokenizer that %s was trained with",
+                    c->data.tokenizer, ckpt_path(from));
+            st = err_hint(e, "continue with the one in the checkpoint: %s", path);
+        }
+        tokenizer_close(&mine);
+        tokenizer_close(&theirs);
+    }
+    free(path);
+    return st;
 }
 
 /* ---- text as data

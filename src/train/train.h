@@ -144,6 +144,8 @@ int tokenizer_n_carried(void);
 const char *tokenizer_carried(int i);
 /* data.tokenizer becomes the checkpoint's own copy, unless the user named one; keep_path: or the saved path still exists. */
 int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path, struct err *e);
+/* Is data.tokenizer still the one that the checkpoint was trained with? A checkpoint without one is not asked. */
+int tokenizer_check_resume(const struct config *c, const struct ckpt *from, struct err *e);
 int text_options(struct trainer *t, struct data_opts *o, struct err *e); /* how text becomes tokens */
 /* An error when text that this tokenizer reads would not fit model.vocab. Token files have a vocabulary of their own. */
 int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e);

@@ -41,6 +41,8 @@ ok "another field" refuses 'no field "body"' "$BRAID" data tokenize --in d.jsonl
 train() { "$BRAID" train "$tiny" --run.threads=1 --train.warmup=0 --data.eod=on "$@"; }
 ok "a model trains on the token file" runs train --data.train=t --data.split=90,10 --data.tokenizer=tok.json --run.dir=run --train.steps=4 \
     --train.eval_every=2
+ok "a run does not go on with another tokenizer" fails 1 'is not the tokenizer that' train --data.train="$corpus" --data.tokenizer="$golden/gpt2style.json" \
+    --run.dir=run --train.steps=5 --model.vocab=0
 ok "with bits per byte" grep -q bits_per_byte run/metrics.jsonl
 ok "another tokenizer is refused" fails 1 'was made with the tokenizer tok.json' train --data.train=t --data.tokenizer="$golden/gpt2style.json" --train.steps=3
 ok "bytes are refused" fails 1 'was made with the tokenizer tok.json' train --data.train=t --train.steps=3

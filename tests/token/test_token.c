@@ -247,6 +247,26 @@ static void any_bytes_come_back(void **state)
     }
 }
 
+/* SentencePiece: a space is put in front, and taken off again. Spaces are written U+2581, so that
+ * character comes back as a space. */
+static void characters_come_back_with_byte_fallback(void **state)
+{
+    (void)state;
+    static const char text[] =
+        "The quick \xe6\x97\xa5\xe6\x9c\xac fox,  \xf0\x9f\x98\x80 and\ttabs\n";
+    struct err e = {0};
+    struct tokenizer t = open_golden("llama2style.json", NULL, NULL);
+    struct token_ids ids = {0};
+    uint8_t back[128];
+    assert_ok(tokenizer_encode(&t, text, sizeof text - 1, 0, &ids, &e), &e);
+    size_t n = decode_all(&t, &ids, back, sizeof back), skip = tokenizer_text_skip(&t);
+    assert_int_equal(skip, 1);
+    assert_int_equal(n, sizeof text - 1 + skip);
+    assert_memory_equal(back + skip, text, sizeof text - 1);
+    free(ids.ids);
+    tokenizer_close(&t);
+}
+
 /* Parts that end where token_cut allows it have the ids of the whole. */
 static void cuts_do_not_show(void **state)
 {
@@ -392,6 +412,7 @@ int main(void)
         cmocka_unit_test(ids_are_those_of_the_reference_programs),
         cmocka_unit_test(splitters_cut_as_their_regexes_do),
         cmocka_unit_test(any_bytes_come_back),
+        cmocka_unit_test(characters_come_back_with_byte_fallback),
         cmocka_unit_test(cuts_do_not_show),
         cmocka_unit_test(special_tokens_templates_and_hashes),
         cmocka_unit_test(byte_lengths_add_up),
