@@ -20,8 +20,7 @@ struct keymap {
     struct found *found;
     int n_wants;
     int *used_rows; /* of each source: layers of a stack are taken one by one */
-    int *file_of;   /* number in the file of each physical layer */
-    int n_layers;
+    struct key_match layers;
     int missing, unexpected;
     struct arena memory;
 };
@@ -47,6 +46,7 @@ static int read_sources(struct keymap *m, struct err *e)
         m->sources[m->n_sources].tensor = t;
         TRY(key_parse(&m->memory, t->key, &m->sources[m->n_sources++].name, e));
     }
+    TRY(key_name_hyper(&m->memory, m->sources, m->n_sources, e));
     qsort(m->sources, (size_t)m->n_sources, sizeof *m->sources, by_order);
     for (int i = 1; i < m->n_sources; i++)
         if (key_order(&m->sources[i - 1].name, &m->sources[i].name) == 0)
@@ -141,12 +141,28 @@ static int mtp_layers_like(const struct keymap *m, const struct key_name *name)
     return count;
 }
 
+/* The name of a parameter as the file numbers its layers. */
+static int name_in_file(struct keymap *m, int i, struct key_name *out, struct err *e)
+{
+    const char *rest;
+    bool second;
+    int layer = m->wants[i].param->layer;
+    *out = m->wants[i].name;
+    if (out->scope != SCOPE_LAYER)
+        return ST_OK;
+    out->layer = m->layers.file_of[layer];
+    enum key_hyper class = key_hyper(out->leaf, &second, &rest);
+    if (class == HYPER_NONE || second == m->layers.second[layer] || class == HYPER_ANY)
+        return ST_OK;
+    out->leaf = key_hyper_leaf(&m->memory, class, m->layers.second[layer], rest);
+    return out->leaf ? ST_OK : err_set(e, ST_NOMEM, "out of memory mapping keys");
+}
+
 /* Two ways to name a place: by number, and by the one name for all. */
 static int find_either(struct keymap *m, int i, struct range *out, bool *shared, struct err *e)
 {
-    struct key_name name = m->wants[i].name;
-    if (name.scope == SCOPE_LAYER)
-        name.layer = m->file_of[m->wants[i].param->layer];
+    struct key_name name;
+    TRY(name_in_file(m, i, &name, e));
     int number = name.layer;
     *out = (struct range){0, 0};
     *shared = false;
@@ -366,7 +382,7 @@ static int resolve(struct keymap *m, int i, struct err *e)
     TRY(find_either(m, i, &r, &shared, e));
     const struct key_name *name = &m->wants[i].name;
     bool stacked = shared && name->scope == SCOPE_LAYER;
-    int number = name->scope == SCOPE_LAYER ? m->file_of[m->wants[i].param->layer] : 0;
+    int number = name->scope == SCOPE_LAYER ? m->layers.file_of[m->wants[i].param->layer] : 0;
     if (r.first == r.end) {
         m->missing++;
         return ST_OK;
@@ -414,7 +430,7 @@ static int build(struct keymap *m, const struct param *const *params, int n, str
     TRY(read_wants(m, params, n, e));
     int st = key_stack_of(&stack, m->sources, m->n_sources, m->file->label, e);
     if (st == ST_OK)
-        st = key_match_layers(&m->file_of, &m->n_layers, &stack, m->wants, n, m->file->label, e);
+        st = key_match_layers(&m->layers, &stack, m->wants, n, m->file->label, e);
     key_stack_release(&stack);
     for (int i = 0; st == ST_OK && i < n; i++)
         st = resolve(m, i, e);
@@ -449,7 +465,7 @@ void keymap_close(struct keymap *m)
     free(m->wants);
     free(m->found);
     free(m->used_rows);
-    free(m->file_of);
+    key_match_release(&m->layers);
     arena_release(&m->memory);
     free(m);
 }

@@ -62,7 +62,8 @@ int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct 
 enum key_layout {
     KEYS_FLAT,    /* layers numbered one by one; decoder.final_norm */
     KEYS_LOGICAL, /* layers numbered by group, as a Transformer's; decoder.final_layernorm */
-    KEYS_STACKED, /* as KEYS_LOGICAL, but one key for all layers, with a leading layer axis */
+    KEYS_STACKED, /* a Transformer's: as KEYS_LOGICAL, but one key for all layers, with a leading layer axis, where they are
+                   * alike; prediction depths of attention and MLP are one transformer_layer */
     KEYS_INDEXED, /* experts: weight0, weight1, ... */
     KEYS_GROUPED, /* experts: one weight with a leading expert axis */
     KEYS_LAYOUTS,
@@ -75,16 +76,24 @@ struct key_layers {
     int n;
     const char *symbols; /* as in a pattern: M G * D + - E */
     const uint16_t *item;
+    bool grouped; /* the pattern has brackets, even if no two layers share a group */
+};
+/* Rows of the parts that a distributed checkpoint stores projections in. */
+struct key_part_rows {
+    int64_t mamba[5]; /* z x B C dt; the convolution has x B C */
+    int64_t gdn[6];   /* query key value z beta alpha; the convolution has the first three */
 };
 struct key_output {
     struct st_item *items; /* model keys of one space; data on the file's map or in memory */
     int n;
+    const char *note; /* NULL, or why something was not written as the layout has it */
     struct arena memory;
 };
 struct key_target {
     enum key_layout layout;
     int64_t glu_interleave;          /* of the output, as in struct key_file */
     const struct key_layers *layers; /* may be NULL */
+    const struct key_part_rows *distributed; /* not NULL: names and parts of a distributed checkpoint of Megatron's */
 };
 /* The file must outlive the output. */
 int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,
