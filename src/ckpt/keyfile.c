@@ -10,11 +10,17 @@ static const char *const space_names[KEYS_SPACES] = {"model", "exp_avg", "exp_av
 
 const char *key_space_name(enum key_space s) { return space_names[s]; }
 
-/* exp_avg.<key>, as braid writes it, or Megatron's optimizer.state.exp_avg.<key>. */
+/* exp_avg.<key>, as braid writes it, or Megatron's optimizer.state.exp_avg.<key>; where experts have an optimizer of their
+ * own, chained_0. and chained_1. stand in front. */
 static enum key_space space_of(const char *stored, const char **key)
 {
     const char *rest = stored;
-    *key = stored;
+    if (str_starts(rest, "chained_")) {
+        size_t digits = strspn(rest + strlen("chained_"), "0123456789");
+        const char *behind = rest + strlen("chained_") + digits;
+        rest = digits > 0 && str_starts(behind, ".optimizer.") ? behind + 1 : rest;
+    }
+    *key = rest;
     if (str_starts(rest, "optimizer.state."))
         rest += strlen("optimizer.state.");
     for (int s = KEYS_EXP_AVG; s < KEYS_SPACES; s++) {

@@ -22,6 +22,7 @@ struct keymap {
     int *used_rows; /* of each source: layers of a stack are taken one by one */
     struct key_match layers;
     int missing, unexpected;
+    struct keymap *exact; /* of a model whose file has fp32 master weights as well: those, which are loaded instead */
     struct arena memory;
 };
 
@@ -439,6 +440,14 @@ static int build(struct keymap *m, const struct param *const *params, int n, str
     return st;
 }
 
+static bool has_space(const struct key_file *f, enum key_space space)
+{
+    for (int i = 0; i < f->n; i++)
+        if (f->list[i].space == space)
+            return true;
+    return false;
+}
+
 int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
                 const struct param *const *params, int n, enum dtype to, struct err *e)
 {
@@ -450,6 +459,8 @@ int keymap_open(struct keymap **out, const struct key_file *f, enum key_space sp
     m->space = space;
     m->to = to;
     int st = build(m, params, n, e);
+    if (st == ST_OK && space == KEYS_MODEL && has_space(f, KEYS_FP32_PARAM))
+        st = keymap_open(&m->exact, f, KEYS_FP32_PARAM, params, n, to, e);
     if (st != ST_OK)
         keymap_close(m);
     else
@@ -461,6 +472,7 @@ void keymap_close(struct keymap *m)
 {
     if (m == NULL)
         return;
+    keymap_close(m->exact);
     free(m->sources);
     free(m->wants);
     free(m->found);
@@ -489,6 +501,8 @@ static void list_key(struct buf *b, int *n, const char *key)
 
 int keymap_check(const struct keymap *m, unsigned allow, struct err *e)
 {
+    if (m->exact != NULL) /* tables and buffers have no master weights */
+        TRY(keymap_check(m->exact, allow | CKPT_ALLOW_MISSING, e));
     int missing = allow & CKPT_ALLOW_MISSING ? 0 : m->missing, n_missing = 0;
     int unexpected = allow & CKPT_ALLOW_UNEXPECTED ? 0 : m->unexpected, n_unexpected = 0;
     if (missing + unexpected == 0)
@@ -544,6 +558,8 @@ static int copy_in_disk_order(const struct keymap *m, int i, const struct tensor
 
 int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct err *e)
 {
+    if (m->exact != NULL && keymap_has(m->exact, i))
+        return keymap_load(m->exact, i, dst, e);
     const struct param *p = m->wants[i].param;
     const struct found *f = &m->found[i];
     struct tensor shape = tensor_shape(dst->dtype, p->rank, p->dim);

@@ -45,7 +45,7 @@ struct keymap;
 /* Where each of the n parameters is. A parameter of the decoder names its physical layer in
  * `layer`. Everything is checked here: ambiguity, structure, shapes and dtypes, so that loading
  * does not fail halfway. `to` is the dtype that will be loaded into (tables: I32). A key that is not
- * there is no error yet. */
+ * there is no error yet. Of a model whose file holds fp32 master weights too (fp32_param), those are loaded. */
 int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
                 const struct param *const *params, int n, enum dtype to, struct err *e);
 void keymap_close(struct keymap *m); /* NULL is allowed */
