@@ -28,10 +28,11 @@ struct key_file {
     int64_t glu_interleave; /* gate and up rows of experts alternate in blocks of so many; 0: halves */
     /* private */
     struct ckpt *ckpt;
-    struct st_file *file;
+    struct st_file *files[2];
     struct arena memory;
 };
-/* path: a checkpoint folder, a run folder (its newest checkpoint) or a .safetensors file. A file says by
+/* path: a checkpoint folder, a run folder (its newest checkpoint), a folder with megatron.json, model.safetensors and maybe
+ * optimizer.safetensors (braid export --format=megatron, tools/megatron_dist.py) or a .safetensors file. A file says by
  * the entry KEY_GLU_INTERLEAVE of its metadata that its experts are interleaved; checkpoints never are. */
 #define KEY_GLU_INTERLEAVE "glu_interleave"
 int key_file_open(struct key_file *f, const char *path, struct err *e);
