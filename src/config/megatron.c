@@ -207,6 +207,7 @@ const struct flag config_flags[] = {
     NOT("dist-ckpt-strictness", "*", "loading never passes over anything; --run.load_weights with --run.load_allow names what to forgive"),
     NOTED("ckpt-format", "*", SAVES "; tools/megatron_dist.py makes torch_dist of it"),
     IS("use-dist-ckpt", NULL, SAVES),
+    IS("dist-ckpt-optim-fully-reshardable", NULL, SAVES),
     IS("auto-detect-ckpt-format", NULL, SAVES),
     IS("ckpt-fully-parallel-save", NULL, SAVES),
     IS("ckpt-fully-parallel-load", NULL, SAVES),
