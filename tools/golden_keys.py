@@ -18,6 +18,7 @@ DENSE = {"mlp.linear_fc1.layer_norm_weight": (4,), "mlp.linear_fc1.weight": (6, 
 ROUTER = {"pre_mlp_layernorm.weight": (4,), "mlp.router.weight": (3, 4)}
 EXPERT = {"linear_fc1.weight": (6, 4), "linear_fc1.bias": (6,), "linear_fc2.weight": (4, 3), "linear_fc2.bias": (4,)}
 MAMBA_IN = {"z": 4, "x": 4, "B": 2, "C": 2, "dt": 2}
+HYPER = {"mapping_proj.weight": (8, 8), "alpha_pre": (1,), "alpha_post": (1,), "alpha_res": (1,), "bias": (8,)}
 MTP_OWN = {"enorm.weight": (4,), "hnorm.weight": (4,), "eh_proj.weight": (4, 8), "final_layernorm.weight": (4,)}
 
 
@@ -89,6 +90,26 @@ def mamba(split):
     return {f"{key}.{k}": p for k, p in zip(MAMBA_IN, parts)} if split else {key: np.concatenate(parts)}
 
 
+def masters():
+    """A model in bf16 beside its fp32 master weights, as a distributed optimizer stores them."""
+    model = {**dense(lambda i: i, lambda i: i), **outer("final_layernorm")}
+    rounded = {k: (v.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) for k, v in model.items()}
+    return {**rounded, **{f"chained_0.optimizer.state.fp32_param.{k}": v for k, v in model.items()},
+            "chained_0.optimizer.param_groups.step": np.zeros(1, np.float32)}
+
+
+def hyper(own, inner):
+    """One layer of attention, one of Mamba and one MLP, each with hyper-connections of two streams."""
+    out = dict(outer("final_norm"))
+    for layer, (name, leaves) in enumerate((("self_attention_", ATTENTION), ("", {"mixer.in_proj.weight": (14, 4)}),
+                                            ("mlp_", DENSE))):
+        for leaf, shape in leaves.items():
+            out[f"decoder.layers.{layer}.{inner}{leaf}"] = value(f"{layer}.{leaf}", shape)
+        for leaf, shape in HYPER.items():
+            out[f"decoder.layers.{layer}.{own(name)}hyper_connection.{leaf}"] = value(f"{layer}.hyper.{leaf}", shape)
+    return out
+
+
 def main(folder):
     extra = {f"decoder.layers.{i}.self_attention.linear_qkv._extra_state": np.zeros(0, np.uint8) for i in range(2)}
     layer = "decoder.layers.0.mlp.experts."
@@ -108,6 +129,9 @@ def main(folder):
         "experts_packed": moe(lambda leaf, list: {layer + leaf: np.concatenate(list)}),
         "mtp_hybrid": mtp(lambda k: f"mtp_model_layer.layers.{k}."),
         "mtp_gpt": mtp(lambda k: "transformer_layer."),
+        "fp32_param": masters(),
+        "hyper_own": hyper(lambda name: name, ""),
+        "hyper_hybrid": hyper(lambda name: "", "inner_layer."),
         "mamba_whole": mamba(False),
         "mamba_split": mamba(True),
     }

@@ -29,12 +29,13 @@ struct work {
     const struct key_file *file;
     enum key_layout to;
     const struct key_layers *layers;
+    const struct key_part_rows *distributed;
     int64_t glu_interleave;
-    struct key_stack stack; /* what the file has at each number */
+    struct key_stack stack; /* what the file's model has at each number */
     struct atom *atoms;
     size_t n, cap;
     struct key_output *out;
-    bool transformer_norm;
+    bool transformer_norm, hyper, numbered_flat;
 };
 
 static int by_name(const void *a, const void *b)
@@ -72,39 +73,72 @@ static int sort_atoms(struct work *w, struct err *e)
 
 /* ---- taking apart ---------------------------------------------------------------------------- */
 
+/* The tensors of a space with their names. */
+static int read_names(struct work *w, enum key_space space, struct key_source *list, int *n, struct err *e)
+{
+    const struct key_file *f = w->file;
+    *n = 0;
+    for (int i = 0; i < f->n; i++) {
+        if (f->list[i].space != space || key_ignored(f->list[i].key))
+            continue;
+        list[*n].tensor = &f->list[i];
+        TRY(key_parse(&w->out->memory, f->list[i].key, &list[(*n)++].name, e));
+    }
+    return key_name_hyper(&w->out->memory, list, *n, e);
+}
+
+static int add_atoms(struct work *w, const struct key_source *s, struct err *e)
+{
+    struct atom atom = {s->name, s->tensor->view, s->tensor->stored};
+    if (atom.name.scope != SCOPE_LAYER || atom.name.layer != NOT_NUMBERED)
+        return add_atom(w, &atom, e);
+    if (s->tensor->view.rank == 0)
+        return err_set(e, ST_CONFLICT, "%s: '%s' has no number, but no layer axis either", w->file->label, atom.stored);
+    for (int64_t row = 0; row < s->tensor->view.dim[0]; row++) {
+        atom.name.layer = (int)row;
+        atom.view = layer_slice(&s->tensor->view, row);
+        TRY(add_atom(w, &atom, e));
+    }
+    return ST_OK;
+}
+
+/* The numbers of layers are those of the model, whatever space is converted: not every parameter has moments. */
 static int read_atoms(struct work *w, enum key_space space, struct err *e)
 {
     const struct key_file *f = w->file;
     struct key_source *list = NULL;
-    int n = 0, st = ST_OK;
+    struct key_stack own = {0};
+    int n, st;
     TRY(mem_array((void **)&list, (size_t)f->n, sizeof *list, e));
-    for (int i = 0; st == ST_OK && i < f->n; i++) {
-        if (f->list[i].space != space || key_ignored(f->list[i].key))
-            continue;
-        list[n].tensor = &f->list[i];
-        w->transformer_norm |= strstr(f->list[i].key, "decoder.final_layernorm.") != NULL;
-        st = key_parse(&w->out->memory, f->list[i].key, &list[n++].name, e);
+    TRY_OUT(read_names(w, KEYS_MODEL, list, &n, e));
+    TRY_OUT(key_stack_of(&w->stack, list, n, f->label, e));
+    TRY_OUT(read_names(w, space, list, &n, e));
+    TRY_OUT(key_stack_of(&own, list, n, f->label, e));
+    if (own.n > w->stack.n) { /* a file of optimizer state alone */
+        struct key_stack model = w->stack;
+        w->stack = own;
+        own = model;
     }
-    if (st == ST_OK)
-        st = key_stack_of(&w->stack, list, n, f->label, e);
-    for (int i = 0; st == ST_OK && i < n; i++) {
-        struct atom atom = {list[i].name, list[i].tensor->view, list[i].tensor->stored};
-        bool stacked = atom.name.scope == SCOPE_LAYER && atom.name.layer == NOT_NUMBERED;
-        for (int64_t row = 0; stacked && st == ST_OK && row < list[i].tensor->view.dim[0]; row++) {
-            atom.name.layer = (int)row;
-            atom.view = layer_slice(&list[i].tensor->view, row);
-            st = add_atom(w, &atom, e);
-        }
-        if (!stacked)
-            st = add_atom(w, &atom, e);
+    for (int i = 0; i < n; i++) {
+        bool second;
+        const char *rest;
+        w->transformer_norm |= strstr(list[i].tensor->key, "decoder.final_layernorm.") != NULL;
+        w->hyper |= key_hyper(list[i].name.leaf, &second, &rest) != HYPER_NONE;
+        TRY_OUT(add_atoms(w, &list[i], e));
     }
+    st = sort_atoms(w, e);
+out:
+    key_stack_release(&own);
     free(list);
-    return st == ST_OK ? sort_atoms(w, e) : st;
+    return st;
 }
 
 /* ---- numbering ------------------------------------------------------------------------------- */
 
 static bool one_bit(unsigned set) { return set != 0 && (set & (set - 1)) == 0; }
+
+static bool has_groups(const struct key_stack *s);
+static unsigned hyper_family(const struct work *w, const struct atom *atom, unsigned set);
 
 /* Which of the kinds in `set` a leaf belongs to. */
 static int family_in(const struct work *w, const struct atom *atom, unsigned set, unsigned *family,
@@ -113,10 +147,28 @@ static int family_in(const struct work *w, const struct atom *atom, unsigned set
     char key[NAME_TEXT], holds[128];
     unsigned of_leaf = key_family(atom->name.leaf);
     *family = of_leaf ? of_leaf & set : set;
+    if (!one_bit(*family) && has_groups(&w->stack))
+        *family = hyper_family(w, atom, set);
     if (one_bit(*family))
         return ST_OK;
     return err_set(e, ST_CONFLICT, "%s: '%s' may belong to any of %s", w->file->label,
                    shown(atom->stored, key, sizeof key), families_text(set, holds, sizeof holds));
+}
+
+static unsigned symbol_family(char symbol);
+
+/* The kind of layer whose hyper-connections these are: the first or second of their class in a group of the pattern. */
+static unsigned hyper_family(const struct work *w, const struct atom *atom, unsigned set)
+{
+    bool second;
+    const char *rest;
+    enum key_hyper class = key_hyper(atom->name.leaf, &second, &rest);
+    for (int l = 0, seen = 0; class != HYPER_NONE && w->layers != NULL && l < w->layers->n; l++) {
+        unsigned family = symbol_family(w->layers->symbols[l]);
+        if (w->layers->item[l] == atom->name.layer && key_hyper_of(family) == class && seen++ == (int)second)
+            return family & set;
+    }
+    return 0;
 }
 
 static unsigned symbol_family(char symbol)
@@ -148,6 +200,8 @@ static int order_unknown(const struct work *w, int number, struct err *e)
 
 static bool pattern_has_groups(const struct key_layers *l)
 {
+    if (l != NULL && l->grouped)
+        return true;
     for (int i = 1; l != NULL && i < l->n; i++)
         if (l->item[i] == l->item[i - 1])
             return true;
@@ -208,10 +262,28 @@ static int number_logical(const struct work *w, int *base, struct err *e)
     return ST_OK;
 }
 
+/* The name of a layer's hyper-connections, alone with its number or second of its class in a group. */
+static int rename_hyper(struct work *w, struct atom *atom, int layer, struct err *e)
+{
+    bool second, wanted = false;
+    const char *rest;
+    enum key_hyper class = key_hyper(atom->name.leaf, &second, &rest);
+    if (class == HYPER_NONE || class == HYPER_ANY)
+        return ST_OK;
+    bool grouped = w->to != KEYS_FLAT && pattern_has_groups(w->layers);
+    for (int l = layer - 1; grouped && l >= 0 && w->layers->item[l] == w->layers->item[layer]; l--)
+        wanted |= key_hyper_of(symbol_family(w->layers->symbols[l])) == class;
+    if (wanted != second)
+        atom->name.leaf = key_hyper_leaf(&w->out->memory, class, wanted, rest);
+    return atom->name.leaf ? ST_OK : no_memory(e);
+}
+
 static int renumber(struct work *w, struct err *e)
 {
-    bool flat = w->to == KEYS_FLAT;
-    if (w->to == KEYS_INDEXED || w->to == KEYS_GROUPED || has_groups(&w->stack) != flat)
+    bool flat = w->to == KEYS_FLAT, groups = has_groups(&w->stack);
+    bool as_it_is = w->to == KEYS_INDEXED || w->to == KEYS_GROUPED;
+    w->numbered_flat = as_it_is ? !groups : flat;
+    if (as_it_is || groups != flat || w->stack.n == 0)
         return ST_OK; /* numbered so already */
     int *base = NULL;
     TRY(mem_array((void **)&base, (size_t)w->stack.n * FAM_COUNT, sizeof *base, e));
@@ -221,30 +293,79 @@ static int renumber(struct work *w, struct err *e)
         unsigned family = 0;
         if (atom->name.scope != SCOPE_LAYER)
             continue;
-        st = family_in(w, atom, w->stack.families[atom->name.layer], &family, e);
+        int layer = atom->name.layer;
+        st = family_in(w, atom, w->stack.families[layer], &family, e);
         if (st == ST_OK)
-            atom->name.layer = base[atom->name.layer * FAM_COUNT + __builtin_ctz(family)];
+            st = rename_hyper(w, atom, layer, e);
+        if (st == ST_OK)
+            atom->name.layer = base[layer * FAM_COUNT + __builtin_ctz(family)];
     }
     free(base);
     return st;
 }
 
-/* Prediction depths: layers by number, or a Transformer's one layer that holds a mixer and an MLP.
- */
+static int add_note(struct work *w, const char *text, struct err *e)
+{
+    if (w->out->note == NULL)
+        w->out->note = text;
+    return text ? ST_OK : no_memory(e);
+}
+
+/* Atoms first .. end - 1 are a depth; its layers are attention, then an MLP, as in a Transformer layer. */
+static bool is_pair(const struct atom *at, size_t n)
+{
+    bool has[2] = {false, false};
+    for (size_t i = 0; i < n; i++) {
+        unsigned family = key_family(at[i].name.leaf), fits[2] = {FAM_ATTN | FAM_GDN, FAM_MLPS};
+        int layer = at[i].name.layer;
+        if (layer < 0)
+            continue;
+        if (layer > 1 || family == 0 || (family & ~fits[layer]) != 0)
+            return false;
+        has[layer] = true;
+    }
+    return has[0] && has[1];
+}
+
+/* Layers of a depth become a Transformer's one layer. */
+static int join_depths(struct work *w, struct err *e)
+{
+    for (size_t i = 0, n; i < w->n; i += n) {
+        bool numbered = false;
+        n = 1;
+        if (w->atoms[i].name.scope != SCOPE_MTP)
+            continue;
+        while (i + n < w->n && w->atoms[i + n].name.scope == SCOPE_MTP && w->atoms[i + n].name.depth == w->atoms[i].name.depth)
+            n++;
+        for (size_t k = i; k < i + n; k++)
+            numbered |= w->atoms[k].name.layer >= 0;
+        bool pair = numbered && is_pair(&w->atoms[i], n);
+        for (size_t k = i; pair && k < i + n; k++)
+            if (w->atoms[k].name.layer >= 0)
+                w->atoms[k].name.layer = NOT_NUMBERED;
+        if (numbered && !pair)
+            TRY(add_note(w, arena_printf(&w->out->memory, "prediction depth %d stays in numbered layers: it is not one attention "
+                                         "layer and one MLP, as a Transformer's is", w->atoms[i].name.depth), e));
+    }
+    return ST_OK;
+}
+
+/* Prediction depths: layers by number, or a Transformer's one layer that holds a mixer and an MLP. */
 static int renumber_depths(struct work *w, struct err *e)
 {
-    bool join = w->to == KEYS_STACKED;
     if (w->to == KEYS_INDEXED || w->to == KEYS_GROUPED)
         return ST_OK;
+    if (w->to == KEYS_STACKED)
+        return join_depths(w, e);
     for (size_t i = 0; i < w->n; i++) {
         struct key_name *name = &w->atoms[i].name;
-        if (name->scope != SCOPE_MTP || (join ? name->layer < 0 : name->layer != NOT_NUMBERED))
+        if (name->scope != SCOPE_MTP || name->layer != NOT_NUMBERED)
             continue;
         unsigned family = key_family(name->leaf);
-        if (join ? name->layer > 1 : family == 0 || ((family & FAM_MIXERS) && (family & FAM_MLPS)))
-            return err_set(e, ST_CONFLICT, "%s: '%s' is in no layer of a mixer and an MLP",
-                           w->file->label, key_text(&w->out->memory, name, false));
-        name->layer = join ? NOT_NUMBERED : (family & FAM_MLPS) != 0;
+        if (family == 0 || ((family & FAM_MIXERS) && (family & FAM_MLPS)))
+            return err_set(e, ST_CONFLICT, "%s: '%s' is in no layer of a mixer and an MLP", w->file->label,
+                           w->atoms[i].stored);
+        name->layer = (family & FAM_MLPS) != 0;
     }
     return ST_OK;
 }
@@ -396,32 +517,57 @@ static int by_leaf(const void *a, const void *b)
     return order ? order : lx < ly ? -1 : lx > ly;
 }
 
-static int stack_layers(struct work *w, struct err *e)
+static int count_layers(const struct work *w)
 {
-    size_t kept = 0;
     int layers = 0;
-    char key[NAME_TEXT];
     for (size_t i = 0; i < w->n; i++)
         if (w->atoms[i].name.scope == SCOPE_LAYER && w->atoms[i].name.layer >= layers)
             layers = w->atoms[i].name.layer + 1;
-    if (w->n > 0)
-        qsort(w->atoms, w->n, sizeof *w->atoms, by_leaf);
+    return layers;
+}
+
+/* Why layers cannot be stacked, or NULL: each must have what the first has, alike. Atoms are sorted by_leaf. */
+static int why_unlike(struct work *w, int layers, const char **why, struct err *e)
+{
+    char key[NAME_TEXT];
+    *why = NULL;
     for (size_t i = 0, n; i < w->n; i += n) {
-        struct key_name *name = &w->atoms[i].name;
+        n = w->atoms[i].name.scope == SCOPE_LAYER ? (size_t)layers : 1;
+        for (size_t k = 0; n > 1 && k < n; k++) {
+            struct key_name want = w->atoms[i].name;
+            want.layer = (int)k;
+            bool there = i + k < w->n && key_order(&w->atoms[i + k].name, &want) == 0;
+            if (there && w->atoms[i + k].view.dtype == w->atoms[i].view.dtype &&
+                tensor_same_shape(&w->atoms[i + k].view, &w->atoms[i].view))
+                continue;
+            *why = arena_printf(&w->out->memory, "layers stay numbered: layer %d has no '%s' like that of layer %d",
+                                (int)k, shown(want.leaf, key, sizeof key), w->atoms[i].name.layer);
+            return *why ? ST_OK : no_memory(e);
+        }
+    }
+    return ST_OK;
+}
+
+/* A Transformer whose layers are all alike has one key for all of them, any other one for each. */
+static int stack_layers(struct work *w, struct err *e)
+{
+    size_t kept = 0;
+    int layers = count_layers(w);
+    const char *why;
+    if (layers == 0)
+        return ST_OK;
+    qsort(w->atoms, w->n, sizeof *w->atoms, by_leaf);
+    TRY(why_unlike(w, layers, &why, e));
+    if (why != NULL) {
+        TRY(add_note(w, why, e));
+        return sort_atoms(w, e);
+    }
+    for (size_t i = 0, n; i < w->n; i += n) {
         n = 1;
-        if (name->scope == SCOPE_LAYER) {
-            for (int k = 0; k < layers; k++) {
-                struct key_name want = *name;
-                want.layer = k;
-                if (i + (size_t)k >= w->n || key_order(&w->atoms[i + (size_t)k].name, &want) != 0) {
-                    err_set(e, ST_CONFLICT, "%s: layer %d has no '%s' like that of layer %d",
-                            w->file->label, k, shown(name->leaf, key, sizeof key), name->layer);
-                    return err_hint(e, "layers can be stacked only when all %d are alike", layers);
-                }
-            }
+        if (w->atoms[i].name.scope == SCOPE_LAYER) {
             n = (size_t)layers;
             TRY(stack_atoms(w, i, layers, e));
-            name->layer = NOT_NUMBERED;
+            w->atoms[i].name.layer = NOT_NUMBERED;
         }
         w->atoms[kept++] = w->atoms[i];
     }
@@ -429,18 +575,62 @@ static int stack_layers(struct work *w, struct err *e)
     return ST_OK;
 }
 
+/* ---- parts of projections --------------------------------------------------------------------- */
+
+/* Rows of each part of a leaf; 0: it has none. */
+static int part_rows(const struct key_part_rows *r, const char *leaf, const int64_t **rows)
+{
+    bool mamba = str_starts(leaf, "mixer."), conv = strstr(leaf, ".conv1d.") != NULL;
+    *rows = mamba ? r->mamba + conv : r->gdn;
+    return key_parts(leaf, 0);
+}
+
+static int split_parts(struct work *w, struct err *e)
+{
+    char key[NAME_TEXT], text[128];
+    size_t n_atoms = w->n;
+    for (size_t i = 0; i < n_atoms; i++) {
+        struct atom atom = w->atoms[i];
+        const int64_t *rows;
+        int n = atom.name.scope == SCOPE_PLAIN || atom.name.part != WHOLE ? 0 : part_rows(w->distributed, atom.name.leaf, &rows);
+        int axis = atom.name.scope == SCOPE_LAYER && atom.name.layer == NOT_NUMBERED;
+        int64_t all = 0, at = 0;
+        for (int k = 0; k < n; k++)
+            all += rows[k];
+        if (n == 0)
+            continue;
+        if (axis || atom.view.rank == 0 || atom.view.dim[0] != all)
+            return err_set(e, ST_CONFLICT, "%s: '%s' is %s, but the parts of the model have %lld rows", w->file->label,
+                           shown(atom.stored, key, sizeof key), tensor_text(&atom.view, text, sizeof text), (long long)all);
+        int64_t row_bytes = all > 0 ? tensor_bytes(&atom.view) / all : 0;
+        for (int k = 0; k < n; k++, at += rows[k - 1]) {
+            struct atom part = atom;
+            part.name.part = k;
+            part.view.dim[0] = rows[k];
+            part.view.data = (char *)atom.view.data + at * row_bytes;
+            if (k == 0)
+                w->atoms[i] = part;
+            else
+                TRY(add_atom(w, &part, e));
+        }
+    }
+    return sort_atoms(w, e);
+}
+
 /* ---- the whole ------------------------------------------------------------------------------- */
 
 static int emit(struct work *w, struct err *e)
 {
     struct key_output *o = w->out;
-    bool transformer = w->to == KEYS_LOGICAL || w->to == KEYS_STACKED ||
-                       (w->to != KEYS_FLAT && w->transformer_norm);
+    struct key_spelling how = {.transformer = w->to == KEYS_LOGICAL || w->to == KEYS_STACKED ||
+                                              (w->to != KEYS_FLAT && w->transformer_norm),
+                               .wrapped = w->distributed != NULL && w->hyper && w->numbered_flat,
+                               .distributed = w->distributed != NULL};
     o->items = arena_alloc(&o->memory, (w->n + 1) * sizeof *o->items);
     if (o->items == NULL)
         return no_memory(e);
     for (size_t i = 0; i < w->n; i++) {
-        char *key = key_text(&o->memory, &w->atoms[i].name, transformer);
+        char *key = key_text(&o->memory, &w->atoms[i].name, &how);
         if (key == NULL)
             return no_memory(e);
         o->items[o->n++] = (struct st_item){.name = key, .host = w->atoms[i].view};
@@ -457,8 +647,10 @@ static int convert(struct work *w, enum key_space space, struct err *e)
     TRY(reorder_glu(w, e));
     if (w->to == KEYS_INDEXED)
         TRY(split_experts(w, e));
-    if (w->to == KEYS_GROUPED)
+    if (w->to == KEYS_GROUPED || w->distributed != NULL)
         TRY(group_experts(w, e));
+    if (w->distributed != NULL)
+        TRY(split_parts(w, e));
     if (w->to == KEYS_STACKED)
         TRY(stack_layers(w, e));
     return emit(w, e);
@@ -470,7 +662,7 @@ int key_convert(struct key_output *out, const struct key_file *f, enum key_space
     *out = (struct key_output){0};
     arena_init(&out->memory);
     struct work w = {
-        .file = f, .to = to->layout, .layers = to->layers, .glu_interleave = to->glu_interleave, .out = out};
+        .file = f, .to = to->layout, .layers = to->layers, .distributed = to->distributed, .glu_interleave = to->glu_interleave, .out = out};
     int st = convert(&w, space, e);
     key_stack_release(&w.stack);
     free(w.atoms);

@@ -255,21 +255,88 @@ static int pair_layers(int *file_of, const struct layers *m, const struct key_st
            "kind of MLP, without prediction depths");
 }
 
-int key_match_layers(int **file_of, int *n_layers, const struct key_stack *file,
-                     const struct key_wanted *wants, int n, const char *label, struct err *e)
+/* Layers that share a number in the file, and the name of their hyper-connections but for "_2". */
+static int find_seconds(struct key_match *out, const struct layers *m, struct err *e)
+{
+    unsigned *seen = NULL; /* classes at each number */
+    int numbers = 0;
+    for (int l = 0; l < m->n; l++)
+        numbers = out->file_of[l] >= numbers ? out->file_of[l] + 1 : numbers;
+    TRY(mem_array((void **)&seen, (size_t)numbers, sizeof *seen, e));
+    for (int l = 0; l < m->n; l++) {
+        if (out->file_of[l] < 0 || m->families[l] == 0)
+            continue;
+        unsigned class = 1u << key_hyper_of(m->families[l]), *at = &seen[out->file_of[l]];
+        out->second[l] = (*at & class) != 0;
+        *at |= class;
+    }
+    free(seen);
+    return ST_OK;
+}
+
+int key_match_layers(struct key_match *out, const struct key_stack *file, const struct key_wanted *wants, int n,
+                     const char *label, struct err *e)
 {
     struct layers m = {0};
     int st;
-    *file_of = NULL;
+    *out = (struct key_match){0};
     TRY_OUT(read_model(&m, wants, n, e));
-    *n_layers = m.n;
-    TRY_OUT(mem_array((void **)file_of, (size_t)m.n, sizeof **file_of, e));
+    out->n = m.n;
+    TRY_OUT(mem_array((void **)&out->file_of, (size_t)m.n, sizeof *out->file_of, e));
+    TRY_OUT(mem_array((void **)&out->second, (size_t)m.n, sizeof *out->second, e));
     bool same = same_numbers(file, &m.numbers);
     for (int l = 0; l < m.n; l++)
-        (*file_of)[l] = same ? m.number[l] : -1;
+        out->file_of[l] = same ? m.number[l] : -1;
     if (!same)
-        st = pair_layers(*file_of, &m, file, label, e);
+        TRY_OUT(pair_layers(out->file_of, &m, file, label, e));
+    st = find_seconds(out, &m, e);
 out:
     layers_release(&m);
     return st;
+}
+
+void key_match_release(struct key_match *m)
+{
+    free(m->file_of);
+    free(m->second);
+    *m = (struct key_match){0};
+}
+
+/* ---- hyper-connections of a hybrid stack ------------------------------------------------------ */
+
+static int by_place(const void *a, const void *b)
+{
+    const struct key_source *x = a, *y = b;
+    return key_order_place(&x->name, &y->name);
+}
+
+static bool same_layer(const struct key_name *a, const struct key_name *b)
+{
+    return a->scope == b->scope && a->depth == b->depth && a->layer == b->layer;
+}
+
+int key_name_hyper(struct arena *a, struct key_source *list, int n, struct err *e)
+{
+    if (n > 0)
+        qsort(list, (size_t)n, sizeof *list, by_place);
+    for (int i = 0, end; i < n; i = end) {
+        unsigned families = 0;
+        bool second;
+        const char *rest;
+        for (end = i; end < n && same_layer(&list[end].name, &list[i].name); end++)
+            if (key_hyper(list[end].name.leaf, &second, &rest) == HYPER_NONE)
+                note(&families, list[end].name.leaf);
+        settle(&families, 1);
+        if (list[i].name.scope == SCOPE_PLAIN || list[i].name.layer == NO_LAYER || !one_bit(families) ||
+            families == FAM_OTHER)
+            continue;
+        for (int k = i; k < end; k++) {
+            if (key_hyper(list[k].name.leaf, &second, &rest) != HYPER_ANY)
+                continue;
+            list[k].name.leaf = key_hyper_leaf(a, key_hyper_of(families), false, rest);
+            if (list[k].name.leaf == NULL)
+                return err_set(e, ST_NOMEM, "out of memory reading keys");
+        }
+    }
+    return ST_OK;
 }

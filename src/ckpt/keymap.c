@@ -20,9 +20,9 @@ struct keymap {
     struct found *found;
     int n_wants;
     int *used_rows; /* of each source: layers of a stack are taken one by one */
-    int *file_of;   /* number in the file of each physical layer */
-    int n_layers;
+    struct key_match layers;
     int missing, unexpected;
+    struct keymap *exact; /* of a model whose file has fp32 master weights as well: those, which are loaded instead */
     struct arena memory;
 };
 
@@ -47,6 +47,7 @@ static int read_sources(struct keymap *m, struct err *e)
         m->sources[m->n_sources].tensor = t;
         TRY(key_parse(&m->memory, t->key, &m->sources[m->n_sources++].name, e));
     }
+    TRY(key_name_hyper(&m->memory, m->sources, m->n_sources, e));
     qsort(m->sources, (size_t)m->n_sources, sizeof *m->sources, by_order);
     for (int i = 1; i < m->n_sources; i++)
         if (key_order(&m->sources[i - 1].name, &m->sources[i].name) == 0)
@@ -141,12 +142,28 @@ static int mtp_layers_like(const struct keymap *m, const struct key_name *name)
     return count;
 }
 
+/* The name of a parameter as the file numbers its layers. */
+static int name_in_file(struct keymap *m, int i, struct key_name *out, struct err *e)
+{
+    const char *rest;
+    bool second;
+    int layer = m->wants[i].param->layer;
+    *out = m->wants[i].name;
+    if (out->scope != SCOPE_LAYER)
+        return ST_OK;
+    out->layer = m->layers.file_of[layer];
+    enum key_hyper class = key_hyper(out->leaf, &second, &rest);
+    if (class == HYPER_NONE || second == m->layers.second[layer] || class == HYPER_ANY)
+        return ST_OK;
+    out->leaf = key_hyper_leaf(&m->memory, class, m->layers.second[layer], rest);
+    return out->leaf ? ST_OK : err_set(e, ST_NOMEM, "out of memory mapping keys");
+}
+
 /* Two ways to name a place: by number, and by the one name for all. */
 static int find_either(struct keymap *m, int i, struct range *out, bool *shared, struct err *e)
 {
-    struct key_name name = m->wants[i].name;
-    if (name.scope == SCOPE_LAYER)
-        name.layer = m->file_of[m->wants[i].param->layer];
+    struct key_name name;
+    TRY(name_in_file(m, i, &name, e));
     int number = name.layer;
     *out = (struct range){0, 0};
     *shared = false;
@@ -366,7 +383,7 @@ static int resolve(struct keymap *m, int i, struct err *e)
     TRY(find_either(m, i, &r, &shared, e));
     const struct key_name *name = &m->wants[i].name;
     bool stacked = shared && name->scope == SCOPE_LAYER;
-    int number = name->scope == SCOPE_LAYER ? m->file_of[m->wants[i].param->layer] : 0;
+    int number = name->scope == SCOPE_LAYER ? m->layers.file_of[m->wants[i].param->layer] : 0;
     if (r.first == r.end) {
         m->missing++;
         return ST_OK;
@@ -414,13 +431,21 @@ static int build(struct keymap *m, const struct param *const *params, int n, str
     TRY(read_wants(m, params, n, e));
     int st = key_stack_of(&stack, m->sources, m->n_sources, m->file->label, e);
     if (st == ST_OK)
-        st = key_match_layers(&m->file_of, &m->n_layers, &stack, m->wants, n, m->file->label, e);
+        st = key_match_layers(&m->layers, &stack, m->wants, n, m->file->label, e);
     key_stack_release(&stack);
     for (int i = 0; st == ST_OK && i < n; i++)
         st = resolve(m, i, e);
     for (int i = 0; st == ST_OK && i < m->n_sources; i++)
         m->unexpected += left_over(m, i);
     return st;
+}
+
+static bool has_space(const struct key_file *f, enum key_space space)
+{
+    for (int i = 0; i < f->n; i++)
+        if (f->list[i].space == space)
+            return true;
+    return false;
 }
 
 int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
@@ -434,6 +459,8 @@ int keymap_open(struct keymap **out, const struct key_file *f, enum key_space sp
     m->space = space;
     m->to = to;
     int st = build(m, params, n, e);
+    if (st == ST_OK && space == KEYS_MODEL && has_space(f, KEYS_FP32_PARAM))
+        st = keymap_open(&m->exact, f, KEYS_FP32_PARAM, params, n, to, e);
     if (st != ST_OK)
         keymap_close(m);
     else
@@ -445,11 +472,12 @@ void keymap_close(struct keymap *m)
 {
     if (m == NULL)
         return;
+    keymap_close(m->exact);
     free(m->sources);
     free(m->wants);
     free(m->found);
     free(m->used_rows);
-    free(m->file_of);
+    key_match_release(&m->layers);
     arena_release(&m->memory);
     free(m);
 }
@@ -473,6 +501,8 @@ static void list_key(struct buf *b, int *n, const char *key)
 
 int keymap_check(const struct keymap *m, unsigned allow, struct err *e)
 {
+    if (m->exact != NULL) /* tables and buffers have no master weights */
+        TRY(keymap_check(m->exact, allow | CKPT_ALLOW_MISSING, e));
     int missing = allow & CKPT_ALLOW_MISSING ? 0 : m->missing, n_missing = 0;
     int unexpected = allow & CKPT_ALLOW_UNEXPECTED ? 0 : m->unexpected, n_unexpected = 0;
     if (missing + unexpected == 0)
@@ -528,6 +558,8 @@ static int copy_in_disk_order(const struct keymap *m, int i, const struct tensor
 
 int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct err *e)
 {
+    if (m->exact != NULL && keymap_has(m->exact, i))
+        return keymap_load(m->exact, i, dst, e);
     const struct param *p = m->wants[i].param;
     const struct found *f = &m->found[i];
     struct tensor shape = tensor_shape(dst->dtype, p->rank, p->dim);

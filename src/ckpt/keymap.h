@@ -28,10 +28,11 @@ struct key_file {
     int64_t glu_interleave; /* gate and up rows of experts alternate in blocks of so many; 0: halves */
     /* private */
     struct ckpt *ckpt;
-    struct st_file *file;
+    struct st_file *files[2];
     struct arena memory;
 };
-/* path: a checkpoint folder, a run folder (its newest checkpoint) or a .safetensors file. A file says by
+/* path: a checkpoint folder, a run folder (its newest checkpoint), a folder with megatron.json, model.safetensors and maybe
+ * optimizer.safetensors (braid export --format=megatron, tools/megatron_dist.py) or a .safetensors file. A file says by
  * the entry KEY_GLU_INTERLEAVE of its metadata that its experts are interleaved; checkpoints never are. */
 #define KEY_GLU_INTERLEAVE "glu_interleave"
 int key_file_open(struct key_file *f, const char *path, struct err *e);
@@ -45,7 +46,7 @@ struct keymap;
 /* Where each of the n parameters is. A parameter of the decoder names its physical layer in
  * `layer`. Everything is checked here: ambiguity, structure, shapes and dtypes, so that loading
  * does not fail halfway. `to` is the dtype that will be loaded into (tables: I32). A key that is not
- * there is no error yet. */
+ * there is no error yet. Of a model whose file holds fp32 master weights too (fp32_param), those are loaded. */
 int keymap_open(struct keymap **out, const struct key_file *f, enum key_space space,
                 const struct param *const *params, int n, enum dtype to, struct err *e);
 void keymap_close(struct keymap *m); /* NULL is allowed */
@@ -62,7 +63,8 @@ int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct 
 enum key_layout {
     KEYS_FLAT,    /* layers numbered one by one; decoder.final_norm */
     KEYS_LOGICAL, /* layers numbered by group, as a Transformer's; decoder.final_layernorm */
-    KEYS_STACKED, /* as KEYS_LOGICAL, but one key for all layers, with a leading layer axis */
+    KEYS_STACKED, /* a Transformer's: as KEYS_LOGICAL, but one key for all layers, with a leading layer axis, where they are
+                   * alike; prediction depths of attention and MLP are one transformer_layer */
     KEYS_INDEXED, /* experts: weight0, weight1, ... */
     KEYS_GROUPED, /* experts: one weight with a leading expert axis */
     KEYS_LAYOUTS,
@@ -75,16 +77,24 @@ struct key_layers {
     int n;
     const char *symbols; /* as in a pattern: M G * D + - E */
     const uint16_t *item;
+    bool grouped; /* the pattern has brackets, even if no two layers share a group */
+};
+/* Rows of the parts that a distributed checkpoint stores projections in. */
+struct key_part_rows {
+    int64_t mamba[5]; /* z x B C dt; the convolution has x B C */
+    int64_t gdn[6];   /* query key value z beta alpha; the convolution has the first three */
 };
 struct key_output {
     struct st_item *items; /* model keys of one space; data on the file's map or in memory */
     int n;
+    const char *note; /* NULL, or why something was not written as the layout has it */
     struct arena memory;
 };
 struct key_target {
     enum key_layout layout;
     int64_t glu_interleave;          /* of the output, as in struct key_file */
     const struct key_layers *layers; /* may be NULL */
+    const struct key_part_rows *distributed; /* not NULL: names and parts of a distributed checkpoint of Megatron's */
 };
 /* The file must outlive the output. */
 int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,

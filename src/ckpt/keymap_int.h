@@ -21,13 +21,25 @@ struct key_name {
 };
 /* Any text is a name; what is not understood is a plain one. */
 int key_parse(struct arena *a, const char *key, struct key_name *out, struct err *e);
-/* The name as text, in braid's spelling; the final norm by a Transformer's name if wanted. NULL: no
- * memory. */
-char *key_text(struct arena *a, const struct key_name *name, bool transformer);
+/* How names are spelled in an output. */
+struct key_spelling {
+    bool transformer; /* the final norm by a Transformer's name */
+    bool wrapped;     /* hyper-connections as a hybrid stack of Megatron's names them: inner_layer., hyper_connection. */
+    bool distributed; /* experts.experts., as a distributed checkpoint names what sits in a grouped module */
+};
+/* The name as text, in braid's spelling unless told otherwise. NULL: no memory. */
+char *key_text(struct arena *a, const struct key_name *name, const struct key_spelling *how);
 /* Scope, depth, layer, leaf; then part and expert. */
 int key_order_place(const struct key_name *a, const struct key_name *b);
 int key_order(const struct key_name *a, const struct key_name *b);
 int key_parts(const char *leaf, int part); /* how many parts the split has that `part` belongs to */
+
+/* Hyper-connections of a layer. One number may hold those of several layers; a second layer of a class there has
+ * "_2" in its name. */
+enum key_hyper { HYPER_NONE, HYPER_ATTENTION, HYPER_MLP, HYPER_ANY /* no class in the name: a hybrid's, or Mamba's */ };
+enum key_hyper key_hyper(const char *leaf, bool *second, const char **rest);
+enum key_hyper key_hyper_of(unsigned family);                 /* HYPER_ANY for Mamba */
+char *key_hyper_leaf(struct arena *a, enum key_hyper class, bool second, const char *rest); /* NULL: no memory */
 bool key_ignored(const char *key);         /* _extra_state: metadata of the writer's runtime */
 
 /* Kinds of layers that can share a number because their keys differ. */
@@ -79,10 +91,18 @@ struct key_wanted {
     struct key_name name;
     const struct param *param;
 };
-/* file_of[l]: the number in the file of the model's physical layer l, -1 for none. *n_layers is one
- * past the highest physical layer. malloc'd. */
-int key_match_layers(int **file_of, int *n_layers, const struct key_stack *file,
-                     const struct key_wanted *wants, int n, const char *label, struct err *e);
+/* Malloc'd arrays. */
+struct key_match {
+    int *file_of; /* the number in the file of the model's physical layer, -1 for none */
+    bool *second; /* an earlier layer with the same number has hyper-connections of the same class */
+    int n;        /* one past the highest physical layer */
+};
+int key_match_layers(struct key_match *out, const struct key_stack *file, const struct key_wanted *wants, int n,
+                     const char *label, struct err *e);
+void key_match_release(struct key_match *m);
+/* Names without a class (hyper_connection.*), which a hybrid stack of Megatron's gives every layer, get the class of
+ * the one layer with their number. Sorts the list. */
+int key_name_hyper(struct arena *a, struct key_source *list, int n, struct err *e);
 /* The slice of a stacked tensor at one number. */
 struct tensor layer_slice(const struct tensor *t, int64_t row);
 

@@ -85,6 +85,7 @@ static const struct split {
     {"mixer.in_proj.bias", {"z", "x", "B", "C", "dt"}},
     {"mixer.conv1d.weight", {"x", "B", "C"}},
     {"mixer.conv1d.bias", {"x", "B", "C"}},
+    {"self_attention.in_proj.weight", {"query", "key", "value", "z", "beta", "alpha"}},
     {"self_attention.conv1d.weight", {"query", "key", "value"}},
     {"self_attention.conv1d.bias", {"query", "key", "value"}},
 };
@@ -157,6 +158,7 @@ int key_parse(struct arena *a, const char *key, struct key_name *out, struct err
     }
     if (out->scope == SCOPE_PLAIN || out->layer == NO_LAYER)
         return ST_OK;
+    skip(&out->leaf, "inner_layer."); /* inside the hyper-connections of a hybrid stack */
     rest = out->leaf;
     if (skip(&rest, "mlp.experts."))
         return parse_expert(a, rest, out, e);
@@ -164,30 +166,76 @@ int key_parse(struct arena *a, const char *key, struct key_name *out, struct err
     return ST_OK;
 }
 
-char *key_text(struct arena *a, const struct key_name *name, bool transformer)
+/* What stands in front of the leaf. */
+static void where_text(const struct key_name *name, char *out, size_t size)
 {
-    char where[96] = "", part[16] = "", expert[16] = "";
-    const char *leaf = name->leaf, *norm = "decoder.final_norm.";
-    if (name->scope == SCOPE_PLAIN && transformer && str_starts(leaf, norm)) {
+    out[0] = '\0';
+    if (name->scope == SCOPE_LAYER && name->layer == NOT_NUMBERED)
+        snprintf(out, size, "decoder.layers.");
+    else if (name->scope == SCOPE_LAYER)
+        snprintf(out, size, "decoder.layers.%d.", name->layer);
+    else if (name->scope == SCOPE_MTP && name->layer >= 0)
+        snprintf(out, size, "mtp.layers.%d.mtp_model_layer.layers.%d.", name->depth, name->layer);
+    else if (name->scope == SCOPE_MTP)
+        snprintf(out, size, "mtp.layers.%d.%s", name->depth, name->layer == NOT_NUMBERED ? "transformer_layer." : "");
+}
+
+char *key_text(struct arena *a, const struct key_name *name, const struct key_spelling *how)
+{
+    char where[96], part[16] = "", expert[16] = "";
+    const char *leaf = name->leaf, *norm = "decoder.final_norm.", *inner = "", *experts = "mlp.experts.", *rest;
+    bool in_layer = name->scope != SCOPE_PLAIN && name->layer != NO_LAYER, second;
+    where_text(name, where, sizeof where);
+    if (name->scope == SCOPE_PLAIN && how->transformer && str_starts(leaf, norm)) {
         snprintf(where, sizeof where, "decoder.final_layernorm.");
         leaf += strlen(norm);
-    } else if (name->scope == SCOPE_LAYER && name->layer == NOT_NUMBERED) {
-        snprintf(where, sizeof where, "decoder.layers.");
-    } else if (name->scope == SCOPE_LAYER) {
-        snprintf(where, sizeof where, "decoder.layers.%d.", name->layer);
-    } else if (name->scope == SCOPE_MTP && name->layer >= 0) {
-        snprintf(where, sizeof where, "mtp.layers.%d.mtp_model_layer.layers.%d.", name->depth,
-                 name->layer);
-    } else if (name->scope == SCOPE_MTP) {
-        snprintf(where, sizeof where, "mtp.layers.%d.%s", name->depth,
-                 name->layer == NOT_NUMBERED ? "transformer_layer." : "");
     }
     for (int i = 0; name->part != WHOLE && i < countof(splits); i++)
         if (strcmp(splits[i].leaf, leaf) == 0)
             snprintf(part, sizeof part, ".%s", splits[i].parts[name->part]);
     if (name->expert != WHOLE)
         snprintf(expert, sizeof expert, "%d", name->expert);
-    return arena_printf(a, "%s%s%s%s", where, leaf, part, expert);
+    if (how->wrapped && in_layer) {
+        bool own = key_hyper(leaf, &second, &rest) != HYPER_NONE;
+        inner = own ? "hyper_connection." : "inner_layer.";
+        leaf = own ? rest : leaf;
+    }
+    if (how->distributed && in_layer && str_starts(leaf, experts)) {
+        leaf += strlen(experts);
+        return arena_printf(a, "%s%s%sexperts.%s%s%s", where, inner, experts, leaf, part, expert);
+    }
+    return arena_printf(a, "%s%s%s%s%s", where, inner, leaf, part, expert);
+}
+
+/* ---- hyper-connections ----------------------------------------------------------------------- */
+
+static const char *const hyper_names[] = {[HYPER_ATTENTION] = "self_attention_hyper_connection",
+                                          [HYPER_MLP] = "mlp_hyper_connection",
+                                          [HYPER_ANY] = "hyper_connection"};
+
+enum key_hyper key_hyper(const char *leaf, bool *second, const char **rest)
+{
+    for (int k = HYPER_ATTENTION; k <= HYPER_ANY; k++) {
+        const char *at = leaf;
+        if (!skip(&at, hyper_names[k]))
+            continue;
+        *second = k != HYPER_ANY && skip(&at, "_2");
+        if (*at != '.')
+            continue;
+        *rest = at + 1;
+        return (enum key_hyper)k;
+    }
+    return HYPER_NONE;
+}
+
+enum key_hyper key_hyper_of(unsigned family)
+{
+    return family & (FAM_ATTN | FAM_GDN) ? HYPER_ATTENTION : family & FAM_MLPS ? HYPER_MLP : HYPER_ANY;
+}
+
+char *key_hyper_leaf(struct arena *a, enum key_hyper class, bool second, const char *rest)
+{
+    return arena_printf(a, "%s%s.%s", hyper_names[class], second ? "_2" : "", rest);
 }
 
 static int order_int(int a, int b) { return a < b ? -1 : a > b; }
@@ -228,9 +276,9 @@ unsigned key_family(const char *leaf)
         {"mlp.linear_fc", FAM_DENSE},
         {"mlp.", FAM_MOE},
         {"pre_mlp_layernorm.", FAM_MOE},
-        {"self_attention_hyper_connection.", FAM_MIXERS},
+        {"self_attention_hyper_connection", FAM_ATTN | FAM_GDN},
         {"hyper_connection.", FAM_MAMBA},
-        {"mlp_hyper_connection.", FAM_MLPS},
+        {"mlp_hyper_connection", FAM_MLPS},
     };
     for (int i = 0; i < countof(rows); i++)
         if (str_starts(leaf, rows[i].prefix))

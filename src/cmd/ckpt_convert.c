@@ -157,10 +157,12 @@ static int convert(const struct convert_args *a, struct key_file *f, struct key_
         return err_hint(e, "name the destination something.safetensors");
     }
     TRY(find_pattern(p, a, f->ckpt, e));
-    struct key_layers layers = {.n = p->n_layers, .symbols = p->symbols, .item = p->item_of};
+    struct key_layers layers = {.n = p->n_layers, .symbols = p->symbols, .item = p->item_of, .grouped = p->grouped};
     struct key_target to = {.layout = a->layout, .glu_interleave = blocks, .layers = &layers};
     for (int s = 0; s < (file ? 1 : KEYS_SPACES); s++)
         TRY(key_convert(&out[s], f, (enum key_space)s, &to, e));
+    if (out[KEYS_MODEL].note != NULL)
+        fprintf(stderr, "note: %s\n", out[KEYS_MODEL].note);
     return file ? write_file(a->dst, &out[KEYS_MODEL], blocks, e)
                 : write_folder(a->dst, f->ckpt, out, e);
 }

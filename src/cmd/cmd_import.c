@@ -18,12 +18,16 @@ static const char import_usage[] =
 
 static const char export_usage[] =
     "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n"
-    "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n\n"
+    "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n"
+    "       braid export CHECKPOINT OUT --format=megatron [--dtype=bf16|f32] [--layout=flat|logical|stacked]\n\n"
     "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT must not exist.\n"
     "hf: a folder that transformers loads with from_pretrained. The family is the first that can express the model;\n"
     "    --family=NAME asks for one.\n"
     "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in transformers.\n"
-    "    Matrices are stored as --dtype says, vectors and routers as F32.\n";
+    "    Matrices are stored as --dtype says, vectors and routers as F32.\n"
+    "megatron: a folder with the names and parts of Megatron's distributed checkpoints, moments and fp32 master weights included;\n"
+    "    tools/megatron_dist.py makes a torch_dist checkpoint of it. --layout=stacked is for Megatron's GPT models, the default\n"
+    "    for its hybrid models. docs/MEGATRON.md explains both.\n";
 
 /* ---- progress ------------------------------------------------------------------------------------------------- */
 
@@ -160,7 +164,8 @@ int cmd_import(int argc, char **argv)
 
 /* The words of braid export that say what is written. */
 struct target {
-    bool gguf;
+    bool gguf, megatron;
+    const char *layout; /* of keys, for Megatron; NULL: by the pattern */
     enum gguf_type type;
     struct export_opts opts;
 };
@@ -168,11 +173,15 @@ struct target {
 static int read_target(struct target *t, const struct config_extra *extra, struct err *e)
 {
     const char *format = extra[0].value, *dtype = extra[2].value ? extra[2].value : "bf16", *shard = extra[3].value;
-    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0)
-        return err_set(e, ST_USAGE, "--format=%s: hf and gguf can be written", format);
+    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0)
+        return err_set(e, ST_USAGE, "--format=%s: hf, gguf and megatron can be written", format);
     t->gguf = format != NULL && strcmp(format, "gguf") == 0;
-    if (t->gguf && (extra[1].value != NULL || shard != NULL))
+    t->megatron = format != NULL && strcmp(format, "megatron") == 0;
+    if ((t->gguf || t->megatron) && (extra[1].value != NULL || shard != NULL))
         return err_set(e, ST_USAGE, "--family and --shard belong to --format=hf");
+    t->layout = extra[4].value;
+    if (t->layout != NULL && !t->megatron)
+        return err_set(e, ST_USAGE, "--layout belongs to --format=megatron");
     if (t->gguf && !gguf_type_from_name(dtype, &t->type))
         return err_set(e, ST_USAGE, "--dtype=%s: f32, bf16 and q8_0 can be written to GGUF", dtype);
     if (!t->gguf && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
@@ -199,9 +208,22 @@ static int carried_files(const struct ckpt *from, struct arena *a, const char **
     return n;
 }
 
+static int to_megatron(const struct ckpt *from, const struct config *c, const struct target *t, struct err *e)
+{
+    struct buf notes;
+    buf_init(&notes, 0);
+    int st = export_megatron(from, c, &t->opts, t->layout, &notes, e);
+    if (st == ST_OK) {
+        print_notes(&notes);
+        printf("exported for Megatron: %s\n", t->opts.path);
+    }
+    buf_release(&notes);
+    return st;
+}
+
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}};
+    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}, {.name = "layout"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
@@ -219,6 +241,8 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
         printf("exported as GGUF: %s\n", t.opts.path);
         return ST_OK;
     }
+    if (t.megatron)
+        return to_megatron(*from, c, &t, e);
     TRY(hf_family_of(c, t.opts.family, &t.opts.family, e));
     const char *files[16];
     struct arena names;

@@ -72,7 +72,10 @@ bool cmd_wants_help(int argc, char **argv, const char *usage, const char *option
 int cmd_config(struct config *c, int argc, char **argv, struct config_args *args, struct err *e)
 {
     TRY(config_init(c, e));
-    return config_parse_args(c, argc - 1, argv + 1, args, e);
+    TRY(config_parse_args(c, argc - 1, argv + 1, args, e));
+    for (int i = 0; i < args->n_notes && !c->run.quiet; i++)
+        fprintf(stderr, "note: --%s has no effect: %s\n", args->notes[i].flag, args->notes[i].text);
+    return ST_OK;
 }
 
 int cmd_words(const struct config_args *args, int most, struct err *e)

@@ -140,6 +140,7 @@ int world_same(struct world *w, const char *what, const char *text, struct err *
 struct mesh {
     int world, rank;
     int pp, vpp, dp, ep, edp;
+    int first_layers, last_layers; /* of the first and the last stage; 0: an even share */
     int pp_rank, dp_rank, ep_rank, edp_rank;
     struct comm *all, *dp_comm, *ep_comm, *edp_comm, *pp_comm;
     struct comm *ends_comm; /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
@@ -147,7 +148,8 @@ struct mesh {
     bool ep_nodes;          /* experts exchange rows through ep_comm even if it has one member (loop) */
 };
 struct mesh_sizes {
-    int pp, vpp, ep; /* 1 or more */
+    int pp, vpp, ep;               /* 1 or more */
+    int first_layers, last_layers; /* 0: an even share */
 };
 /* Pure: where a rank stands; refuses what does not divide, naming the option. */
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);

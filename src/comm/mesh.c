@@ -22,7 +22,7 @@ int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, 
     if (rank < 0 || rank >= world)
         return err_set(e, ST_USAGE, "rank %d of a world of %d", rank, world);
     int dp_rank = rank % dp;
-    *m = (struct mesh){.world = world, .rank = rank, .pp = s->pp, .vpp = s->vpp, .dp = dp, .ep = s->ep, .edp = dp / s->ep,
+    *m = (struct mesh){.world = world, .rank = rank, .pp = s->pp, .vpp = s->vpp, .first_layers = s->first_layers, .last_layers = s->last_layers, .dp = dp, .ep = s->ep, .edp = dp / s->ep,
                        .pp_rank = rank / dp, .dp_rank = dp_rank, .ep_rank = dp_rank % s->ep, .edp_rank = dp_rank / s->ep};
     return ST_OK;
 }

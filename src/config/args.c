@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { CONFIG_MAX_LATER = 64 };
+
 /* One option-like word, taken apart. */
 struct word {
     char name[96];     /* without dashes and =value */
@@ -16,6 +18,8 @@ struct parsing {
     struct config_args *args;
     bool apply; /* first pass checks and collects, second pass sets */
     bool seen[CONFIG_MAX_OPTIONS];
+    struct flag_use later[CONFIG_MAX_LATER]; /* flags whose meaning depends on other options */
+    int n_later;
     struct err *e;
 };
 
@@ -152,6 +156,67 @@ static int take_extra(struct parsing *p, const struct word *w, int *at, bool *fo
     return ST_OK;
 }
 
+/* What a flag with this value does. */
+static int apply_flag(struct parsing *p, const struct flag *f, const struct word *w, const char *value)
+{
+    struct config_args *a = p->args;
+    switch (f->how) {
+    case FLAG_TAKEN: return ST_OK;
+    case FLAG_NOTED:
+        if (p->apply && a->n_notes < countof(a->notes))
+            a->notes[a->n_notes++] = (struct config_note){f->name, f->text};
+        return ST_OK;
+    case FLAG_REFUSED: return flag_refuse(f, w->name, value, p->e);
+    case FLAG_SETS: return set_once(p, option_find(f->option), w->name, f->to);
+    default: break;
+    }
+    if (!p->apply)
+        return f->option != NULL && f->how != FLAG_MOVES ? set_once(p, option_find(f->option), w->name, "") : ST_OK;
+    if (p->n_later == countof(p->later))
+        return err_set(p->e, ST_USAGE, "too many flags of Megatron's on the command line, from --%.64s on", w->name);
+    p->later[p->n_later++] = (struct flag_use){f, value ? value : ""};
+    return ST_OK;
+}
+
+/* A flag of Megatron's that is no option's other name. */
+static int take_flag(struct parsing *p, const struct word *w, int *at, bool *found)
+{
+    const struct flag *first = flag_find(w->name), *row;
+    const char *value = w->value;
+    struct buf words;
+    int st = ST_OK;
+    *found = first != NULL;
+    if (first == NULL)
+        return ST_OK;
+    if (first->value == NULL && value != NULL)
+        return err_set(p->e, ST_USAGE, "--%s takes no value", w->name);
+    if (first->value == NULL)
+        return apply_flag(p, first, w, NULL);
+    buf_init(&words, CONFIG_MAX_STRING);
+    if (value == NULL && flag_takes_words(first)) {
+        TRY_OUT(take_words(p, at, &words));
+        row = flag_row(first, words.len > 0 ? words.text : NULL);
+        if (row != NULL && row->value[0] != '*') /* outlives the words */
+            st = apply_flag(p, row, w, row->value);
+        else if (row != NULL)
+            st = apply_flag(p, row, w, words.text);
+        goto out;
+    }
+    value = value != NULL ? value : take_value(p, at);
+    if (value == NULL) {
+        st = need_value(p, w->name);
+        goto out;
+    }
+    row = flag_row(first, value);
+    if (row != NULL)
+        st = apply_flag(p, row, w, value);
+    else
+        st = err_set(p->e, ST_USAGE, "--%s %.64s is not in braid; docs/MEGATRON.md lists the values it has", w->name, value);
+out:
+    buf_release(&words);
+    return st;
+}
+
 /* ---- words ---------------------------------------------------------------------------------- */
 
 static int take_positional(struct parsing *p, const char *word)
@@ -192,6 +257,9 @@ static int take_word(struct parsing *p, int *at)
     if (o != NULL)
         return take_option(p, o, &w, at);
     TRY(take_alias(p, &w, at, &found));
+    if (found)
+        return ST_OK;
+    TRY(take_flag(p, &w, at, &found));
     return found ? ST_OK : unknown_option(p, w.name);
 }
 
@@ -222,6 +290,7 @@ int config_parse_args(struct config *c, int argc, char *const *argv, struct conf
     struct parsing p = {.c = c, .argc = argc, .argv = argv, .args = args, .e = e ? e : &local};
     args->ini = args->help_section = NULL;
     args->n_positional = 0;
+    args->n_notes = 0;
     args->help = false;
     for (int i = 0; i < args->n_extra; i++)
         args->extra[i].value = NULL;
@@ -231,5 +300,6 @@ int config_parse_args(struct config *c, int argc, char *const *argv, struct conf
     if (args->ini != NULL)
         TRY(config_read_ini(c, args->ini, p.e));
     p.apply = true;
-    return walk(&p);
+    TRY(walk(&p));
+    return flags_resolve(c, p.later, p.n_later, p.e);
 }

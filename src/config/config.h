@@ -226,7 +226,7 @@ struct config_parallel {
     int comm; /* enum config_comm */
     int64_t ranks, pp, vpp, ep; /* ranks, vpp: (auto) */
     int overlap; /* enum config_overlap */
-    int64_t pp_group;
+    int64_t pp_group, first_layers, last_layers;
     bool zero;
     double bucket_mb, ep_capacity, timeout, loop_gbps, loop_us;
     int64_t loop_ranks, port;
@@ -308,6 +308,10 @@ struct config_args {
     int n_positional;
     bool help;                /* --help or -h was given: nothing was read or set */
     const char *help_section; /* from --help=section, or NULL */
+    struct config_note {
+        const char *flag, *text;
+    } notes[32]; /* flags of Megatron's that were accepted and have no effect here */
+    int n_notes;
 };
 /* argv holds the words after the command's name: [FILE.ini] [--section.key=value | --section.key
  * value | --megatron-name value | --megatron-flag]... A bool alone means on. "--" ends options. An
@@ -354,7 +358,8 @@ void config_help_list(struct buf *out, const char *globs);
  * none. */
 int config_help_word(struct buf *out, const char *word, struct err *e);
 bool config_has_section(const char *section);
-void config_write_docs(struct buf *out); /* docs/options.md */
+void config_write_docs(struct buf *out);  /* docs/options.md */
+void config_write_flags(struct buf *out); /* the table of flags in docs/MEGATRON.md */
 
 /* Row i of the names that other programs give to options (option[1] may be NULL; -1: no such row), and of the names
  * that are answered with "not built" (NULL: no such row). */

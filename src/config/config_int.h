@@ -88,6 +88,41 @@ const char *origin_text(struct config_origin o, char *out, size_t size);
  * are valid beside options. Returns ST_USAGE. */
 int suggest_option(const char *name, const char *dashes, const char *const *more, int n_more, struct err *e);
 
+/* ---- megatron.c: flags of other names ---------------------------------------------------------- */
+
+enum flag_how {
+    FLAG_TAKEN,    /* braid does so anyway */
+    FLAG_NOTED,    /* has no effect, which is said */
+    FLAG_REFUSED,  /* text: why */
+    FLAG_HOLDS,    /* taken if holds() of what all other options say, else refused */
+    FLAG_SETS,     /* option = to */
+    FLAG_SAMPLES,  /* option = value / train.global_batch */
+    FLAG_FRACTION, /* option = value * steps */
+    FLAG_MINUTES,  /* option = value * 60 */
+    FLAG_LAYERS,   /* option = value in layers of the pattern */
+    FLAG_MOVES,    /* --moe-aux-loss-coeff is that of another loss, or of none */
+};
+/* One value of a flag; rows of a flag follow each other, the first that matches counts. */
+struct flag {
+    const char *name;  /* a * at its end: any name that begins so */
+    const char *value; /* NULL: a flag without one, "*": any, "**": any number of words */
+    const char *text, *option, *to;
+    enum flag_how how;
+    bool (*holds)(const struct config *c);
+};
+extern const struct flag config_flags[];
+extern const int config_n_flags;
+struct flag_use {
+    const struct flag *flag;
+    const char *value;
+};
+const struct flag *flag_find(const char *name);                               /* the first row, or NULL */
+const struct flag *flag_row(const struct flag *first, const char *value);     /* the row of a value, or NULL */
+bool flag_takes_words(const struct flag *first);
+int flag_refuse(const struct flag *f, const char *name, const char *value, struct err *e);
+/* What depends on other options, once all are read. */
+int flags_resolve(struct config *c, const struct flag_use *uses, int n, struct err *e);
+
 /* Cross-field rules, checked in order after the automatic values are derived. The message is
  * followed by the values and origins of the named options. */
 struct rule {

@@ -376,11 +376,11 @@ const struct option config_options[] = {
         "router. For comparing devices and precisions.")),
 
     /* ---- [data] --------------------------------------------------------------------------- */
-    ROW(data.train, "", OPT_RUN | OPT_WORDS, ALIAS("data-path"), HELP(
+    ROW(data.train, "", OPT_RUN | OPT_WORDS, .alias = {{"data-path", NULL}, {"train-data-path", NULL}}, HELP(
         "Training data: PATH, or WEIGHT PATH WEIGHT PATH ... for a blend. A path is a text file, lines "
         "of JSON (.jsonl), either of them compressed (.gz, .zst), a folder of such files, the prefix of "
         "a .bin/.idx pair, or an llm.c token shard. Text is tokenised once, into the run folder.")),
-    ROW(data.valid, "", OPT_RUN, HELP(
+    ROW(data.valid, "", OPT_RUN | OPT_WORDS, ALIAS("valid-data-path"), HELP(
         "Validation data, written like data.train.")),
     ROW(data.split, "", OPT_RUN, ALIAS("split"), HELP(
         "Cut data.train into training and validation parts by weight: 99,1 keeps 1% for "
@@ -523,8 +523,14 @@ const struct option config_options[] = {
         "Ranks of the run. Given without a launcher, they are threads of one process.")),
     ROW(parallel.pp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
         "Pipeline stages. | in model.pattern cuts the stack; without it, layers are dealt out evenly.")),
-    ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"), HELP(
+    ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"),
+        ALIAS("num-virtual-stages-per-pipeline-rank"), HELP(
         "Virtual stages of each pipeline stage (interleaved schedule).")),
+    ROW(parallel.first_layers, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("an even share"), HELP(
+        "Layers of the first pipeline stage, as symbols of model.pattern without |; the stages between first and last share the "
+        "rest evenly.")),
+    ROW(parallel.last_layers, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("an even share"), HELP(
+        "Layers of the last pipeline stage, as parallel.first_layers.")),
     ROW(parallel.pp_group, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
         "Microbatches that one virtual stage takes in a row; 0 = parallel.pp.")),
     ROW(parallel.ep, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("expert-model-parallel-size"), HELP(

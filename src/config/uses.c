@@ -239,6 +239,8 @@ static const struct option_use uses[] = {
     {"gpu.gemm_table", NULL, NULL, on_gpu, "run.device = cuda"},
     {"gpu.index", NULL, NULL, on_gpu, "run.device = cuda"},
     {"gpu.sms", NULL, NULL, on_gpu, "run.device = cuda"},
+    {"parallel.first_layers", NULL, NULL, virtual_stages, "parallel.pp above 1"},
+    {"parallel.last_layers", NULL, NULL, virtual_stages, "parallel.pp above 1"},
     {"parallel.pp_group", NULL, NULL, virtual_stages, "parallel.pp above 1"},
     {"parallel.loop_gbps", NULL, NULL, loops, "parallel.comm = loop"},
     {"parallel.loop_us", NULL, NULL, loops, "parallel.comm = loop"},

@@ -178,7 +178,8 @@ int model_chunk(const struct pattern *p, const struct mesh *m, int v, struct mod
         return err_hint(e, "put %d '|' into the pattern, or change parallel.pp or parallel.vpp", out->n_segments - 1);
     }
     struct pattern_place at = {.pp_rank = m->pp_rank, .pp_size = m->pp, .vp = m->vpp > 1 ? v : PATTERN_NOT_GIVEN,
-                               .first_layers = PATTERN_NOT_GIVEN, .last_layers = PATTERN_NOT_GIVEN};
+                               .first_layers = m->first_layers > 0 ? m->first_layers : PATTERN_NOT_GIVEN,
+                               .last_layers = m->last_layers > 0 ? m->last_layers : PATTERN_NOT_GIVEN};
     struct pattern_chunk chosen;
     TRY(pattern_choose(p, &at, &chosen, e));
     out->from = chosen.part.first_layer;

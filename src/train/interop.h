@@ -39,4 +39,8 @@ struct export_opts {
 int export_hf(const struct ckpt *from, const struct config *c, const struct export_opts *o, struct err *e);
 int export_gguf(const struct ckpt *from, const struct config *c, const struct export_opts *o, enum gguf_type type, struct err *e);
 
+/* layout: flat, logical or stacked; NULL: what Megatron's hybrid models have for the pattern. */
+int export_megatron(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *layout, struct buf *notes,
+                    struct err *e);
+
 #endif

@@ -116,6 +116,8 @@ static int small_numbers(struct config *c, const struct config *user, struct err
         {"train.decay_steps", 0, true}, {"train.wsd_steps", 0, true}, {"train.loss_chunk", 0, true}, {"train.eval_every", 0, true}, {"run.threads", 1, true},
         {"run.save_every", 0, true}, {"parallel.ranks", 0, true}, {"parallel.pp", 1, true}, {"parallel.vpp", 0, true}, {"parallel.ep", 1, true},
         {"parallel.pp_group", 0, true},
+        {"parallel.first_layers", 0, true},
+        {"parallel.last_layers", 0, true},
     };
     for (int i = 0; i < countof(sizes); i++)
         if (sizes[i].always || user_value(user, sizes[i].name) > sizes[i].value)

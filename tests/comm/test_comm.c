@@ -320,10 +320,10 @@ static void meshes_have_their_groups(void **state)
     }
     struct rank_ctx c = {.body = body_mesh, .sizes = {3, 1, 1}};
     assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "4 ranks do not divide into parallel.pp = 3");
-    c.sizes = (struct mesh_sizes){2, 1, 3};
+    c.sizes = (struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 3};
     assert_fails(run_ranks(4, &c, &e), ST_USAGE, &e, "parallel.ep = 3");
     struct mesh m;
-    assert_fails(mesh_place(&m, &(struct mesh_sizes){1, 1, 1}, 4, 4, &e), ST_USAGE, &e, "rank 4 of a world of 4");
+    assert_fails(mesh_place(&m, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, 4, 4, &e), ST_USAGE, &e, "rank 4 of a world of 4");
 }
 
 /* ---- agreement ------------------------------------------------------------------------------------------------------------- */
@@ -524,7 +524,7 @@ static void the_loop_takes_its_time(void **state)
     struct rank_ctx c = {.n = 100, .type = DT_F32};
     assert_ok(body_all_reduce(w, &l, &c, &e), &e);
     struct mesh m;
-    assert_ok(mesh_open(&m, &(struct mesh_sizes){1, 1, 1}, w, &e), &e);
+    assert_ok(mesh_open(&m, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, w, &e), &e);
     assert_true(m.ep_nodes);
     mesh_close(&m);
     world_close(w);

@@ -253,10 +253,10 @@ static void names_of_other_programs_are_answered(void **state)
     static const struct {
         const char *word, *message;
     } asked[] = {
-        {"--tensor-model-parallel-size=2", "tensor parallelism is not built"},
+        {"--tensor-parallel-size=2", "tensor parallelism is not built"},
         {"--parallel.tp=2", "tensor parallelism is not built"},
         {"--parallel.cp=2", "context parallelism is not built"},
-        {"--fp8-format=e4m3", "fp8 is not built"},
+        {"--fp8=e4m3", "fp8 is not built"},
         {"--train.learning_rate=1", "it is called --train.lr here"},
         {"--learning-rate=1", "it is called --train.lr here"},
         {"--batch_size=8", "--train.micro_batch here, or --train.global_batch"},
@@ -266,7 +266,7 @@ static void names_of_other_programs_are_answered(void **state)
         {"--trian.steps=3", "did you mean --train.steps?"},
         {"--stesp=3", "did you mean --train.steps?"},
         {"--parallel.xy=2", "`braid help parallel` lists"},
-        {"--use-flash-attn", "leave it out"},
+        {"--use_flash_attn", "leave it out"},
         {"--colour=red", "`braid help options`"},
     };
     for (int i = 0; i < countof(asked); i++) {

@@ -77,7 +77,9 @@ static void convert(const struct key_file *f, enum key_layout layout,
     struct key_output out;
     struct err e = {0};
     int64_t before = 0, after = 0;
-    if (key_convert(&out, f, KEYS_MODEL, &(struct key_target){.layout = layout, .layers = layers, .glu_interleave = f->n % 3}, &e) != ST_OK) {
+    static const struct key_part_rows rows = {.mamba = {1, 1, 1, 1, 1}, .gdn = {1, 1, 1, 1, 1, 1}};
+    struct key_target to = {.layout = layout, .layers = layers, .glu_interleave = f->n % 3, .distributed = f->n % 2 ? &rows : NULL};
+    if (key_convert(&out, f, KEYS_MODEL, &to, &e) != ST_OK) {
         need(e.msg[0] != '\0');
         return;
     }

@@ -202,7 +202,7 @@ static void blocks_of_streams_end_at_cuts(void **state)
     for (int i = 0; i < countof(cases) * countof(policies); i++) {
         int k = i % countof(policies);
         const char *model = cases[i / countof(policies)].model;
-        const struct mesh_sizes sizes = {cases[i / countof(policies)].pp, cases[i / countof(policies)].vpp, 1};
+        const struct mesh_sizes sizes = {.pp = cases[i / countof(policies)].pp, .vpp = cases[i / countof(policies)].vpp, .ep = 1};
         char options[1024], off[1100];
         struct err e = {0};
         snprintf(options, sizeof options, "%s %s", model, policies[k]);
@@ -268,7 +268,7 @@ static void all_streams_cross_every_cut(void **state)
                 char options[128];
                 int rank = s % cases[i].pp, v = s / cases[i].pp;
                 snprintf(options, sizeof options, "model.pattern=%s model.mhc_streams=%d", cases[i].pattern, streams[k]);
-                assert_ok(paper_open(&p, options, &(struct mesh_sizes){cases[i].pp, cases[i].vpp, 1}, rank, &e), &e);
+                assert_ok(paper_open(&p, options, &(struct mesh_sizes){.pp = cases[i].pp, .vpp = cases[i].vpp, .ep = 1}, rank, &e), &e);
                 const struct graph *g = &p.train.g;
                 assert_int_equal(width_at(g, ROLE_CUT_IN, v), s == 0 ? 0 : wide);
                 assert_int_equal(width_at(g, ROLE_CUT_IN, v), sent); /* what the one before sent */
@@ -305,9 +305,9 @@ static void every_parameter_has_a_rank(void **state)
             char options[512];
             int n = 0, shared = 0;
             snprintf(options, sizeof options, "model.pattern=%s %s", layouts[i].pattern, sorts[k]);
-            assert_ok(paper_open(&whole, options, &(struct mesh_sizes){1, 1, 1}, 0, &e), &e);
+            assert_ok(paper_open(&whole, options, &(struct mesh_sizes){.pp = 1, .vpp = 1, .ep = 1}, 0, &e), &e);
             for (int r = 0; r < layouts[i].pp; r++) {
-                assert_ok(paper_open(&part, options, &(struct mesh_sizes){layouts[i].pp, layouts[i].vpp, 1}, r, &e), &e);
+                assert_ok(paper_open(&part, options, &(struct mesh_sizes){.pp = layouts[i].pp, .vpp = layouts[i].vpp, .ep = 1}, r, &e), &e);
                 for (int q = 0; q < part.m.params.n; q++) {
                     const struct param *p = &part.m.params.list[q].p;
                     int at = param_find(&whole.m.params, p->key);
@@ -357,7 +357,7 @@ static void layers_are_dealt_out(void **state)
     for (int i = 0; i < countof(cases); i++) {
         assert_ok(pattern_parse(&p, cases[i].pattern, &e), &e);
         for (int s = 0; s < cases[i].pp * cases[i].vpp; s++) {
-            assert_ok(mesh_place(&m, &(struct mesh_sizes){cases[i].pp, cases[i].vpp, 1}, cases[i].pp, s % cases[i].pp, &e), &e);
+            assert_ok(mesh_place(&m, &(struct mesh_sizes){.pp = cases[i].pp, .vpp = cases[i].vpp, .ep = 1}, cases[i].pp, s % cases[i].pp, &e), &e);
             assert_ok(model_chunk(&p, &m, s / cases[i].pp, &c, &e), &e);
             assert_int_equal(c.from, cases[i].from[s]);
             assert_int_equal(c.n, cases[i].n[s]);
@@ -366,9 +366,23 @@ static void layers_are_dealt_out(void **state)
             assert_int_equal(c.last, s == cases[i].pp * cases[i].vpp - 1);
         }
     }
+    static const struct {
+        const char *pattern;
+        int pp, first, last, n[4];
+    } sized[] = {{"M*M*M*M*", 4, 1, 1, {1, 3, 3, 1}}, {"M*M*M*", 4, 3, 0, {3, 1, 1, 1}}, {"[*-][*E]M-", 3, 2, 0, {2, 2, 2}}, {"[*-][*-][*-]", 2, 0, 2, {4, 2}}};
+    for (int i = 0; i < countof(sized); i++) {
+        assert_ok(pattern_parse(&p, sized[i].pattern, &e), &e);
+        struct mesh_sizes sizes = {.pp = sized[i].pp, .vpp = 1, .ep = 1, .first_layers = sized[i].first, .last_layers = sized[i].last};
+        for (int s = 0, from = 0; s < sized[i].pp; from += sized[i].n[s++]) {
+            assert_ok(mesh_place(&m, &sizes, sized[i].pp, s, &e), &e);
+            assert_ok(model_chunk(&p, &m, 0, &c, &e), &e);
+            assert_int_equal(c.from, from);
+            assert_int_equal(c.n, sized[i].n[s]);
+        }
+    }
     for (int i = 0; i < countof(refused); i++) {
         assert_ok(pattern_parse(&p, refused[i].pattern, &e), &e);
-        assert_ok(mesh_place(&m, &(struct mesh_sizes){refused[i].pp, refused[i].vpp, 1}, refused[i].pp, refused[i].pp - 1, &e), &e);
+        assert_ok(mesh_place(&m, &(struct mesh_sizes){.pp = refused[i].pp, .vpp = refused[i].vpp, .ep = 1}, refused[i].pp, refused[i].pp - 1, &e), &e);
         assert_fails(model_chunk(&p, &m, refused[i].vpp - 1, &c, &e), ST_USAGE, &e, refused[i].says);
     }
 }
@@ -380,10 +394,10 @@ static void recompute_names_are_those_of_the_whole_model(void **state)
     for (int r = 0; r < 2; r++) {
         struct err e = {0};
         struct paper p;
-        assert_ok(paper_open(&p, "model.pattern=*|- plan.recompute=attn.o,mlp.act,norm", &(struct mesh_sizes){2, 1, 1}, r, &e), &e);
+        assert_ok(paper_open(&p, "model.pattern=*|- plan.recompute=attn.o,mlp.act,norm", &(struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 1}, r, &e), &e);
         assert_int_equal(p.train.p.n_replays, 2); /* each its own core and the norm in front of it */
         paper_close(&p);
-        assert_fails(paper_open(&p, "model.pattern=*|- plan.recompute=attn.o,mamba.y", &(struct mesh_sizes){2, 1, 1}, r, &e), ST_USAGE, &e, "mamba.y");
+        assert_fails(paper_open(&p, "model.pattern=*|- plan.recompute=attn.o,mamba.y", &(struct mesh_sizes){.pp = 2, .vpp = 1, .ep = 1}, r, &e), ST_USAGE, &e, "mamba.y");
         paper_close(&p);
     }
 }

@@ -185,6 +185,8 @@ static const struct row rows[] = {
     {"gpu.sms", "10", ""},
     {"parallel.ep_capacity", "2", ""},
     {"parallel.pp_group", "2", ""},
+    {"parallel.first_layers", "2", ""},
+    {"parallel.last_layers", "2", ""},
     {"parallel.overlap", "dw", ""},
     {"parallel.loop_gbps", "5", ""},
     {"parallel.loop_us", "5", ""},
