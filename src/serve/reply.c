@@ -4,58 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <utf8proc.h>
 
 enum { PIECE_BYTES = 65536 };
-
-/* ---- JSON ------------------------------------------------------------------------------------------------------------ */
-
-/* Bytes of the character at text, 0: none begins there. */
-static size_t character(const char *text, size_t n)
-{
-    utf8proc_int32_t c;
-    utf8proc_ssize_t got = n > 0 ? utf8proc_iterate((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)(n < 4 ? n : 4), &c) : 0;
-    return got > 0 && c >= 0 ? (size_t)got : 0;
-}
-
-void reply_string(struct buf *out, const char *text, size_t n)
-{
-    buf_add(out, "\"");
-    for (size_t i = 0, size; i < n; i += size > 0 ? size : 1) {
-        uint8_t c = (uint8_t)text[i];
-        size = character(text + i, n - i);
-        if (size == 0)
-            buf_add(out, "\xEF\xBF\xBD");
-        else if (c == '"' || c == '\\')
-            buf_addf(out, "\\%c", c);
-        else if (c < 0x20 || c == 0x7F)
-            buf_addf(out, "\\u%04x", c);
-        else
-            buf_add_n(out, text + i, size);
-    }
-    buf_add(out, "\"");
-}
-
-void reply_error(struct buf *out, int http_status, const struct err *e)
-{
-    struct buf text;
-    buf_init(&text, 0);
-    buf_add(&text, e->msg);
-    if (e->hint[0])
-        buf_addf(&text, " (%s)", e->hint);
-    buf_add(out, "{\"error\": {\"message\": ");
-    reply_string(out, text.text != NULL ? text.text : "", text.len);
-    buf_addf(out, ", \"type\": \"%s\", \"code\": %d}}\n", http_status < 500 ? "invalid_request_error" : "server_error", http_status);
-    buf_release(&text);
-}
-
-void reply_models(struct buf *out, const char *model, int64_t length)
-{
-    buf_add(out, "{\"object\": \"list\", \"data\": [{\"id\": ");
-    reply_string(out, model, strlen(model));
-    buf_addf(out, ", \"object\": \"model\", \"owned_by\": \"braid\", \"max_model_len\": %lld}]}\n", (long long)length);
-}
 
 /* ---- one prompt --------------------------------------------------------------------------------------------------------- */
 
@@ -182,7 +132,7 @@ static void token_text(const struct scorer *s, int32_t id, struct buf *out)
     }
     add_piece(s, id, out);
     for (size_t i = 0, size; i < out->len; i += size) {
-        size = character(out->text + i, out->len - i);
+        size = reply_character(out->text + i, out->len - i);
         if (size > 0)
             continue;
         char hex[4 * 8 + 1];
@@ -227,7 +177,7 @@ static void write_offsets(struct buf *out, const struct choice *c)
     size_t at = 0, characters = 0;
     for (size_t i = c->first; i < c->ids.n; i++) {
         while (at < c->offset[i]) {
-            size_t size = character(c->text.text + at, c->text.len - at);
+            size_t size = reply_character(c->text.text + at, c->text.len - at);
             at += size > 0 ? size : 1;
             characters++;
         }

@@ -3,7 +3,7 @@
  *   score.c    the engine: text to ids, log-probabilities of every token of a sequence, sampling
  *   tasks.c    multiple-choice lines of a file
  *   request.c  a completions request, from JSON
- *   reply.c    its answer, to JSON
+ *   reply.c    running it; its answer, to JSON (json.c)
  *   http.c     the server (libmicrohttpd); page.c is the page it shows
  */
 #ifndef BRAID_SERVE_H
@@ -101,6 +101,8 @@ int request_answer(struct scorer *s, const struct completion_request *r, const c
 /* {"error": {...}} with what e says. */
 void reply_error(struct buf *out, int http_status, const struct err *e);
 void reply_models(struct buf *out, const char *model, int64_t length);
+/* Bytes of the character at text, 0: none begins there. */
+size_t reply_character(const char *text, size_t n);
 /* A quoted JSON string; bytes that are not UTF-8 become U+FFFD. */
 void reply_string(struct buf *out, const char *text, size_t n);
 
