@@ -52,7 +52,7 @@ const char *const serve_page[] = {
     "value=\"0.8\"></label>\n"
     "<label>top p <input id=\"top_p\" type=\"number\" min=\"0\" max=\"1\" step=\"0.05\" value=\"1\"></label>\n"
     "<label>top k <input id=\"top_k\" type=\"number\" min=\"0\" value=\"0\"></label>\n"
-    "<label>seed <input id=\"seed\" type=\"number\" placeholder=\"random\"></label>\n"
+    "<label>seed <input id=\"seed\" type=\"number\" placeholder=\"any\"></label>\n"
     "<label id=\"token-label\" hidden>token <input id=\"token\" type=\"password\" "
     "autocomplete=\"off\"></label>\n"
     "</div>\n"
