@@ -245,13 +245,6 @@ static void finished(void *cls, struct MHD_Connection *c, void **state, enum MHD
 
 /* ---- the thread that has the model ------------------------------------------------------------------------------------------- */
 
-static void stop_signals(sigset_t *set)
-{
-    sigemptyset(set);
-    sigaddset(set, SIGINT);
-    sigaddset(set, SIGTERM);
-}
-
 int serve_block_signals(struct err *e)
 {
     sigset_t set;
