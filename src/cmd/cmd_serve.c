@@ -5,18 +5,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char usage[] =
-    "usage: braid serve RUN_OR_CHECKPOINT [--port=8000] [--host=127.0.0.1] [--token=FILE] [--length=N] [--section.key=value ...]\n\n"
-    "Answers POST /v1/completions (prompt, max_tokens, temperature, top_p, top_k, stop, seed, echo, logprobs), GET /v1/models and\n"
-    "GET /health; a browser finds a page at /. docs/SERVE.md describes the fields, and how lm-evaluation-harness uses it.\n"
-    "--host        an address beyond this machine needs --token\n"
-    "--port        0 takes a free one, which the first line of the output names\n"
-    "--token       a file whose first line clients must send as 'Authorization: Bearer ...'\n"
-    "--length      the longest prompt with what follows it, in tokens; train.seq by default\n"
-    "--max-tokens, --max-body, --max-seconds, --max-connections\n"
-    "              limits of a request: tokens of all its prompts and answers (131072), bytes (16mi), time (300), and how many\n"
-    "              connections are open at once (64)\n"
-    "SIGINT and SIGTERM stop it.\n";
+static const char usage[] = "usage: braid serve RUN_OR_CHECKPOINT [--port=8000] [--host=127.0.0.1] [--token=FILE] "
+                            "[--length=N] [--section.key=value ...]\n\n"
+                            "Answers POST /v1/completions (prompt, max_tokens, temperature, top_p, top_k, stop, seed, "
+                            "echo, logprobs), GET /v1/models and\n"
+                            "GET /health; a browser finds a page at /. docs/SERVE.md describes the fields, and how "
+                            "lm-evaluation-harness uses it.\n"
+                            "--host        an address beyond this machine needs --token\n"
+                            "--port        0 takes a free one, which the first line of the output names\n"
+                            "--token       a file whose first line clients must send as 'Authorization: Bearer ...'\n"
+                            "--length      the longest prompt with what follows it, in tokens; train.seq by default\n"
+                            "--max-tokens, --max-body, --max-seconds, --max-connections\n"
+                            "              limits of a request: tokens of all its prompts and answers (131072), bytes "
+                            "(16mi), time (300), and how many\n"
+                            "              connections are open at once (64)\n"
+                            "SIGINT and SIGTERM stop it.\n";
 
 #ifdef BRAID_HTTP
 
@@ -34,7 +37,8 @@ static int number(const struct config_extra *x, int64_t least, int64_t most, int
 {
     if (x->value == NULL || (parse_i64(x->value, out) && *out >= least && *out <= most))
         return ST_OK;
-    return err_set(e, ST_USAGE, "--%s=%s is no number from %lld to %lld", x->name, x->value, (long long)least, (long long)most);
+    return err_set(e, ST_USAGE, "--%s=%s is no number from %lld to %lld", x->name, x->value, (long long)least,
+                   (long long)most);
 }
 
 static int read_words(struct job *j, const struct config_extra *x, struct err *e)
@@ -42,7 +46,8 @@ static int read_words(struct job *j, const struct config_extra *x, struct err *e
     struct serve_address unused;
     int64_t port = 8000, seconds = 300, connections = 64;
     j->o = (struct serve_opts){.host = x[HOST].value != NULL ? x[HOST].value : "127.0.0.1",
-                               .limits = {.body_bytes = 16 << 20, .tokens = 131072}, .quiet = j->c.run.quiet};
+                               .limits = {.body_bytes = 16 << 20, .tokens = 131072},
+                               .quiet = j->c.run.quiet};
     TRY(number(&x[PORT], 0, 65535, &port, e));
     TRY(number(&x[MAX_TOKENS], 2, 1 << 30, &j->o.limits.tokens, e));
     TRY(number(&x[MAX_BODY], 64, 1 << 30, &j->o.limits.body_bytes, e));
@@ -116,10 +121,15 @@ static int serve(int argc, char **argv)
     (void)argc;
     (void)argv;
     err_set(&e, ST_UNSUPPORTED, "`braid serve` is not built in: libmicrohttpd was missing when this program was made");
-    err_hint(&e, "tools/install-deps installs it; then build again. `braid eval --tasks` and `braid generate` need no server");
+    err_hint(
+        &e,
+        "tools/install-deps installs it; then build again. `braid eval --tasks` and `braid generate` need no server");
     return cmd_exit(e.code, &e);
 }
 
 #endif
 
-int cmd_serve(int argc, char **argv) { return cmd_wants_help(argc, argv, usage, "data.tokenizer run.device run.threads run.quiet") ? 0 : serve(argc, argv); }
+int cmd_serve(int argc, char **argv)
+{
+    return cmd_wants_help(argc, argv, usage, "data.tokenizer run.device run.threads run.quiet") ? 0 : serve(argc, argv);
+}

@@ -46,7 +46,9 @@ int serve_address(struct serve_address *a, const char *host, int port, bool has_
         return err_set(e, ST_USAGE, "--host=%s has neither an IPv4 nor an IPv6 address", host);
     if (!a->loopback && !has_token) {
         err_set(e, ST_USAGE, "--host=%s can be reached from other machines, and no token is asked for", host);
-        return err_hint(e, "write a secret of at least %d characters to a file and give --token=FILE, or listen on 127.0.0.1", TOKEN_MIN);
+        return err_hint(
+            e, "write a secret of at least %d characters to a file and give --token=FILE, or listen on 127.0.0.1",
+            TOKEN_MIN);
     }
     return ST_OK;
 }
@@ -85,6 +87,7 @@ int serve_read_token(const char *path, char **out, struct err *e)
         return ST_OK;
     free(*out);
     *out = NULL;
-    err_set(e, ST_USAGE, "%s: the first line is no token: at least %d printable characters without spaces", path, TOKEN_MIN);
+    err_set(e, ST_USAGE, "%s: the first line is no token: at least %d printable characters without spaces", path,
+            TOKEN_MIN);
     return err_hint(e, "for example: head -c 24 /dev/urandom | base64 > FILE; chmod 600 FILE");
 }

@@ -1,6 +1,6 @@
-/* The server. libmicrohttpd's thread moves bytes; the thread that called serve_run owns the model and answers one request after
- * the other. A connection whose request waits for the model is suspended, so none of its limits run meanwhile; the time
- * a request may take is counted from its arrival.
+/* The server. libmicrohttpd's thread moves bytes; the thread that called serve_run owns the model and answers one
+ * request after the other. A connection whose request waits for the model is suspended, so none of its limits run
+ * meanwhile; the time a request may take is counted from its arrival.
  *
  *   request -> handle() -> suspended, in the queue -> work() -> answered, resumed -> handle() -> sent -> finished() */
 #include "serve/serve.h"
@@ -38,7 +38,7 @@ struct server {
     struct MHD_Daemon *daemon;
     pthread_mutex_t lock; /* of what follows */
     struct job *first, *last;
-    int open;      /* requests between their first byte and their end */
+    int open; /* requests between their first byte and their end */
     bool stopping;
     /* only of the thread that works */
     int wake, signals;
@@ -46,7 +46,7 @@ struct server {
     struct buf page;
 };
 
-/* ---- answers --------------------------------------------------------------------------------------------------------- */
+/* ---- answers -------------------------------------------------------------------------------- */
 
 static enum MHD_Result send_bytes(struct MHD_Connection *c, int http, const char *type, const char *bytes, size_t n)
 {
@@ -60,9 +60,10 @@ static enum MHD_Result send_bytes(struct MHD_Connection *c, int http, const char
     if (ok == MHD_YES)
         ok = MHD_add_response_header(r, "Cache-Control", "no-store");
     if (ok == MHD_YES && str_starts(type, "text/html"))
-        ok = MHD_add_response_header(r, "Content-Security-Policy",
-                                     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
-                                     "frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
+        ok = MHD_add_response_header(
+            r, "Content-Security-Policy",
+            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; "
+            "frame-ancestors 'none'; base-uri 'none'; form-action 'none'");
     if (ok == MHD_YES && http == 401)
         ok = MHD_add_response_header(r, "WWW-Authenticate", "Bearer");
     if (ok == MHD_YES)
@@ -88,7 +89,7 @@ static enum MHD_Result refuse(struct MHD_Connection *c, int http, const char *me
     return ok;
 }
 
-/* ---- who may ask what --------------------------------------------------------------------------------------------------- */
+/* ---- who may ask what ----------------------------------------------------------------------- */
 
 /* Takes the same time wherever the texts differ. */
 static bool same_secret(const char *given, const char *secret)
@@ -103,7 +104,8 @@ static bool same_secret(const char *given, const char *secret)
 static bool may_ask(const struct server *v, struct MHD_Connection *c)
 {
     const char *given = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Authorization");
-    return v->o->token == NULL || (given != NULL && str_starts(given, "Bearer ") && same_secret(given + strlen("Bearer "), v->o->token));
+    return v->o->token == NULL ||
+           (given != NULL && str_starts(given, "Bearer ") && same_secret(given + strlen("Bearer "), v->o->token));
 }
 
 /* Without a token only pages of this server may use it, not any page that the same browser shows. */
@@ -115,13 +117,16 @@ static bool comes_from_here(const struct server *v, struct MHD_Connection *c)
         return true;
     if (host != NULL && !serve_host_is_local(host, v->o->host))
         return false;
-    return origin == NULL || (host != NULL && str_starts(origin, "http://") && strcmp(origin + strlen("http://"), host) == 0);
+    return origin == NULL ||
+           (host != NULL && str_starts(origin, "http://") && strcmp(origin + strlen("http://"), host) == 0);
 }
 
 /* The answers that need no model, and all refusals; *done: one was queued. */
-static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c, const char *url, const char *method, bool *done)
+static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c, const char *url, const char *method,
+                                      bool *done)
 {
-    bool get = strcmp(method, "GET") == 0, post = strcmp(method, "POST") == 0, completions = strcmp(url, "/v1/completions") == 0;
+    bool get = strcmp(method, "GET") == 0, post = strcmp(method, "POST") == 0,
+         completions = strcmp(url, "/v1/completions") == 0;
     const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
     int64_t n = 0;
     *done = true;
@@ -151,7 +156,7 @@ static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c
     return MHD_YES;
 }
 
-/* ---- the library's thread --------------------------------------------------------------------------------------------------- */
+/* ---- the library's thread ------------------------------------------------------------------- */
 
 static struct job *job_open(struct server *v, struct MHD_Connection *c)
 {
@@ -196,8 +201,8 @@ static struct job *take(struct server *v)
     return j;
 }
 
-static enum MHD_Result handle(void *cls, struct MHD_Connection *c, const char *url, const char *method, const char *version,
-                              const char *upload, size_t *n_upload, void **state)
+static enum MHD_Result handle(void *cls, struct MHD_Connection *c, const char *url, const char *method,
+                              const char *version, const char *upload, size_t *n_upload, void **state)
 {
     struct server *v = cls;
     struct job *j = *state;
@@ -243,7 +248,7 @@ static void finished(void *cls, struct MHD_Connection *c, void **state, enum MHD
     pthread_mutex_unlock(&v->lock);
 }
 
-/* ---- the thread that has the model ------------------------------------------------------------------------------------------- */
+/* ---- the thread that has the model ---------------------------------------------------------- */
 
 int serve_block_signals(struct err *e)
 {
@@ -306,7 +311,8 @@ static void work(struct server *v, struct job *j)
     v->deadline = j->arrived + v->o->limits.seconds;
     int st = may_go_on(v, &e);
     if (st == ST_OK)
-        st = request_read(&r, j->body.text != NULL ? j->body.text : "", j->body.len, &v->o->limits, v->s->cfg->model.vocab, encode, v->s, &e);
+        st = request_read(&r, j->body.text != NULL ? j->body.text : "", j->body.len, &v->o->limits,
+                          v->s->cfg->model.vocab, encode, v->s, &e);
     if (st == ST_OK)
         st = request_answer(v->s, &r, v->o->model, &j->reply, &e);
     j->http = http_of(st);
@@ -316,8 +322,9 @@ static void work(struct server *v, struct job *j)
         reply_error(&j->reply, j->http, &e);
     }
     if (!v->o->quiet)
-        fprintf(stderr, "%d: %d prompts, %lld tokens, %.2f s (waited %.2f s)%s%s\n", j->http, r.n_prompts, (long long)r.n_tokens,
-                time_now() - began, began - j->arrived, st != ST_OK ? ": " : "", st != ST_OK ? e.msg : "");
+        fprintf(stderr, "%d: %d prompts, %lld tokens, %.2f s (waited %.2f s)%s%s\n", j->http, r.n_prompts,
+                (long long)r.n_tokens, time_now() - began, began - j->arrived, st != ST_OK ? ": " : "",
+                st != ST_OK ? e.msg : "");
     request_release(&r);
     j->state = JOB_ANSWERED;
     MHD_resume_connection(j->connection);
@@ -356,7 +363,7 @@ static void drain(struct server *v)
     }
 }
 
-/* ---- start and stop --------------------------------------------------------------------------------------------------------------- */
+/* ---- start and stop ------------------------------------------------------------------------- */
 
 static void quiet_log(void *cls, const char *fmt, va_list ap)
 {
@@ -380,10 +387,11 @@ static int start(struct server *v, struct err *e)
     if (v->address.family == AF_INET6)
         flags |= MHD_USE_IPv6;
     errno = 0;
-    v->daemon = MHD_start_daemon(flags, (uint16_t)v->o->port, NULL, NULL, handle, v, MHD_OPTION_EXTERNAL_LOGGER, quiet_log, NULL,
-                                 MHD_OPTION_SOCK_ADDR, (const struct sockaddr *)v->address.bytes, MHD_OPTION_CONNECTION_LIMIT,
-                                 (unsigned)v->o->limits.connections, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
-                                 MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_NOTIFY_COMPLETED, finished, v, MHD_OPTION_END);
+    v->daemon = MHD_start_daemon(
+        flags, (uint16_t)v->o->port, NULL, NULL, handle, v, MHD_OPTION_EXTERNAL_LOGGER, quiet_log, NULL,
+        MHD_OPTION_SOCK_ADDR, (const struct sockaddr *)v->address.bytes, MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)v->o->limits.connections, MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE_SECONDS,
+        MHD_OPTION_LISTENING_ADDRESS_REUSE, 1u, MHD_OPTION_NOTIFY_COMPLETED, finished, v, MHD_OPTION_END);
     if (v->daemon != NULL)
         return ST_OK;
     err_errno(e, "cannot listen on %s, port %d", v->o->host, v->o->port);
@@ -395,8 +403,8 @@ static void announce(const struct server *v)
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(v->daemon, MHD_DAEMON_INFO_BIND_PORT);
     int port = info != NULL && info->port != 0 ? info->port : v->o->port;
     bool v6 = strchr(v->o->host, ':') != NULL;
-    printf("serving %s: http://%s%s%s:%d (up to %lld tokens%s)\n", v->o->model, v6 ? "[" : "", v->o->host, v6 ? "]" : "", port,
-           (long long)v->o->limits.length, v->o->token != NULL ? "; with a token" : "");
+    printf("serving %s: http://%s%s%s:%d (up to %lld tokens%s)\n", v->o->model, v6 ? "[" : "", v->o->host,
+           v6 ? "]" : "", port, (long long)v->o->limits.length, v->o->token != NULL ? "; with a token" : "");
     fflush(stdout);
 }
 

@@ -7,11 +7,11 @@
 
 enum { PIECE_BYTES = 65536 };
 
-/* ---- one prompt --------------------------------------------------------------------------------------------------------- */
+/* ---- one prompt ----------------------------------------------------------------------------- */
 
 struct choice {
-    struct token_ids ids; /* the prompt, then what was made */
-    size_t n_prompt, first; /* first: the first token that is shown */
+    struct token_ids ids;       /* the prompt, then what was made */
+    size_t n_prompt, first;     /* first: the first token that is shown */
     struct token_score *scores; /* NULL: not asked for */
     size_t *offset;             /* of each token in text, in bytes; from `first` on */
     struct buf text;
@@ -55,7 +55,8 @@ static bool find_stop(const struct completion_request *r, struct choice *c, size
     bool found = false;
     for (int i = 0; i < r->n_stops; i++) {
         size_t back = r->n_stop[i] - 1, from = old_len > c->text_made + back ? old_len - back : c->text_made;
-        const char *hit = c->text.text != NULL ? memmem(c->text.text + from, c->text.len - from, r->stop[i], r->n_stop[i]) : NULL;
+        const char *hit =
+            c->text.text != NULL ? memmem(c->text.text + from, c->text.len - from, r->stop[i], r->n_stop[i]) : NULL;
         if (hit != NULL && (size_t)(hit - c->text.text) < cut) {
             cut = (size_t)(hit - c->text.text);
             found = true;
@@ -70,8 +71,8 @@ static bool find_stop(const struct completion_request *r, struct choice *c, size
     return true;
 }
 
-static int make_tokens(struct scorer *s, const struct completion_request *r, struct choice *c, struct sampler sampler, struct tensor *last,
-                       struct err *e)
+static int make_tokens(struct scorer *s, const struct completion_request *r, struct choice *c, struct sampler sampler,
+                       struct tensor *last, struct err *e)
 {
     for (int64_t i = 0; i < r->max_tokens; i++) {
         struct token_score score;
@@ -118,7 +119,7 @@ static int make_choice(struct scorer *s, const struct completion_request *r, int
     return make_tokens(s, r, c, sampler, &last, e);
 }
 
-/* ---- its answer ------------------------------------------------------------------------------------------------------------ */
+/* ---- its answer ----------------------------------------------------------------------------- */
 
 /* A token as a key: its text, or its bytes where they are no whole characters. Special tokens go by name. */
 static void token_text(const struct scorer *s, int32_t id, struct buf *out)
@@ -156,7 +157,8 @@ static void write_top(const struct scorer *s, struct buf *out, const struct toke
         buf_init(&text[n], 0);
         token_text(s, chosen ? id : score->top[i].id, &text[n]);
         for (int k = 0; k < n && !seen; k++)
-            seen = text[k].len == text[n].len && (text[n].len == 0 || memcmp(text[k].text, text[n].text, text[n].len) == 0);
+            seen = text[k].len == text[n].len &&
+                   (text[n].len == 0 || memcmp(text[k].text, text[n].text, text[n].len) == 0);
         if (seen) {
             buf_release(&text[n]);
             continue;
@@ -229,7 +231,8 @@ static void write_choice(const struct scorer *s, struct buf *out, const struct c
     buf_addf(out, ", \"finish_reason\": \"%s\"}", c->stopped ? "stop" : "length");
 }
 
-int request_answer(struct scorer *s, const struct completion_request *r, const char *model, struct buf *out, struct err *e)
+int request_answer(struct scorer *s, const struct completion_request *r, const char *model, struct buf *out,
+                   struct err *e)
 {
     int64_t made = 0;
     double now = time_wall();
@@ -248,7 +251,7 @@ int request_answer(struct scorer *s, const struct completion_request *r, const c
         TRY(st);
         TRY(buf_check(out, e));
     }
-    buf_addf(out, "], \"usage\": {\"prompt_tokens\": %lld, \"completion_tokens\": %lld, \"total_tokens\": %lld}}\n", (long long)r->n_tokens,
-             (long long)made, (long long)(r->n_tokens + made));
+    buf_addf(out, "], \"usage\": {\"prompt_tokens\": %lld, \"completion_tokens\": %lld, \"total_tokens\": %lld}}\n",
+             (long long)r->n_tokens, (long long)made, (long long)(r->n_tokens + made));
     return buf_check(out, e);
 }

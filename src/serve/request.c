@@ -16,7 +16,7 @@ struct reading {
     bool prefix;
 };
 
-/* ---- prompts ------------------------------------------------------------------------------------------------------- */
+/* ---- prompts -------------------------------------------------------------------------------- */
 
 static int check_prompt(const struct reading *in, int k, struct err *e)
 {
@@ -27,15 +27,17 @@ static int check_prompt(const struct reading *in, int k, struct err *e)
     }
     for (size_t i = 0; i < p->n; i++)
         if (p->ids[i] < 0 || p->ids[i] >= in->vocab)
-            return err_set(e, ST_INVALID, "prompt %d: token %d does not exist: the model has a vocabulary of %lld", k, (int)p->ids[i],
-                           (long long)in->vocab);
+            return err_set(e, ST_INVALID, "prompt %d: token %d does not exist: the model has a vocabulary of %lld", k,
+                           (int)p->ids[i], (long long)in->vocab);
     if ((int64_t)p->n + in->r->max_tokens > in->l->length)
-        return err_set(e, ST_INVALID, "prompt %d has %zu tokens, and max_tokens is %lld: together at most %lld are possible", k, p->n,
+        return err_set(e, ST_INVALID,
+                       "prompt %d has %zu tokens, and max_tokens is %lld: together at most %lld are possible", k, p->n,
                        (long long)in->r->max_tokens, (long long)in->l->length);
     in->r->n_tokens += (int64_t)p->n;
     int64_t all = in->r->n_tokens + (k + 1) * in->r->max_tokens;
     if (all > in->l->tokens)
-        return err_set(e, ST_INVALID, "prompts and max_tokens for each of them make more than %lld tokens: send fewer prompts at once",
+        return err_set(e, ST_INVALID,
+                       "prompts and max_tokens for each of them make more than %lld tokens: send fewer prompts at once",
                        (long long)in->l->tokens);
     return ST_OK;
 }
@@ -51,7 +53,8 @@ static int read_ids(const struct reading *in, int k, const json_t *list, struct 
     struct token_ids *p = &in->r->prompts[k];
     size_t n = json_array_size(list);
     if (n > (size_t)in->l->length)
-        return err_set(e, ST_INVALID, "prompt %d has %zu tokens, at most %lld are possible", k, n, (long long)in->l->length);
+        return err_set(e, ST_INVALID, "prompt %d has %zu tokens, at most %lld are possible", k, n,
+                       (long long)in->l->length);
     TRY(mem_grow((void **)&p->ids, &p->cap, n > 0 ? n : 1, sizeof *p->ids, e));
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(list, i);
@@ -59,8 +62,8 @@ static int read_ids(const struct reading *in, int k, const json_t *list, struct 
         if (!json_is_integer(v))
             return err_set(e, ST_INVALID, "prompt %d: element %zu is not a token id", k, i);
         if (id < 0 || id >= in->vocab)
-            return err_set(e, ST_INVALID, "prompt %d: token %lld does not exist: the model has a vocabulary of %lld", k, (long long)id,
-                           (long long)in->vocab);
+            return err_set(e, ST_INVALID, "prompt %d: token %lld does not exist: the model has a vocabulary of %lld", k,
+                           (long long)id, (long long)in->vocab);
         p->ids[p->n++] = (int32_t)id;
     }
     return check_prompt(in, k, e);
@@ -72,7 +75,8 @@ static int read_prompts(const struct reading *in, const json_t *prompt, struct e
     bool text = json_is_string(prompt), list = json_is_array(prompt);
     const json_t *first = list ? json_array_get(prompt, 0) : NULL;
     if (!text && first == NULL)
-        return err_set(e, ST_INVALID, "\"prompt\" must be a text, a list of texts, a list of token ids or a list of such lists");
+        return err_set(e, ST_INVALID,
+                       "\"prompt\" must be a text, a list of texts, a list of token ids or a list of such lists");
     bool one = text || json_is_integer(first);
     size_t n = one ? 1 : json_array_size(prompt);
     if (n > PROMPTS_MAX)
@@ -91,7 +95,7 @@ static int read_prompts(const struct reading *in, const json_t *prompt, struct e
     return ST_OK;
 }
 
-/* ---- the other fields ------------------------------------------------------------------------------------------------ */
+/* ---- the other fields ----------------------------------------------------------------------- */
 
 static int add_stop(struct completion_request *r, const json_t *text, struct err *e)
 {
@@ -121,7 +125,8 @@ static int read_stops(struct completion_request *r, const json_t *v, struct err 
 static int read_integer(const json_t *v, const char *name, int64_t least, int64_t most, int64_t *out, struct err *e)
 {
     if (!json_is_integer(v) || json_integer_value(v) < least || json_integer_value(v) > most)
-        return err_set(e, ST_INVALID, "\"%s\" must be a whole number from %lld to %lld", name, (long long)least, (long long)most);
+        return err_set(e, ST_INVALID, "\"%s\" must be a whole number from %lld to %lld", name, (long long)least,
+                       (long long)most);
     *out = json_integer_value(v);
     return ST_OK;
 }
@@ -152,19 +157,26 @@ static int read_neutral(const char *name, const json_t *v, bool *found, struct e
     *found = true;
     for (int i = 0; i < countof(zero); i++)
         if (strcmp(name, zero[i]) == 0)
-            return json_is_number(v) && json_number_value(v) == 0 ? ST_OK : err_set(e, ST_UNSUPPORTED, "\"%s\" other than 0 is not supported", name);
+            return json_is_number(v) && json_number_value(v) == 0
+                       ? ST_OK
+                       : err_set(e, ST_UNSUPPORTED, "\"%s\" other than 0 is not supported", name);
     for (int i = 0; i < countof(one); i++)
         if (strcmp(name, one[i]) == 0) {
             neutral = json_is_integer(v) && json_integer_value(v) == 1;
-            return neutral ? ST_OK : err_set(e, ST_UNSUPPORTED, "\"%s\" other than 1 is not supported: repeat the prompt in a list", name);
+            return neutral ? ST_OK
+                           : err_set(e, ST_UNSUPPORTED,
+                                     "\"%s\" other than 1 is not supported: repeat the prompt in a list", name);
         }
     for (int i = 0; i < countof(empty); i++)
         if (strcmp(name, empty[i]) == 0) {
-            neutral = (json_is_object(v) && json_object_size(v) == 0) || (json_is_string(v) && json_string_length(v) == 0);
+            neutral =
+                (json_is_object(v) && json_object_size(v) == 0) || (json_is_string(v) && json_string_length(v) == 0);
             return neutral ? ST_OK : err_set(e, ST_UNSUPPORTED, "\"%s\" is not supported", name);
         }
     if (strcmp(name, "stream") == 0)
-        return json_is_false(v) ? ST_OK : err_set(e, ST_UNSUPPORTED, "\"stream\" is not supported: the answer comes in one piece");
+        return json_is_false(v)
+                   ? ST_OK
+                   : err_set(e, ST_UNSUPPORTED, "\"stream\" is not supported: the answer comes in one piece");
     if (strcmp(name, "model") == 0 || strcmp(name, "user") == 0) /* there is one model, and nobody is billed */
         return json_is_string(v) ? ST_OK : err_set(e, ST_INVALID, "\"%s\" must be a text", name);
     *found = false;
@@ -173,8 +185,8 @@ static int read_neutral(const char *name, const json_t *v, bool *found, struct e
 
 static int unknown_field(const char *name, struct err *e)
 {
-    static const char *const names[] = {"prompt", "max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "echo", "logprobs",
-                                        "add_special_tokens"};
+    static const char *const names[] = {"prompt", "max_tokens", "temperature", "top_p",    "top_k",
+                                        "stop",   "seed",       "echo",        "logprobs", "add_special_tokens"};
     struct buf safe;
     buf_init(&safe, 256);
     reply_string(&safe, name, strnlen(name, 32));
@@ -222,7 +234,7 @@ static int read_field(struct reading *in, const char *name, const json_t *v, str
     return found ? ST_OK : unknown_field(name, e);
 }
 
-/* ---- the whole -------------------------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------ */
 
 static int read_object(struct reading *in, json_t *root, struct err *e)
 {
@@ -230,16 +242,15 @@ static int read_object(struct reading *in, json_t *root, struct err *e)
     json_t *v;
     if (!json_is_object(root))
         return err_set(e, ST_INVALID, "the request must be a JSON object");
-    json_object_foreach(root, name, v)
-        TRY(read_field(in, name, v, e));
+    json_object_foreach(root, name, v) TRY(read_field(in, name, v, e));
     v = json_object_get(root, "prompt");
     if (v == NULL)
         return err_set(e, ST_INVALID, "there is no field \"prompt\"");
     return read_prompts(in, v, e);
 }
 
-int request_read(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab, encode_fn encode,
-                 void *ctx, struct err *e)
+int request_read(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab,
+                 encode_fn encode, void *ctx, struct err *e)
 {
     struct reading in = {.r = r, .l = l, .vocab = vocab, .encode = encode, .ctx = ctx, .prefix = true};
     json_error_t why;
@@ -249,7 +260,8 @@ int request_read(struct completion_request *r, const char *body, size_t n, const
         return err_errno(e, "no random seed could be had");
     json_t *root = json_loadb(body, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &why);
     if (root == NULL)
-        return err_set(e, ST_INVALID, "the request is not JSON: %s (line %d, column %d)", why.text, why.line, why.column);
+        return err_set(e, ST_INVALID, "the request is not JSON: %s (line %d, column %d)", why.text, why.line,
+                       why.column);
     int st = read_object(&in, root, e);
     json_decref(root);
     return st;

@@ -1,13 +1,15 @@
-/* The engine: text to ids, log-probabilities of all tokens of a sequence in few runs of a plan, one more token at a time. */
+/* The engine: text to ids, log-probabilities of all tokens of a sequence in few runs of a plan, one more token at a
+ * time. */
 #include "serve/serve.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- opening ------------------------------------------------------------------------------------------------------ */
+/* ---- opening -------------------------------------------------------------------------------- */
 
-/* The ids before the text are all that a template means for a sequence that goes on; what it puts behind is left out. */
+/* The ids before the text are all that a template means for a sequence that goes on; what it puts behind is left out.
+ */
 static int find_prefix(struct scorer *s, struct err *e)
 {
     struct token_ids plain = {0}, whole = {0};
@@ -46,7 +48,7 @@ void scorer_close(struct scorer *s)
     *s = (struct scorer){0};
 }
 
-/* ---- text to ids ---------------------------------------------------------------------------------------------------- */
+/* ---- text to ids ---------------------------------------------------------------------------- */
 
 int scorer_append(struct token_ids *to, const int32_t *ids, size_t n, struct err *e)
 {
@@ -74,7 +76,7 @@ int scorer_check_ids(const struct scorer *s, const int32_t *ids, size_t n, struc
     return ST_OK;
 }
 
-/* ---- probabilities --------------------------------------------------------------------------------------------------- */
+/* ---- probabilities -------------------------------------------------------------------------- */
 
 static inline double logit(const struct tensor *row, int64_t i)
 {
@@ -101,8 +103,9 @@ static void add_top(struct token_score *out, int n_top, int32_t id, double x)
     out->top[at].logprob = x;
 }
 
-/* In double and in the order of ids, so that the same logits give the same number on any number of threads. The largest logit
- * and its own logarithm go through the same subtraction: a token that is the likeliest has exactly the best alternative's value. */
+/* In double and in the order of ids, so that the same logits give the same number on any number of threads. The largest
+ * logit and its own logarithm go through the same subtraction: a token that is the likeliest has exactly the best
+ * alternative's value. */
 static bool score_row(const struct tensor *row, int64_t vocab, int32_t id, int n_top, struct token_score *out)
 {
     double most = -INFINITY, sum = 0;
@@ -125,10 +128,12 @@ static bool score_row(const struct tensor *row, int64_t vocab, int32_t id, int n
 static int not_finite(int64_t position, struct err *e)
 {
     err_set(e, ST_NONFINITE, "the model's logits at position %lld are not finite", (long long)position);
-    return err_hint(e, "`braid ckpt verify` checks the file; plan.find_nan=on names the first step that makes such a value");
+    return err_hint(
+        e, "`braid ckpt verify` checks the file; plan.find_nan=on names the first step that makes such a value");
 }
 
-int scorer_score(const struct scorer *s, const struct tensor *row, int32_t id, int n_top, struct token_score *out, struct err *e)
+int scorer_score(const struct scorer *s, const struct tensor *row, int32_t id, int n_top, struct token_score *out,
+                 struct err *e)
 {
     return score_row(row, s->cfg->model.vocab, id, n_top, out) ? ST_OK : not_finite(s->g.pos - 1, e);
 }
@@ -156,15 +161,15 @@ static int score_rows(void *ctx, int64_t first, const struct tensor *logits, str
     return bad < 0 ? ST_OK : not_finite(bad, e);
 }
 
-int scorer_begin(struct scorer *s, const int32_t *ids, int64_t n, int64_t from, int n_top, struct token_score *scores, struct tensor *last,
-                 struct err *e)
+int scorer_begin(struct scorer *s, const int32_t *ids, int64_t n, int64_t from, int n_top, struct token_score *scores,
+                 struct tensor *last, struct err *e)
 {
     struct scoring j = {.s = s, .ids = ids, .n = n, .from = from, .n_top = n_top, .scores = scores};
     if (n < 1)
         return err_set(e, ST_INVALID, "a sequence of no tokens cannot be continued");
     if (n > s->length)
-        return err_set(e, ST_INVALID, "a sequence of %lld tokens is longer than the %lld that were planned for", (long long)n,
-                       (long long)s->length);
+        return err_set(e, ST_INVALID, "a sequence of %lld tokens is longer than the %lld that were planned for",
+                       (long long)n, (long long)s->length);
     TRY(scorer_check_ids(s, ids, (size_t)n, e));
     if (scores != NULL && from == 0)
         scores[0] = (struct token_score){.logprob = NAN};

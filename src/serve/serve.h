@@ -1,4 +1,5 @@
-/* Asking a trained model: log-likelihoods of given text and new text, one engine behind `braid eval --tasks` and `braid serve`.
+/* Asking a trained model: log-likelihoods of given text and new text, one engine behind `braid eval --tasks` and `braid
+ * serve`.
  *
  *   score.c    the engine: text to ids, log-probabilities of every token of a sequence, sampling
  *   tasks.c    multiple-choice lines of a file
@@ -11,7 +12,7 @@
 
 #include "train/train.h"
 
-/* ---- the engine ------------------------------------------------------------------------------------------------- */
+/* ---- the engine ----------------------------------------------------------------------------- */
 
 enum { SCORER_TOP = 20, SCORER_PREFIX = 8 };
 
@@ -21,21 +22,23 @@ struct scorer {
     struct token_encoder *encoder;
     struct dev dev;
     struct generator g;
-    struct candidate *scratch;      /* for sampling: one per word of the vocabulary */
-    int32_t prefix[SCORER_PREFIX];  /* what the tokenizer's template puts before a text */
+    struct candidate *scratch;     /* for sampling: one per word of the vocabulary */
+    int32_t prefix[SCORER_PREFIX]; /* what the tokenizer's template puts before a text */
     int n_prefix;
     int64_t length; /* most tokens of a sequence */
 };
 int scorer_open(struct scorer *s, const struct config *cfg, const struct ckpt *from, int64_t length, struct err *e);
 void scorer_close(struct scorer *s);
 
-/* Appends the ids of a text; names of special tokens in it become those tokens. prefix: begin as the tokenizer's template does. */
+/* Appends the ids of a text; names of special tokens in it become those tokens. prefix: begin as the tokenizer's
+ * template does. */
 int scorer_encode(struct scorer *s, const char *text, size_t n, bool prefix, struct token_ids *out, struct err *e);
 /* An error that names the first id the model does not have. */
 int scorer_check_ids(const struct scorer *s, const int32_t *ids, size_t n, struct err *e);
 int scorer_append(struct token_ids *to, const int32_t *ids, size_t n, struct err *e);
 
-/* What is known of one token of a sequence. The first token of a sequence has no probability: logprob is NaN, n_top 0. */
+/* What is known of one token of a sequence. The first token of a sequence has no probability: logprob is NaN, n_top 0.
+ */
 struct token_score {
     double logprob; /* natural logarithm; of the model itself, whatever the temperature */
     int n_top;
@@ -44,16 +47,17 @@ struct token_score {
         double logprob;
     } top[SCORER_TOP]; /* the likeliest tokens at this place, best first; equal ones by id */
 };
-/* Starts a new sequence with these tokens. scores[from..n) are filled, with n_top alternatives each; n_top 0: none. scores may be
- * NULL. *last is the row of logits behind them, valid until the next call. */
-int scorer_begin(struct scorer *s, const int32_t *ids, int64_t n, int64_t from, int n_top, struct token_score *scores, struct tensor *last,
-                 struct err *e);
+/* Starts a new sequence with these tokens. scores[from..n) are filled, with n_top alternatives each; n_top 0: none.
+ * scores may be NULL. *last is the row of logits behind them, valid until the next call. */
+int scorer_begin(struct scorer *s, const int32_t *ids, int64_t n, int64_t from, int n_top, struct token_score *scores,
+                 struct tensor *last, struct err *e);
 /* The sequence goes on with this token. */
 int scorer_continue(struct scorer *s, int32_t id, struct tensor *last, struct err *e);
 /* Score of token id where this row of logits was made. */
-int scorer_score(const struct scorer *s, const struct tensor *row, int32_t id, int n_top, struct token_score *out, struct err *e);
+int scorer_score(const struct scorer *s, const struct tensor *row, int32_t id, int n_top, struct token_score *out,
+                 struct err *e);
 
-/* ---- tasks ------------------------------------------------------------------------------------------------------- */
+/* ---- tasks ---------------------------------------------------------------------------------- */
 
 struct task_opts {
     const char *path; /* lines {"context": text or ids, "continuations": [text or ids, ...], "label": k} */
@@ -69,7 +73,7 @@ struct task_result {
 };
 int tasks_run(struct scorer *s, const struct task_opts *o, struct task_result *r, struct err *e);
 
-/* ---- completions --------------------------------------------------------------------------------------------------- */
+/* ---- completions ---------------------------------------------------------------------------- */
 
 enum { STOPS_MAX = 16, PROMPTS_MAX = 1024, STOP_BYTES = 1024 };
 
@@ -91,13 +95,15 @@ struct completion_request {
     size_t n_stop[STOPS_MAX];
     int n_stops;
 };
-/* Whatever the bytes: a valid request or ST_INVALID. encode turns text into ids; release what comes back, also after an error. */
+/* Whatever the bytes: a valid request or ST_INVALID. encode turns text into ids; release what comes back, also after an
+ * error. */
 typedef int (*encode_fn)(void *ctx, const char *text, size_t n, bool prefix, struct token_ids *out, struct err *e);
-int request_read(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab, encode_fn encode,
-                 void *ctx, struct err *e);
+int request_read(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab,
+                 encode_fn encode, void *ctx, struct err *e);
 void request_release(struct completion_request *r);
 /* Runs it and writes the answer. */
-int request_answer(struct scorer *s, const struct completion_request *r, const char *model, struct buf *out, struct err *e);
+int request_answer(struct scorer *s, const struct completion_request *r, const char *model, struct buf *out,
+                   struct err *e);
 /* {"error": {...}} with what e says. */
 void reply_error(struct buf *out, int http_status, const struct err *e);
 void reply_models(struct buf *out, const char *model, int64_t length);
@@ -106,7 +112,7 @@ size_t reply_character(const char *text, size_t n);
 /* A quoted JSON string; bytes that are not UTF-8 become U+FFFD. */
 void reply_string(struct buf *out, const char *text, size_t n);
 
-/* ---- the server --------------------------------------------------------------------------------------------------------- */
+/* ---- the server ----------------------------------------------------------------------------- */
 
 struct serve_opts {
     const char *host, *model;
@@ -127,8 +133,8 @@ struct serve_address {
     bool loopback;
 };
 int serve_address(struct serve_address *a, const char *host, int port, bool has_token, struct err *e);
-/* Is this Host header one that a browser sends which was told to come here? A page elsewhere whose name was made to point
- * here (DNS rebinding) sends its own name. */
+/* Is this Host header one that a browser sends which was told to come here? A page elsewhere whose name was made to
+ * point here (DNS rebinding) sends its own name. */
 bool serve_host_is_local(const char *header, const char *listening);
 /* The token in the first line of a file. */
 int serve_read_token(const char *path, char **out, struct err *e);

@@ -1,5 +1,5 @@
-/* Multiple-choice tasks from a file of JSON lines: which continuation does the model find likeliest? The rules by which text is cut
- * into tokens are those of lm-evaluation-harness, so that log-likelihoods can be compared with it. */
+/* Multiple-choice tasks from a file of JSON lines: which continuation does the model find likeliest? The rules by which
+ * text is cut into tokens are those of lm-evaluation-harness, so that log-likelihoods can be compared with it. */
 #include "serve/serve.h"
 
 #include <jansson.h>
@@ -27,7 +27,7 @@ static void task_release(struct task *t)
     *t = (struct task){0};
 }
 
-/* ---- reading a line ----------------------------------------------------------------------------------------------- */
+/* ---- reading a line ------------------------------------------------------------------------- */
 
 static int read_ids(const struct scorer *s, const json_t *list, const char *name, struct token_ids *out, struct err *e)
 {
@@ -37,8 +37,8 @@ static int read_ids(const struct scorer *s, const json_t *list, const char *name
         if (!json_is_integer(v))
             return err_set(e, ST_INVALID, "%s: element %zu is not a token id", name, i);
         if (id < 0 || id >= s->cfg->model.vocab)
-            return err_set(e, ST_INVALID, "%s: token %lld does not exist: the model has a vocabulary of %lld", name, (long long)id,
-                           (long long)s->cfg->model.vocab);
+            return err_set(e, ST_INVALID, "%s: token %lld does not exist: the model has a vocabulary of %lld", name,
+                           (long long)id, (long long)s->cfg->model.vocab);
         int32_t one = (int32_t)id;
         TRY(scorer_append(out, &one, 1, e));
     }
@@ -48,14 +48,15 @@ static int read_ids(const struct scorer *s, const json_t *list, const char *name
 /* Spaces at the end of a context belong to the word that follows, as most vocabularies have it. */
 static size_t without_spaces(const char *text, size_t n)
 {
-    while (n > 0 && (text[n - 1] == ' ' || (text[n - 1] >= '\t' && text[n - 1] <= '\r') || (text[n - 1] >= 0x1c && text[n - 1] <= 0x1f)))
+    while (n > 0 && (text[n - 1] == ' ' || (text[n - 1] >= '\t' && text[n - 1] <= '\r') ||
+                     (text[n - 1] >= 0x1c && text[n - 1] <= 0x1f)))
         n--;
     return n;
 }
 
 /* Context and continuation are tokenised as one text; what the context alone does not need is the continuation. */
-static int encode_texts(struct scorer *s, const json_t *context, const json_t *continuation, struct token_ids *out, int64_t *n_context,
-                        struct err *e)
+static int encode_texts(struct scorer *s, const json_t *context, const json_t *continuation, struct token_ids *out,
+                        int64_t *n_context, struct err *e)
 {
     size_t n = json_string_length(context), kept = without_spaces(json_string_value(context), n);
     struct buf text;
@@ -85,11 +86,12 @@ static int encode_start(struct scorer *s, struct token_ids *out, struct err *e)
     return err_hint(e, "give a context; with data.eod=on the end-of-document token stands for an empty one");
 }
 
-static int encode_pair(struct scorer *s, const json_t *context, const json_t *continuation, struct token_ids *out, int64_t *n_context,
-                       struct err *e)
+static int encode_pair(struct scorer *s, const json_t *context, const json_t *continuation, struct token_ids *out,
+                       int64_t *n_context, struct err *e)
 {
     bool is_text = json_is_string(context), more_text = json_is_string(continuation);
-    bool empty = is_text ? without_spaces(json_string_value(context), json_string_length(context)) == 0 : json_array_size(context) == 0;
+    bool empty = is_text ? without_spaces(json_string_value(context), json_string_length(context)) == 0
+                         : json_array_size(context) == 0;
     if (is_text && more_text && !empty)
         return encode_texts(s, context, continuation, out, n_context, e);
     if (empty)
@@ -126,7 +128,8 @@ static int add_continuation(struct scorer *s, struct task *t, const json_t *cont
     if (n < 1)
         return err_set(e, ST_INVALID, "continuations[%d] adds no token", k);
     if (n >= s->length) {
-        err_set(e, ST_INVALID, "continuations[%d] has %lld tokens; %lld fit, the context needs one", k, (long long)n, (long long)s->length - 1);
+        err_set(e, ST_INVALID, "continuations[%d] has %lld tokens; %lld fit, the context needs one", k, (long long)n,
+                (long long)s->length - 1);
         return err_hint(e, "--length=N plans for longer sequences");
     }
     TRY(scorer_check_ids(s, ids->ids, ids->n, e));
@@ -142,13 +145,17 @@ static int add_continuation(struct scorer *s, struct task *t, const json_t *cont
 static int read_fields(struct scorer *s, struct task *t, const json_t *root, struct err *e)
 {
     static const char *const known[] = {"context", "continuations", "label"};
-    const json_t *context = json_object_get(root, known[0]), *list = json_object_get(root, known[1]), *label = json_object_get(root, known[2]);
+    const json_t *context = json_object_get(root, known[0]), *list = json_object_get(root, known[1]),
+                 *label = json_object_get(root, known[2]);
     if (!json_is_string(context) && !json_is_array(context))
-        return err_set(e, ST_INVALID, "field \"context\" is %s", context == NULL ? "missing" : "neither text nor a list of token ids");
+        return err_set(e, ST_INVALID, "field \"context\" is %s",
+                       context == NULL ? "missing" : "neither text nor a list of token ids");
     if (!json_is_array(list) || json_array_size(list) == 0)
-        return err_set(e, ST_INVALID, "field \"continuations\" is %s", list == NULL ? "missing" : "not a list of at least one");
+        return err_set(e, ST_INVALID, "field \"continuations\" is %s",
+                       list == NULL ? "missing" : "not a list of at least one");
     if (json_array_size(list) > CONTINUATIONS_MAX)
-        return err_set(e, ST_INVALID, "%zu continuations; at most %d are taken", json_array_size(list), CONTINUATIONS_MAX);
+        return err_set(e, ST_INVALID, "%zu continuations; at most %d are taken", json_array_size(list),
+                       CONTINUATIONS_MAX);
     t->cap = (int)json_array_size(list);
     t->label = -1;
     if (label != NULL && !json_is_null(label)) {
@@ -176,7 +183,7 @@ static int task_read(struct scorer *s, struct task *t, const char *line, size_t 
     return st;
 }
 
-/* ---- scoring --------------------------------------------------------------------------------------------------------- */
+/* ---- scoring -------------------------------------------------------------------------------- */
 
 struct pass {
     struct scorer *s;
@@ -195,7 +202,8 @@ struct pass {
 static int score_continuation(struct pass *p, const struct task *t, int k, struct err *e)
 {
     const struct token_ids *ids = &t->sequence[k];
-    int64_t skip = max_i64((int64_t)ids->n - p->s->length, 0), n = (int64_t)ids->n - skip, from = t->n_context[k] - skip;
+    int64_t skip = max_i64((int64_t)ids->n - p->s->length, 0), n = (int64_t)ids->n - skip,
+            from = t->n_context[k] - skip;
     struct tensor last;
     TRY(scorer_begin(p->s, ids->ids + skip, n, from, 1, p->scores, &last, e));
     p->logprob[k] = 0;
@@ -242,7 +250,8 @@ static int score_task(struct pass *p, const struct task *t, int64_t number, stru
     for (int k = 0; k < t->n; k++) {
         TRY(score_continuation(p, t, k, e));
         best = p->logprob[k] > p->logprob[best] ? k : best;
-        best_norm = p->logprob[k] / (double)t->bytes[k] > p->logprob[best_norm] / (double)t->bytes[best_norm] ? k : best_norm;
+        best_norm =
+            p->logprob[k] / (double)t->bytes[k] > p->logprob[best_norm] / (double)t->bytes[best_norm] ? k : best_norm;
     }
     if (t->label >= 0) {
         p->r->labelled++;
@@ -259,7 +268,8 @@ static int one_line(struct pass *p, const char *line, size_t n, int64_t number, 
 {
     struct task t;
     if (n > LINE_MAX_BYTES)
-        return err_set(e, ST_INVALID, "a line of %zu bytes is longer than the %d MiB that are read", n, LINE_MAX_BYTES >> 20);
+        return err_set(e, ST_INVALID, "a line of %zu bytes is longer than the %d MiB that are read", n,
+                       LINE_MAX_BYTES >> 20);
     int st = task_read(p->s, &t, line, n, e);
     if (st == ST_OK && p->score)
         st = score_task(p, &t, number, e);
@@ -282,7 +292,8 @@ static int all_lines(struct pass *p, const struct file_map *m, struct err *e)
         number++;
         if (without_spaces(at, n) > 0 && one_line(p, at, n, number, e) != ST_OK) {
             struct err inner = *e;
-            err_set(e, inner.code, "%s, line %lld: %s%s%.300s", p->o->path, (long long)number, inner.trail, inner.trail[0] ? ": " : "", inner.msg);
+            err_set(e, inner.code, "%s, line %lld: %s%s%.300s", p->o->path, (long long)number, inner.trail,
+                    inner.trail[0] ? ": " : "", inner.msg);
             return inner.hint[0] ? err_hint(e, "%s", inner.hint) : (int)inner.code;
         }
         at += n + 1;

@@ -1,4 +1,5 @@
-/* Fuzzes the reader of completions requests: whatever the bytes, they are refused or give a request within its limits. */
+/* Fuzzes the reader of completions requests: whatever the bytes, they are refused or give a request within its limits.
+ */
 #include "serve/serve.h"
 
 #include <stdlib.h>
@@ -23,7 +24,8 @@ static int encode(void *ctx, const char *text, size_t n, bool prefix, struct tok
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct completion_request r;
-    struct serve_limits limits = {.body_bytes = 1 << 20, .tokens = TOKENS, .length = LENGTH, .seconds = 1, .connections = 1};
+    struct serve_limits limits = {
+        .body_bytes = 1 << 20, .tokens = TOKENS, .length = LENGTH, .seconds = 1, .connections = 1};
     struct buf reply;
     struct err e = {0};
     buf_init(&reply, 1 << 20);

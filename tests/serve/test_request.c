@@ -15,7 +15,8 @@ static int encode(void *ctx, const char *text, size_t n, bool prefix, struct tok
     return ST_OK;
 }
 
-static const struct serve_limits limits = {.body_bytes = 1 << 20, .tokens = 100, .length = 40, .seconds = 1, .connections = 1};
+static const struct serve_limits limits = {
+    .body_bytes = 1 << 20, .tokens = 100, .length = 40, .seconds = 1, .connections = 1};
 
 static int read_request(struct completion_request *r, const char *body, struct err *e)
 {
@@ -69,8 +70,10 @@ static void other_fields_are_read(void **state)
 {
     (void)state;
     struct completion_request r;
-    accepts(&r, "{\"prompt\": [1], \"max_tokens\": 5, \"temperature\": 0.5, \"top_p\": 0.9, \"top_k\": 3, \"stop\": [\"x\", \"yz\"], "
-                "\"seed\": 12, \"echo\": true, \"logprobs\": 4, \"n\": 1, \"stream\": false, \"user\": \"me\", \"suffix\": null}");
+    accepts(&r, "{\"prompt\": [1], \"max_tokens\": 5, \"temperature\": 0.5, \"top_p\": 0.9, \"top_k\": 3, \"stop\": "
+                "[\"x\", \"yz\"], "
+                "\"seed\": 12, \"echo\": true, \"logprobs\": 4, \"n\": 1, \"stream\": false, \"user\": \"me\", "
+                "\"suffix\": null}");
     assert_int_equal(r.max_tokens, 5);
     assert_true(r.sampler.temperature == 0.5 && r.sampler.top_p == 0.9);
     assert_int_equal(r.sampler.top_k, 3);
@@ -122,7 +125,8 @@ static void limits_hold(void **state)
     struct completion_request r;
     accepts(&r, "{\"prompt\": [1, 2], \"max_tokens\": 38}");
     request_release(&r);
-    refuses("{\"prompt\": [1, 2], \"max_tokens\": 39}", ST_INVALID, "prompt 0 has 2 tokens, and max_tokens is 39: together at most 40");
+    refuses("{\"prompt\": [1, 2], \"max_tokens\": 39}", ST_INVALID,
+            "prompt 0 has 2 tokens, and max_tokens is 39: together at most 40");
     accepts(&r, "{\"prompt\": [[1], [2], [3], [4]], \"max_tokens\": 24}");
     request_release(&r);
     refuses("{\"prompt\": [[1], [2], [3], [4, 5]], \"max_tokens\": 24}", ST_INVALID, "more than 100 tokens");
@@ -133,7 +137,8 @@ static void limits_hold(void **state)
     for (int i = 0; i < PROMPTS_MAX; i++)
         buf_add(&many, ", \"\"");
     buf_add(&many, "]}");
-    assert_fails(request_read(&r, many.text, many.len, &limits, VOCAB, encode, NULL, &e), ST_INVALID, &e, "1025 prompts, at most 1024");
+    assert_fails(request_read(&r, many.text, many.len, &limits, VOCAB, encode, NULL, &e), ST_INVALID, &e,
+                 "1025 prompts, at most 1024");
     request_release(&r);
     buf_release(&many);
 }
@@ -167,8 +172,10 @@ static void only_loopback_needs_no_token(void **state)
 static void foreign_names_of_this_machine_are_seen(void **state)
 {
     (void)state;
-    static const char *const good[] = {"localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.9.9.9", "[::1]:80", "[::1]", "box:9"};
-    static const char *const bad[] = {"", "evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "[::2]:80", "[", "10.0.0.1", ":80"};
+    static const char *const good[] = {"localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.9.9.9",
+                                       "[::1]:80",  "[::1]",          "box:9"};
+    static const char *const bad[] = {
+        "", "evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "[::2]:80", "[", "10.0.0.1", ":80"};
     for (int i = 0; i < countof(good); i++)
         if (!serve_host_is_local(good[i], "box"))
             fail_msg("%s was refused", good[i]);
@@ -198,10 +205,14 @@ static void tokens_come_from_a_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompts_have_four_forms),    cmocka_unit_test(other_fields_are_read),
-        cmocka_unit_test(bad_fields_are_named),       cmocka_unit_test(limits_hold),
-        cmocka_unit_test(strings_are_always_json),    cmocka_unit_test(only_loopback_needs_no_token),
-        cmocka_unit_test(foreign_names_of_this_machine_are_seen), cmocka_unit_test(tokens_come_from_a_file),
+        cmocka_unit_test(prompts_have_four_forms),
+        cmocka_unit_test(other_fields_are_read),
+        cmocka_unit_test(bad_fields_are_named),
+        cmocka_unit_test(limits_hold),
+        cmocka_unit_test(strings_are_always_json),
+        cmocka_unit_test(only_loopback_needs_no_token),
+        cmocka_unit_test(foreign_names_of_this_machine_are_seen),
+        cmocka_unit_test(tokens_come_from_a_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

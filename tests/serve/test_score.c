@@ -1,4 +1,5 @@
-/* The engine: log-probabilities of a long sequence are those of the forward pass, and the likeliest token has the best one's value. */
+/* The engine: log-probabilities of a long sequence are those of the forward pass, and the likeliest token has the best
+ * one's value. */
 #include "serve/serve.h"
 #include "tiny.h"
 
@@ -18,7 +19,13 @@ static void forward(const char *options, double (*want)[VOCAB])
         labels[i] = 1;
         pos[i] = i;
     }
-    struct run_info run = {.first_mb = true, .scale = 1, .mtp_scale = mtp_scale, .tokens = tokens, .labels = labels, .pos = pos, .doc_start = doc};
+    struct run_info run = {.first_mb = true,
+                           .scale = 1,
+                           .mtp_scale = mtp_scale,
+                           .tokens = tokens,
+                           .labels = labels,
+                           .pos = pos,
+                           .doc_start = doc};
     assert_ok(exec_run(&t.x, &t.train.p, &run, &t.e), &t.e);
     struct tensor logits = model_slot(&t.m, &t.train, t.train.logits);
     for (int i = 0; i < LENGTH; i++) {
@@ -42,7 +49,8 @@ static void check_scores(const struct token_score *scores, double (*want)[VOCAB]
         assert_int_equal(scores[i].n_top, 3);
         assert_int_equal(scores[i].top[0].id, best);
         assert_true(fabs(scores[i].top[0].logprob - w[best]) < 1e-12);
-        assert_true(scores[i].top[0].logprob >= scores[i].top[1].logprob && scores[i].top[1].logprob >= scores[i].top[2].logprob);
+        assert_true(scores[i].top[0].logprob >= scores[i].top[1].logprob &&
+                    scores[i].top[1].logprob >= scores[i].top[2].logprob);
         if (best == token_at(i)) /* bit by bit, which clients compare */
             assert_true(scores[i].logprob == scores[i].top[0].logprob);
     }
@@ -68,7 +76,8 @@ static void scores_are_those_of_the_forward_pass(void **state)
         struct tensor last;
         struct err e = {0};
         char all[512];
-        snprintf(all, sizeof all, "%s train.seq=%d train.micro_batch=1 model.vocab=%d run.device=ref", models[m], LENGTH, VOCAB);
+        snprintf(all, sizeof all, "%s train.seq=%d train.micro_batch=1 model.vocab=%d run.device=ref", models[m],
+                 LENGTH, VOCAB);
         forward(all, want);
         tiny_config(&c, all);
         assert_ok(scorer_open(&s, &c, NULL, LENGTH, &e), &e);
@@ -82,7 +91,8 @@ static void scores_are_those_of_the_forward_pass(void **state)
         assert_ok(scorer_begin(&s, tokens, LENGTH - 1, 0, 0, NULL, &last, &e), &e);
         assert_ok(scorer_score(&s, &last, tokens[LENGTH - 1], 0, scores, &e), &e);
         assert_true(fabs(scores[0].logprob - want[LENGTH - 2][tokens[LENGTH - 1]]) < 1e-12);
-        assert_fails(scorer_begin(&s, tokens, LENGTH + 1, 0, 0, NULL, &last, &e), ST_INVALID, &e, "346 tokens is longer than the 345");
+        assert_fails(scorer_begin(&s, tokens, LENGTH + 1, 0, 0, NULL, &last, &e), ST_INVALID, &e,
+                     "346 tokens is longer than the 345");
         assert_fails(scorer_begin(&s, tokens, 0, 0, 0, NULL, &last, &e), ST_INVALID, &e, "no tokens");
         tokens[5] = VOCAB;
         assert_fails(scorer_begin(&s, tokens, 9, 0, 0, NULL, &last, &e), ST_INVALID, &e, "token 31 does not exist");
