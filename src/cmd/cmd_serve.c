@@ -19,7 +19,7 @@ static const char usage[] = "usage: braid serve RUN_OR_CHECKPOINT [--port=8000] 
                             "              limits of a request: tokens of all its prompts and answers (131072), bytes "
                             "(16mi), time (300), and how many\n"
                             "              connections are open at once (64)\n"
-                            "SIGINT and SIGTERM stop it.\n";
+                            "SIGINT, SIGTERM and SIGHUP stop it.\n";
 
 #ifdef BRAID_HTTP
 

@@ -121,9 +121,9 @@ struct serve_opts {
     struct serve_limits limits;
     bool quiet;
 };
-/* SIGINT and SIGTERM wait until they are asked for. Before any thread is started: a thread inherits it. */
+/* Stop signals (train.h) wait until they are asked for. Before any thread is started: a thread inherits it. */
 int serve_block_signals(struct err *e);
-/* Until SIGINT or SIGTERM. ST_UNSUPPORTED where it is not built in. */
+/* Until a stop signal. ST_UNSUPPORTED where it is not built in. */
 int serve_run(struct scorer *s, const struct serve_opts *o, struct err *e);
 
 /* host.c: where to listen. An address beyond loopback without a token is an error. */
