@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/random.h>
 
+enum { TOKEN_BYTES = 1024 };
+
 struct reading {
     struct completion_request *r;
     const struct serve_limits *l;
@@ -44,6 +46,10 @@ static int check_prompt(const struct reading *in, int k, struct err *e)
 
 static int read_text(const struct reading *in, int k, const json_t *text, struct err *e)
 {
+    /* Tokenising megabytes takes seconds; no vocabulary has tokens so long that this could fit. */
+    if (json_string_length(text) / TOKEN_BYTES > (size_t)in->l->length)
+        return err_set(e, ST_INVALID, "prompt %d has %zu bytes, which are more than %lld tokens", k,
+                       json_string_length(text), (long long)in->l->length);
     TRY(in->encode(in->ctx, json_string_value(text), json_string_length(text), in->prefix, &in->r->prompts[k], e));
     return check_prompt(in, k, e);
 }

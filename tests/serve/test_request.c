@@ -133,6 +133,15 @@ static void limits_hold(void **state)
     struct buf many;
     struct err e = {0};
     buf_init(&many, 0);
+    buf_add(&many, "{\"prompt\": \"");
+    for (int i = 0; i < 41 * 1024; i++)
+        buf_add(&many, "a");
+    buf_add(&many, "\"}");
+    assert_fails(request_read(&r, many.text, many.len, &limits, VOCAB, encode, NULL, &e), ST_INVALID, &e,
+                 "prompt 0 has 41984 bytes, which are more than 40 tokens");
+    request_release(&r);
+    buf_release(&many);
+    buf_init(&many, 0);
     buf_add(&many, "{\"max_tokens\": 0, \"prompt\": [\"\"");
     for (int i = 0; i < PROMPTS_MAX; i++)
         buf_add(&many, ", \"\"");

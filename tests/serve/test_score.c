@@ -58,10 +58,12 @@ static void check_scores(const struct token_score *scores, double (*want)[VOCAB]
 
 static void scores_are_those_of_the_forward_pass(void **state)
 {
+    static const char recurrent[] =
+        "model.pattern=M*G- model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 "
+        "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 model.gdn_chunk=3";
     static const char *const models[] = {
         "model.pattern=*- model.vocab_multiple=8",
-        "model.pattern=M*G- model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 "
-        "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 model.gdn_chunk=3",
+        recurrent,
         "model.pattern=+E model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 model.experts=4",
     };
     (void)state;
