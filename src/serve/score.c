@@ -1,6 +1,6 @@
 /* The engine: text to ids, log-probabilities of all tokens of a sequence in few runs of a plan, one more token at a
  * time. */
-#include "serve/serve.h"
+#include "serve/serve_int.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,31 +8,12 @@
 
 /* ---- opening -------------------------------------------------------------------------------- */
 
-/* The ids before the text are all that a template means for a sequence that goes on; what it puts behind is left out.
- */
-static int find_prefix(struct scorer *s, struct err *e)
-{
-    struct token_ids plain = {0}, whole = {0};
-    int st = token_encode(s->encoder, "a", 1, 0, &plain, e);
-    if (st == ST_OK)
-        st = token_encode(s->encoder, "a", 1, TOKEN_TEMPLATE, &whole, e);
-    for (size_t at = 0; st == ST_OK && at + plain.n <= whole.n && at <= SCORER_PREFIX; at++)
-        if (memcmp(whole.ids + at, plain.ids, plain.n * sizeof *plain.ids) == 0) {
-            memcpy(s->prefix, whole.ids, at * sizeof *whole.ids);
-            s->n_prefix = (int)at;
-            break;
-        }
-    free(plain.ids);
-    free(whole.ids);
-    return st;
-}
-
 int scorer_open(struct scorer *s, const struct config *cfg, const struct ckpt *from, int64_t length, struct err *e)
 {
     *s = (struct scorer){.cfg = cfg, .length = length};
     TRY(tokenizer_for(cfg, &s->tok, e));
     TRY(token_encoder_open(&s->encoder, &s->tok, e));
-    TRY(find_prefix(s, e));
+    TRY(scorer_find_prefix(s, e));
     TRY(mem_array((void **)&s->scratch, (size_t)cfg->model.vocab, sizeof *s->scratch, e));
     TRY(device_open(&s->dev, cfg, e));
     return generator_open(&s->g, cfg, &s->dev, from, length, e);
@@ -46,34 +27,6 @@ void scorer_close(struct scorer *s)
     tokenizer_close(&s->tok);
     free(s->scratch);
     *s = (struct scorer){0};
-}
-
-/* ---- text to ids ---------------------------------------------------------------------------- */
-
-int scorer_append(struct token_ids *to, const int32_t *ids, size_t n, struct err *e)
-{
-    if (n == 0)
-        return ST_OK;
-    TRY(mem_grow((void **)&to->ids, &to->cap, to->n + n, sizeof *to->ids, e));
-    memcpy(to->ids + to->n, ids, n * sizeof *ids);
-    to->n += n;
-    return ST_OK;
-}
-
-int scorer_encode(struct scorer *s, const char *text, size_t n, bool prefix, struct token_ids *out, struct err *e)
-{
-    if (prefix)
-        TRY(scorer_append(out, s->prefix, (size_t)s->n_prefix, e));
-    return n > 0 ? token_encode(s->encoder, text, n, TOKEN_SPECIAL, out, e) : ST_OK;
-}
-
-int scorer_check_ids(const struct scorer *s, const int32_t *ids, size_t n, struct err *e)
-{
-    for (size_t i = 0; i < n; i++)
-        if (ids[i] < 0 || ids[i] >= s->cfg->model.vocab)
-            return err_set(e, ST_INVALID, "token %d does not exist: the model has a vocabulary of %lld", (int)ids[i],
-                           (long long)s->cfg->model.vocab);
-    return ST_OK;
 }
 
 /* ---- probabilities -------------------------------------------------------------------------- */

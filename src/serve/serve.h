@@ -1,8 +1,8 @@
 /* Asking a trained model: log-likelihoods of given text and new text, one engine behind `braid eval --tasks` and `braid
  * serve`.
  *
- *   score.c    the engine: text to ids, log-probabilities of every token of a sequence, sampling
- *   tasks.c    multiple-choice lines of a file
+ *   score.c    the engine: log-probabilities of every token of a sequence; encode.c: text to ids
+ *   tasks.c    multiple-choice tasks; tasks_read.c: a line of their file
  *   request.c  a completions request, from JSON
  *   reply.c    running it; its answer, to JSON (json.c)
  *   http.c     the server (libmicrohttpd); page.c is the page it shows
