@@ -53,6 +53,15 @@ printf '{"context": "%s", "continuations": ["b"], "label": 0}\n' "$(printf 'x%.0
 ok "a long context is cut, and that is said" says '1 of 1 sequences were longer than 32 tokens' score --tasks=long.jsonl
 ok "or planned for" prints '^tokens: 41' score --tasks=long.jsonl --length=64
 
+# A tokenizer whose template begins a text with token 604.
+train --run.dir=bos --train.steps=3 --data.tokenizer="$root/tests/token/golden/llama3style.json" --data.eod=on >/dev/null 2>&1
+printf '%s\n' '{"context": "a", "continuations": [[5], [6]]}' '{"context": [604, 64], "continuations": [[5], [6]]}' \
+    '{"context": "", "continuations": [[5]]}' '{"context": [604], "continuations": [[5]]}' '{"context": [64], "continuations": [[5], [6]]}' >bos.jsonl
+ok "a tokenizer with a template" runs "$BRAID" eval bos --tasks=bos.jsonl --out=scores.jsonl --run.threads=1 --run.quiet=on
+ok "text begins as its template says" test "$(field 1 logprobs)" = "$(field 2 logprobs)"
+ok "so does an empty context" test "$(field 3 logprobs)" = "$(field 4 logprobs)"
+ok "ids are taken as they are" test "$(field 1 logprobs)" != "$(field 5 logprobs)"
+
 # ---- the server ---------------------------------------------------------------------------------------------------------------
 if "$BRAID" serve nowhere 2>&1 | grep -q 'is not built in'; then
     ok "serve says that it is not built in" fails 1 'libmicrohttpd was missing' "$BRAID" serve run
@@ -66,10 +75,11 @@ if ! command -v curl >/dev/null; then
     echo "ok the server itself is not tested: there is no curl"
     finish
 fi
-serve() { # options...: sets $server and $url
+serve() { serve_run run "$@"; } # options...
+serve_run() { # run folder, options...: sets $server and $url
     : >server.out
     set -m
-    "$BRAID" serve run --port=0 --run.threads=1 "$@" >server.out 2>server.err &
+    "$BRAID" serve "$1" --port=0 --run.threads=1 "${@:2}" >server.out 2>server.err &
     server=$!
     set +m
     wait_for_text '^serving' server.out "$server" || { sed 's/^/  /' server.err; return 1; }
@@ -124,6 +134,13 @@ ok "all the same" test "$(sed -E 's/.*"text": ("[^"]*").*/\1/' many.* | sort -u 
 kill -TERM "$server"
 wait "$server"
 ok "SIGTERM ends it with 0" test $? -eq 0
+
+ok "the server of that model" serve_run bos
+ok "a text begins as the template says" answers '"tokens": ["<|endoftext|>", "a"]' '{"prompt": "a", "max_tokens": 0, "echo": true, "logprobs": 1}'
+ok "of which the text shows nothing" grep -qF '"text": "a"' answer
+ok "unless the request says otherwise" answers '"tokens": ["a"]' '{"prompt": "a", "max_tokens": 0, "echo": true, "logprobs": 1, "add_special_tokens": false}'
+kill -TERM "$server"
+wait "$server"
 
 # ---- limits -----------------------------------------------------------------------------------------------------------------------
 echo 0123456789abcdefgh >token
