@@ -79,6 +79,10 @@ static int run_tasks(struct config *c, struct ckpt *from, const char *path, cons
     struct task_result r;
     struct scorer s = {0};
     int64_t n;
+    static const char *const of_data[] = {"data.valid", "data.train", "data.split", "train.eval_batches"};
+    for (int i = 0; i < countof(of_data); i++)
+        if (config_source_of(c, of_data[i]).source == CFG_FROM_COMMAND)
+            return err_set(e, ST_USAGE, "--%s has no effect on --tasks", of_data[i]);
     TRY(cmd_finish(c, e));
     TRY(cmd_refuse_weights(c, "braid eval", e));
     TRY(cmd_length(c, length, &n, e));

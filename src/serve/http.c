@@ -38,7 +38,8 @@ struct server {
     struct MHD_Daemon *daemon;
     pthread_mutex_t lock; /* of what follows */
     struct job *first, *last;
-    int open; /* requests between their first byte and their end */
+    int open;    /* requests between their first byte and their end */
+    int waiting; /* completions in the queue or under way */
     bool stopping;
     /* only of the thread that works */
     int wake, signals;
@@ -121,6 +122,16 @@ static bool comes_from_here(const struct server *v, struct MHD_Connection *c)
            (host != NULL && str_starts(origin, "http://") && strcmp(origin + strlen("http://"), host) == 0);
 }
 
+static enum MHD_Result send_health(struct server *v, struct MHD_Connection *c)
+{
+    char text[64];
+    pthread_mutex_lock(&v->lock);
+    int waiting = v->waiting;
+    pthread_mutex_unlock(&v->lock);
+    int n = snprintf(text, sizeof text, "{\"status\": \"ok\", \"waiting\": %d}\n", waiting);
+    return send_bytes(c, 200, "application/json", text, (size_t)n);
+}
+
 /* The answers that need no model, and all refusals; *done: one was queued. */
 static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c, const char *url, const char *method,
                                       bool *done)
@@ -135,7 +146,7 @@ static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c
     if (get && strcmp(url, "/") == 0)
         return send_bytes(c, 200, "text/html; charset=utf-8", v->page.text, v->page.len);
     if (get && strcmp(url, "/health") == 0)
-        return send_bytes(c, 200, "application/json", "{\"status\": \"ok\"}\n", 17);
+        return send_health(v, c);
     if (!completions && strcmp(url, "/v1/models") != 0)
         return refuse(c, 404, "there is nothing here: /v1/completions, /v1/models, /health and / exist");
     if (!may_ask(v, c))
@@ -184,6 +195,7 @@ static bool put(struct server *v, struct job *j)
         MHD_suspend_connection(j->connection);
         *(v->first != NULL ? &v->last->next : &v->first) = j;
         v->last = j;
+        v->waiting++;
     }
     pthread_mutex_unlock(&v->lock);
     if (taken && write(v->wake, &one, sizeof one) != (ssize_t)sizeof one)
@@ -327,6 +339,9 @@ static void work(struct server *v, struct job *j)
                 st != ST_OK ? e.msg : "");
     request_release(&r);
     j->state = JOB_ANSWERED;
+    pthread_mutex_lock(&v->lock);
+    v->waiting--;
+    pthread_mutex_unlock(&v->lock);
     MHD_resume_connection(j->connection);
 }
 

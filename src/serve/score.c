@@ -99,7 +99,7 @@ struct scoring {
     struct token_score *scores;
 };
 
-/* Row r of the logits speaks about token r + 1. */
+/* Row r holds the logits of token r + 1. */
 static int score_rows(void *ctx, int64_t first, const struct tensor *logits, struct err *e)
 {
     const struct scoring *j = ctx;

@@ -48,6 +48,7 @@ ok "nothing is written then" test ! -e never.jsonl
 : >empty.jsonl
 ok "a file without tasks" fails 1 'holds no task' score --tasks=empty.jsonl
 ok "a file that is not there" fails 1 'absent.jsonl' score --tasks=absent.jsonl
+ok "options of validation data are refused" fails 2 '--data.valid has no effect on --tasks' score --tasks=tasks.jsonl --data.valid=x
 ok "--out needs --tasks" fails 2 '--out and --length belong to --tasks' score --out=x
 printf '{"context": "%s", "continuations": ["b"], "label": 0}\n' "$(printf 'x%.0s' $(seq 40))" >long.jsonl
 ok "a long context is cut, and that is said" says '1 of 1 sequences were longer than 32 tokens' score --tasks=long.jsonl
@@ -92,7 +93,7 @@ status() { curl -s -m 100 -o answer -w '%{http_code}' "$@"; }
 list() { sed -E "s/.*\"$1\": \[([^]]*)\].*/\1/; s/,//g" answer; }
 
 ok "the server starts" serve
-ok "health" test "$(ask "$url/health")" = '{"status": "ok"}'
+ok "health" test "$(ask "$url/health")" = '{"status": "ok", "waiting": 0}'
 ok "models" test "$(ask "$url/v1/models" | grep -c '"id": "run".*"max_model_len": 32')" -eq 1
 ok "a page" test "$(curl -s "$url/" | grep -c '<title>braid</title>')" -eq 1
 ok "a text is continued" answers '"finish_reason": "length"' '{"prompt": "line 7: ", "max_tokens": 5, "seed": 3}'
@@ -163,7 +164,8 @@ ask "$url/v1/completions" -d "$long" >slow &
 slow=$!
 ask "$url/v1/completions" -d "$long" >waiting &
 waiting=$!
-sleep 1
+both_arrived() { curl -s -m 10 "$url/health" | grep -q '"waiting": 2'; }
+wait_while_running "$server" both_arrived
 kill -TERM "$server"
 wait "$server"
 ok "does not hold up the end" test $? -eq 0
