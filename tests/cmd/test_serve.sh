@@ -146,7 +146,7 @@ wait "$server"
 # ---- limits -----------------------------------------------------------------------------------------------------------------------
 echo 0123456789abcdefgh >token
 long="{\"temperature\": 0, \"max_tokens\": 3900, \"prompt\": [\"a\"$(printf ', "a"%.0s' $(seq 200))]}"
-ok "with a token and limits" serve --token=token --max-body=3000 --length=4000 --max-tokens=1000000 --max-seconds=1 --host=127.0.0.1
+ok "with a token and limits" serve --token=token --max-body=3000 --length=4000 --max-tokens=1000000 --max-seconds=3 --host=127.0.0.1
 bearer=(-H 'Authorization: Bearer 0123456789abcdefgh')
 ok "without the token" test "$(status "$url/v1/models")" = 401
 ok "with a wrong one" test "$(status -H 'Authorization: Bearer 0123456789abcdefgx' "$url/v1/models")" = 401
@@ -154,7 +154,7 @@ ok "with it" test "$(status "${bearer[@]}" "$url/v1/models")" = 200
 head -c 4000 /dev/zero >zeros
 ok "a body that is too large" test "$(status "${bearer[@]}" --data-binary @zeros "$url/v1/completions")" = 413
 ok "also in chunks of unknown length" test "$(status "${bearer[@]}" -H 'Transfer-Encoding: chunked' --data-binary @zeros "$url/v1/completions")" = 000
-ok "a request that takes too long" answers 'took longer than the 1 seconds' "$long" "${bearer[@]}"
+ok "a request that takes too long" answers 'took longer than the 3 seconds' "$long" "${bearer[@]}"
 ok "the next one is answered" answers '"finish_reason"' '{"prompt": "a", "max_tokens": 1}' "${bearer[@]}"
 kill -INT "$server"
 wait "$server"
