@@ -87,8 +87,16 @@ $(B)/base/version.o: $(B)/commit
 $(B)/commit: FORCE
 	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = '$(COMMIT)' ] || echo '$(COMMIT)' > $@
 
+# The server of `braid serve` is taken in where libmicrohttpd is; HTTP=no leaves it out. Debian's library asks for GnuTLS, so a
+# binary that is to be carried leaves it out too. Only $(B)/braid links it.
+HTTP ?= $(if $(filter yes,$(CARRY)),no,$(call have,libmicrohttpd))
+ifeq ($(HTTP),yes)
+CFLAGS_cmd_serve := -DBRAID_HTTP
+HTTP_LIBS := $(if $(wildcard $(LIBDIR)/libmicrohttpd.a),$(call small,microhttpd) -lgnutls,-lmicrohttpd)
+endif
+
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
-FOLDERS := base tensor config token data dev comm ckpt hf ops plan layers model optim train cmd
+FOLDERS := base tensor config token data dev comm ckpt hf ops plan layers model optim train serve cmd
 uses_base   :=
 uses_tensor := base
 uses_config := base
@@ -104,7 +112,8 @@ uses_layers := plan ops comm dev config tensor base
 uses_model  := layers plan ops comm dev config tensor base
 uses_optim  := model layers plan ops comm dev config tensor base
 uses_train  := optim model layers plan hf ckpt ops comm dev data token config tensor base
-uses_cmd    := train $(uses_train)
+uses_serve  := train $(uses_train)
+uses_cmd    := serve train $(uses_train)
 
 # Fast CPU ops are compiled once per instruction set; ops/ops.c picks a table at start.
 ISAS := $(if $(filter x86_64,$(shell uname -m)),avx512 avx2 base,base)
@@ -117,7 +126,8 @@ ISA_CFLAGS = -O3 -ffp-contract=fast -fno-trapping-math -fopenmp-simd -DISA=$(1) 
 
 cuda_only := src/dev/cuda.c src/dev/cublas.c src/dev/cudnn.c src/dev/cudnn_graph.c src/ops/ops_cuda.c
 mpi_only := src/comm/mpi.c
-sources = $(filter-out $(if $(filter no,$(CUDA)),$(cuda_only)) $(if $(filter no,$(MPI)),$(mpi_only)),$(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c)))
+http_only := src/serve/http.c
+sources = $(filter-out $(if $(filter no,$(CUDA)),$(cuda_only)) $(if $(filter no,$(MPI)),$(mpi_only)) $(if $(filter no,$(HTTP)),$(http_only)),$(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c)))
 cuda_objects = $(if $(filter yes,$(CUDA)),$(patsubst src/%.cu,$(B)/%.cu.o,$(sort $(wildcard src/$(1)/*.cu src/$(1)/*/*.cu))))
 isa_sources = $(filter %_cpu.c,$(call sources,$(1)))
 objects = $(patsubst src/%.c,$(B)/%.o,$(filter-out $(if $(filter ops,$(1)),%_cpu.c),$(call sources,$(1)))) \
@@ -150,10 +160,11 @@ found:
 	@echo "CUDA: $(CUDA)$(if $(filter yes,$(CUDA)), ($(NVCC); architectures $(CUDA_ARCHS)), ($(if $(NVCC),$(NVCC); make CUDA=yes compiles the kernels,no nvcc)))"
 	@echo "GPU visible: $(GPU)"
 	@echo "MPI: $(MPI)$(if $(MPICC), ($(MPICC)), (no mpicc))"
+	@echo "HTTP server: $(HTTP)$(if $(filter no,$(call have,libmicrohttpd)), (no libmicrohttpd))"
 	@$(foreach p,$(NEEDED),echo "$(p): $(call have,$(p))";)
 
 # Objects of one folder belong to one setting: another compiler, sanitizer or CUDA choice builds them anew. Only a change touches the file.
-SETTINGS := CC=$(CC) CUDA=$(CUDA) MPI=$(MPI) SAN=$(SAN) OPT=$(OPT) EXTRA_CFLAGS=$(EXTRA_CFLAGS)
+SETTINGS := CC=$(CC) CUDA=$(CUDA) MPI=$(MPI) HTTP=$(HTTP) SAN=$(SAN) OPT=$(OPT) EXTRA_CFLAGS=$(EXTRA_CFLAGS)
 $(B)/settings: FORCE
 	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = '$(SETTINGS)' ] || echo '$(SETTINGS)' > $@
 .PHONY: FORCE
@@ -182,7 +193,7 @@ $(B)/%.cu.o: src/%.cu $(B)/settings | needs
 libs_for = $(foreach f,$(1) $(uses_$(1)),$(call lib,$(f)))
 
 $(B)/braid: $(call libs_for,cmd)
-	$(Q)$(CC) $(LDFLAGS) -o $@ -Wl,--start-group $^ -Wl,--end-group $(LIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ -Wl,--start-group $^ -Wl,--end-group $(HTTP_LIBS) $(LIBS)
 
 # ---- tests: tests/<folder>/test_*.c links that folder and what it may use -----------------------
 TEST_SRC := $(sort $(wildcard tests/*/test_*.c))

@@ -9,6 +9,7 @@ int cmd_train(int argc, char **argv);
 int cmd_generate(int argc, char **argv);
 int cmd_eval(int argc, char **argv);
 int cmd_report(int argc, char **argv);
+int cmd_serve(int argc, char **argv);
 int cmd_plan(int argc, char **argv);
 int cmd_gradcheck(int argc, char **argv);
 int cmd_verify(int argc, char **argv);
@@ -51,6 +52,9 @@ void cmd_say_unused(const struct config *c);
 /* The checkpoint an eval or generate means: the positional word, run.load or run.dir; takes the model's
  * options from it. */
 int cmd_open_checkpoint(struct config *c, const struct config_args *args, struct ckpt **out, struct err *e);
+
+/* The longest sequence that a model is asked about: --length, or else train.seq. */
+int cmd_length(const struct config *c, const char *given, int64_t *out, struct err *e);
 
 /* ---- the run folder (run_folder.c)
  * ------------------------------------------------------------------------------------- */

@@ -179,3 +179,12 @@ int cmd_free_name(const char *path, bool *is_free, struct err *e)
     *is_free = !exists || only_leftovers(path);
     return ST_OK;
 }
+
+int cmd_length(const struct config *c, const char *given, int64_t *out, struct err *e)
+{
+    *out = c->train.seq;
+    if (given != NULL && (!parse_i64(given, out) || *out < 2 || *out > 16777216))
+        return err_set(e, ST_USAGE, "--length=%s is no number of tokens from 2 to 16777216", given);
+    *out = max_i64(*out, 2);
+    return ST_OK;
+}

@@ -19,7 +19,8 @@ struct command {
 static const struct command commands[] = {
     {"train", cmd_train, "train a model, or continue a run"},
     {"generate", cmd_generate, "continue a prompt with a trained model"},
-    {"eval", cmd_eval, "loss and bits per byte on validation data"},
+    {"eval", cmd_eval, "loss and bits per byte on validation data, or accuracy on multiple-choice tasks"},
+    {"serve", cmd_serve, "answer completion requests over HTTP, with log-probabilities"},
     {"report", cmd_report, "write a run's report anew, or one page that compares runs"},
     {"plan", cmd_plan, "show parameters, FLOPs, memory and steps of a config, without running it"},
     {"gradcheck", cmd_gradcheck, "check every op's and a model's gradients by finite differences"},

@@ -1,38 +1,44 @@
-/* Generating text: prefill and decode plans over shared caches, and sampling. */
+/* Generating text: plans of several lengths over shared caches, and sampling. */
 #include "train/train.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-enum { PREFILL = 32 }; /* most prompt tokens per run of the prefill plan; the rest go one by one */
+static const int64_t lengths[GENERATOR_PLANS] = {256, 64, 16, 4, 1};
 
-int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, struct err *e)
+int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, int64_t at_once, struct err *e)
 {
-    int64_t at_once = min_i64(PREFILL, max_tokens);
-    struct model_plan_opts prefill = {.name = "prefill", .mode = BUILD_DECODE, .batch = 1, .seq = at_once, .cache_len = max_tokens};
-    struct model_plan_opts decode = {.name = "decode", .mode = BUILD_DECODE, .batch = 1, .seq = 1, .cache_len = max_tokens};
     g->model = m;
+    g->cache_len = max_tokens;
     exec_init(&g->exec, m->dev);
     plan_options(&g->exec, m->cfg);
-    TRY(model_plan_build(m, &g->prefill, &prefill, e));
-    return model_plan_build(m, &g->decode, &decode, e);
+    for (int i = 0; i < GENERATOR_PLANS; i++) {
+        struct model_plan_opts o = {.name = lengths[i] > 1 ? "prefill" : "decode",
+                                    .mode = BUILD_DECODE,
+                                    .batch = 1,
+                                    .seq = lengths[i],
+                                    .cache_len = max_tokens};
+        if (lengths[i] <= max_i64(min_i64(max_tokens, at_once), 1))
+            TRY(model_plan_build(m, &g->plans[g->n_plans++], &o, e));
+    }
+    return ST_OK;
 }
 
 int generator_bind(struct generator *g, struct err *e)
 {
-    TRY(plan_bind(&g->prefill.p, &g->model->mem, e));
-    TRY(plan_bind(&g->decode.p, &g->model->mem, e));
-    TRY(exec_prepare(&g->exec, &g->prefill.p, e));
-    TRY(exec_prepare(&g->exec, &g->decode.p, e));
-    return mem_array((void **)&g->positions, PREFILL, sizeof *g->positions, e);
+    for (int i = 0; i < g->n_plans; i++) {
+        TRY(plan_bind(&g->plans[i].p, &g->model->mem, e));
+        TRY(exec_prepare(&g->exec, &g->plans[i].p, e));
+    }
+    return mem_array((void **)&g->positions, (size_t)g->plans[0].seq, sizeof *g->positions, e);
 }
 
-int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from, int64_t max_tokens,
-                   struct err *e)
+int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from,
+                   int64_t max_tokens, struct err *e)
 {
     *g = (struct generator){0};
     TRY(model_init(&g->own, cfg, dev, e));
-    TRY(generator_plan(g, &g->own, max_tokens, e));
+    TRY(generator_plan(g, &g->own, max_tokens, lengths[0], e));
     TRY(model_commit(&g->own, NULL, 0, e));
     TRY(generator_bind(g, e));
     return from ? load_params(&g->own, from, e) : model_init_params(&g->own, e);
@@ -41,10 +47,10 @@ int generator_open(struct generator *g, const struct config *cfg, struct dev *de
 void generator_close(struct generator *g)
 {
     if (g->model != NULL)
-        dev_fetched(g->model->dev, &g->last);
+        dev_fetched(g->model->dev, &g->host);
     exec_release(&g->exec);
-    model_plan_release(&g->prefill);
-    model_plan_release(&g->decode);
+    for (int i = 0; i < g->n_plans; i++)
+        model_plan_release(&g->plans[i]);
     model_release(&g->own);
     free(g->positions);
     *g = (struct generator){0};
@@ -52,24 +58,50 @@ void generator_close(struct generator *g)
 
 void generator_rewind(struct generator *g) { g->pos = 0; }
 
-int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct tensor *logits, struct err *e)
+/* The longest plan that fits takes the next tokens; *logits are all of its rows, on the device. */
+static int run_some(struct generator *g, const int32_t *tokens, int64_t n, int64_t *taken, struct tensor *logits,
+                    struct err *e)
 {
-    if (g->pos + n > g->decode.cache_len)
-        return err_set(e, ST_INVALID, "the cache holds %lld tokens, %lld more do not fit", (long long)g->decode.cache_len, (long long)n);
-    for (int64_t done = 0; done < n;) {
-        struct model_plan *mp = n - done >= g->prefill.seq ? &g->prefill : &g->decode;
-        for (int64_t i = 0; i < mp->seq; i++)
-            g->positions[i] = (int32_t)(g->pos + i);
-        struct run_info run = {.tokens = tokens + done, .pos = g->positions, .start = g->pos, .first_mb = true};
-        TRY(exec_run(&g->exec, &mp->p, &run, e));
-        g->pos += mp->seq;
-        done += mp->seq;
-        struct tensor all = model_slot(g->model, mp, mp->logits), last = tensor_rows(&all, mp->seq - 1, 1);
-        dev_fetched(g->model->dev, &g->last);
-        TRY(dev_fetch(g->model->dev, &last, &g->last, e));
-        *logits = g->last;
+    struct model_plan *mp = g->plans;
+    while (mp->seq > n)
+        mp++;
+    if (g->check != NULL)
+        TRY(g->check(g->check_ctx, e));
+    for (int64_t i = 0; i < mp->seq; i++)
+        g->positions[i] = (int32_t)(g->pos + i);
+    struct run_info run = {.tokens = tokens, .pos = g->positions, .start = g->pos, .first_mb = true};
+    TRY(exec_run(&g->exec, &mp->p, &run, e));
+    g->pos += mp->seq;
+    *taken = mp->seq;
+    *logits = model_slot(g->model, mp, mp->logits);
+    return ST_OK;
+}
+
+int generator_feed_all(struct generator *g, const int32_t *tokens, int64_t n, logits_fn fn, void *ctx,
+                       struct tensor *last, struct err *e)
+{
+    if (g->pos + n > g->cache_len)
+        return err_set(e, ST_INVALID, "the cache holds %lld tokens, %lld more do not fit", (long long)g->cache_len,
+                       (long long)n);
+    for (int64_t done = 0, taken; done < n; done += taken) {
+        struct tensor rows;
+        TRY(run_some(g, tokens + done, n - done, &taken, &rows, e));
+        if (fn == NULL && done + taken < n)
+            continue;
+        if (fn == NULL)
+            rows = tensor_rows(&rows, taken - 1, 1);
+        dev_fetched(g->model->dev, &g->host);
+        TRY(dev_fetch(g->model->dev, &rows, &g->host, e));
+        if (fn != NULL)
+            TRY(fn(ctx, done, &g->host, e));
+        *last = tensor_rows(&g->host, g->host.dim[0] - 1, 1);
     }
     return ST_OK;
+}
+
+int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct tensor *logits, struct err *e)
+{
+    return generator_feed_all(g, tokens, n, NULL, NULL, logits, e);
 }
 
 /* ---- sampling ------------------------------------------------------------------------------------------------- */

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { AT_ONCE = 16 }; /* tokens of a prompt in one run: each needs a row of logits, beside what training needs */
+
 struct samples {
     struct generator g; /* without plans where there are several ranks */
     int32_t *prompt;
@@ -21,7 +23,7 @@ int samples_plan(struct trainer *t, struct err *e)
     if (t->cfg->run.sample_tokens == 0)
         return ST_OK;
     TRY(mem_array((void **)&t->samples, 1, sizeof *t->samples, e));
-    return alone(t) ? generator_plan(&t->samples->g, &t->model, t->cfg->train.seq, e) : ST_OK;
+    return alone(t) ? generator_plan(&t->samples->g, &t->model, t->cfg->train.seq, AT_ONCE, e) : ST_OK;
 }
 
 int samples_bind(struct trainer *t, struct err *e)
@@ -55,7 +57,7 @@ static int prepare(struct trainer *t, struct samples *s, struct err *e)
     s->prompt = ids.ids;
     s->n_prompt = ids.n;
     TRY(st);
-    if ((int64_t)s->n_prompt >= s->g.decode.cache_len)
+    if ((int64_t)s->n_prompt >= s->g.cache_len)
         return err_set(e, ST_INVALID,
                        "the prompt has %zu tokens, but a sequence has train.seq = %lld",
                        s->n_prompt, (long long)t->cfg->train.seq);
@@ -87,7 +89,7 @@ static int write_text(struct trainer *t, struct samples *s, struct buf *text, st
     buf_add(text, o->prompt);
     TRY(generator_feed(&s->g, s->prompt, (int64_t)s->n_prompt, &logits, e));
     int64_t tokens =
-        min_i64(t->cfg->run.sample_tokens, s->g.decode.cache_len - (int64_t)s->n_prompt);
+        min_i64(t->cfg->run.sample_tokens, s->g.cache_len - (int64_t)s->n_prompt);
     for (int64_t i = 0; i < tokens; i++) {
         uint8_t bytes[1024];
         size_t n;

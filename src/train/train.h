@@ -178,23 +178,34 @@ struct candidate {
  * first `vocab` logits take part; scratch holds as many candidates. */
 int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch);
 
+/* A model that continues sequences. Plans of several lengths share parameters and caches, so a prompt of n tokens
+ * takes about n / 256 runs and a few short ones, never a padded one: recurrent states would remember the padding. */
+enum { GENERATOR_PLANS = 5 };
 struct generator {
     struct model own;    /* of generator_open */
     struct model *model; /* the one that is run: own, or that of a trainer */
-    struct model_plan prefill, decode;
+    struct model_plan plans[GENERATOR_PLANS]; /* longest first; the last one takes a single token */
+    int n_plans;
     struct exec exec;
-    int64_t pos; /* tokens in the cache */
+    int64_t cache_len, pos; /* tokens that the caches hold at most, and now */
     int32_t *positions;
-    struct tensor last; /* host view of the last row of logits */
+    struct tensor host; /* host view of logits, valid until the next feed */
+    int (*check)(void *ctx, struct err *e); /* before each run of a plan; an error ends the feed. NULL: nobody asks */
+    void *check_ctx;
 };
 int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from, int64_t max_tokens,
                    struct err *e);
-/* The same on a model that somebody else owns: plan before model_commit, bind after it. */
-int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, struct err *e);
+/* The same on a model that somebody else owns: plan before model_commit, bind after it. at_once: most tokens of one
+ * run; each has a row of logits in memory. */
+int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, int64_t at_once, struct err *e);
 int generator_bind(struct generator *g, struct err *e);
 void generator_close(struct generator *g);
 /* Feed tokens; *logits is the row of the last one. */
 int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct tensor *logits, struct err *e);
+/* Feed tokens and show fn the logits of each: rows `first`, first + 1, ... of these n tokens. */
+typedef int (*logits_fn)(void *ctx, int64_t first, const struct tensor *logits, struct err *e);
+int generator_feed_all(struct generator *g, const int32_t *tokens, int64_t n, logits_fn fn, void *ctx,
+                       struct tensor *last, struct err *e);
 void generator_rewind(struct generator *g); /* a new sequence */
 
 /* ---- whole-model gradient check ------------------------------------------------------------------------------- */

@@ -71,6 +71,33 @@ static void assert_row(const struct tensor *got, const double *want, int64_t voc
     }
 }
 
+/* What generator_feed_all shows of a sequence, held against the rows of the forward pass. */
+struct shown {
+    const double *want;
+    int64_t vocab, n;
+    double bound;
+    const char *model;
+};
+
+static int show_rows(void *ctx, int64_t first, const struct tensor *logits, struct err *e)
+{
+    struct shown *s = ctx;
+    (void)e;
+    assert_int_equal(first, s->n);
+    for (int64_t r = 0; r < logits->dim[0]; r++) {
+        struct tensor row = tensor_rows(logits, r, 1);
+        assert_row(&row, s->want + (first + r) * s->vocab, s->vocab, s->bound, s->model, first + r);
+    }
+    s->n += logits->dim[0];
+    return ST_OK;
+}
+
+static int refuse_to_go_on(void *ctx, struct err *e)
+{
+    int *left = ctx;
+    return (*left)-- > 0 ? ST_OK : err_set(e, ST_INTERRUPTED, "enough");
+}
+
 static void check_model(const char *model, enum dev_kind kind, double bound)
 {
     static const int64_t prompts[] = {1, 31, 32, 33, 70};
@@ -101,6 +128,18 @@ static void check_model(const char *model, enum dev_kind kind, double bound)
             assert_row(&logits, want + i * vocab, vocab, bound, model, i);
         }
     }
+    struct shown shown = {.want = want, .vocab = vocab, .bound = bound, .model = model};
+    generator_rewind(&g);
+    assert_ok(generator_feed_all(&g, tokens, LENGTH, show_rows, &shown, &logits, &e), &e);
+    assert_int_equal(shown.n, LENGTH);
+    assert_row(&logits, want + (LENGTH - 1) * vocab, vocab, bound, model, LENGTH - 1);
+    int left = 1;
+    g.check = refuse_to_go_on;
+    g.check_ctx = &left;
+    generator_rewind(&g);
+    assert_fails(generator_feed(&g, tokens, LENGTH, &logits, &e), ST_INTERRUPTED, &e, "enough");
+    assert_int_equal(g.pos, 64); /* one run, of the longest plan that fits */
+    g.check = NULL;
     assert_fails(generator_feed(&g, tokens, CACHE - g.pos + 1, &logits, &e), ST_INVALID, &e,
                  "the cache holds 96 tokens");
     generator_close(&g);
