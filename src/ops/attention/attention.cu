@@ -172,10 +172,11 @@ static int64_t delta_bytes(const struct attention_bwd_args *a) { return a->q.dim
 
 extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
 {
+    int64_t own = max_i64(delta_bytes(a), attention_bwd_hopper_bytes(a));
     if (!library_bwd_shape(a))
-        return delta_bytes(a);
+        return own;
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
-    return max_i64(delta_bytes(a), dnn_attention_bwd_bytes(&x));
+    return max_i64(own, dnn_attention_bwd_bytes(&x));
 }
 
 extern "C" int attention_fwd_cuda(struct lane *l, const struct attention_fwd_args *a)
@@ -191,6 +192,16 @@ extern "C" int attention_fwd_cuda(struct lane *l, const struct attention_fwd_arg
         return attention_fwd_plain(l, fwd_call<float>(a));
     attn_call<bf16> c = fwd_call<bf16>(a);
     return mma_fits(c) ? attention_fwd_mma(l, c) : attention_fwd_plain(l, c);
+}
+
+static int try_hopper_bwd(struct lane *l, const struct attention_bwd_args *a, bool *done)
+{
+    *done = false;
+    if (!cuda_of(l)->hopper || a->q.dtype != DT_BF16)
+        return ST_OK;
+    attn_call<bf16> c = bwd_call<bf16>(a);
+    *done = attention_bwd_hopper_fits(c);
+    return *done ? attention_bwd_hopper(l, a, c) : ST_OK;
 }
 
 static int run_kernels(struct lane *l, const attn_call<bf16> &c)
@@ -213,7 +224,9 @@ extern "C" int attention_bwd_cuda(struct lane *l, const struct attention_bwd_arg
     bool done;
     TRY(attention_bwd_check(a, l->err));
     TRY(check_work("attention_bwd", &a->work, delta_bytes(a), l->err));
-    TRY(try_library_bwd(l, a, &done));
+    TRY(try_hopper_bwd(l, a, &done));
+    if (!done)
+        TRY(try_library_bwd(l, a, &done));
     if (done)
         return ST_OK;
     return a->q.dtype == DT_BF16 ? run_bwd<bf16>(l, a) : run_bwd<float>(l, a);

@@ -8,6 +8,9 @@
 
 #include "ops/cuda/kernel.cuh"
 
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
+
 /* [batch][row][head][channel]; strides in elements. */
 template <typename T> struct heads_view {
     T *data;
@@ -54,10 +57,21 @@ template <typename T> __device__ __forceinline__ key_range keys_seen(const attn_
     return r;
 }
 
+/* Two values as neighbours in memory, x first. */
+__device__ __forceinline__ uint32_t pack2(float x, float y)
+{
+    __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
+    return *(uint32_t *)&p;
+}
+
 /* What the tensor-core kernels take; they look for the largest score before they scale. */
 static inline bool mma_fits(const attn_call<bf16> &c) { return c.width > 0 && c.width_v > 0 && c.width <= 256 && c.width_v <= 256 && c.scale > 0; }
 int attention_fwd_mma(struct lane *l, const attn_call<bf16> &c);
 int attention_bwd_mma(struct lane *l, const attn_call<bf16> &c);
+/* Hopper's own instructions; for what hopper_fits takes. Scratch: attention_bwd_hopper_bytes, from shapes alone. */
+bool attention_bwd_hopper_fits(const attn_call<bf16> &c);
+int64_t attention_bwd_hopper_bytes(const struct attention_bwd_args *a);
+int attention_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, const attn_call<bf16> &c);
 int attention_fwd_plain(struct lane *l, const attn_call<bf16> &c);
 int attention_fwd_plain(struct lane *l, const attn_call<float> &c);
 int attention_bwd_plain(struct lane *l, const attn_call<bf16> &c);

@@ -1,0 +1,663 @@
+/* attention backward for Hopper: dk, dv and dq in one pass over the scores, the same bits every time, scratch linear in the sequence.
+ *
+ * A block takes 128 keys of a kv head and walks over the query heads of the group and their tiles of rows, last tile first. Two groups
+ * of four warps own 64 keys each and keep dk and dv in registers; scores and their gradients are computed transposed, so that both are
+ * left operands from registers. One warp brings tiles by bulk copies. dq of a tile is summed over key blocks in fp32 in scratch memory,
+ * in the order of keys: each block waits for its turn, so the sum has one order. The block of the diagonal is the last and rounds it.
+ * Only three helper warps ever wait for turns, and blocks are taken by ticket, first keys first, so the blocks that a block
+ * waits for have begun before it and are a little ahead.
+ *
+ * Before: prepare_rows collects what tiles need by row (logarithm of the sum, sum of do * o, first key) and clears turns. */
+#include "ops/attention/attention_hopper.cuh"
+
+#include <stdlib.h>
+
+enum { HELPERS = 96, THREADS = 128 + WORKERS, DQ_FLOATS = 8192, PART_ALIGN = 256 };
+
+/* Rows of a tile: 128 for heads of up to 64 channels, 64 for wider ones. */
+template <int D> constexpr int TILE_ROWS = D == 64 ? 128 : 64;
+
+/* What a tile needs by row, as one bulk copy. Rows beyond the last have an infinite logarithm: their probabilities are 0. */
+template <int ROWS> struct row_record {
+    float log2_sum[ROWS], delta[ROWS];
+    int lo[ROWS]; /* first key seen */
+    int most_lo, pad[3];
+};
+
+struct bwd_job {
+    attn_call<bf16> c;
+    void *records;  /* [batch][head][tile] row_record */
+    float *dq_sum;  /* [batch][head][tile][DQ_FLOATS], in the order of registers */
+    int *turn;      /* [batch][head][tile] */
+    int *ticket;
+    float *dsink_part;      /* [batch][tile][head] */
+    int *tile_lo, *last_tile; /* with documents: [batch][tile] first key block of a tile, [batch][block] last tile of a key block */
+    int tiles, blocks, items, spread, rows_of_tile;
+};
+
+struct bwd_maps {
+    CUtensorMap q, k, v, dout;
+};
+
+/* ---- which tiles see which blocks of keys ------------------------------------------------------------------------------ */
+
+__device__ __forceinline__ int first_query(const bwd_job &j) { return j.c.keys - j.c.rows; }
+/* First and last key block of a tile. */
+__device__ __forceinline__ int first_block(const bwd_job &j, int b, int m)
+{
+    if (j.tile_lo != NULL)
+        return __ldg(&j.tile_lo[(int64_t)b * j.tiles + m]);
+    return j.c.window > 0 ? max(first_query(j) + m * j.rows_of_tile - j.c.window + 1, 0) / KEYS : 0;
+}
+__device__ __forceinline__ int last_block(const bwd_job &j, int m) { return (first_query(j) + min(j.c.rows, (m + 1) * j.rows_of_tile) - 1) / KEYS; }
+
+/* A block of keys and the tiles that see it: of each query head, last .. first. */
+struct place {
+    int b, g, n, first, last;
+    __device__ __forceinline__ int tiles() const { return max(last - first + 1, 0); }
+};
+__device__ __forceinline__ place place_of(const bwd_job &j, int item)
+{
+    place p;
+    int heads = j.c.batch * j.c.groups, batch_of_heads = item / (j.spread * j.blocks), rest = item - batch_of_heads * j.spread * j.blocks;
+    int width = min(j.spread, heads - batch_of_heads * j.spread), head = batch_of_heads * j.spread + rest % width;
+    p.n = rest / width;
+    p.b = head / j.c.groups;
+    p.g = head % j.c.groups;
+    p.first = max(0, p.n * KEYS - first_query(j)) / j.rows_of_tile;
+    p.last = j.tiles - 1;
+    if (j.last_tile != NULL)
+        p.last = __ldg(&j.last_tile[(int64_t)p.b * j.blocks + p.n]);
+    else if (j.c.window > 0) {
+        int64_t row = (int64_t)(p.n + 1) * KEYS + j.c.window - 2 - first_query(j);
+        p.last = row < 0 ? -1 : (int)min((int64_t)p.last, row / j.rows_of_tile);
+    }
+    return p;
+}
+/* Walks over the tiles of all query heads of a group. */
+struct walk {
+    int h, m;
+    __device__ __forceinline__ void next(const place &p)
+    {
+        if (m-- == p.first) {
+            m = p.last;
+            h++;
+        }
+    }
+};
+__device__ __forceinline__ walk walk_from(const bwd_job &j, const place &p)
+{
+    walk w = {p.g * j.c.per_group, p.last};
+    return w;
+}
+__device__ __forceinline__ int64_t tile_index(const bwd_job &j, int b, int h, int m) { return ((int64_t)b * j.c.heads + h) * j.tiles + m; }
+
+/* ---- before: what tiles need by row ---------------------------------------------------------------------------------------- */
+
+/* A block for each tile of a head. */
+template <int D> __global__ void __launch_bounds__(256) prepare_rows(const __grid_constant__ bwd_job j)
+{
+    constexpr int ROWS = TILE_ROWS<D>, LANES = D / 8, AT_ONCE = 256 / LANES;
+    __shared__ float scratch[8];
+    __shared__ int most[8];
+    const attn_call<bf16> &c = j.c;
+    int h = (int)(blockIdx.x % c.heads), m = (int)(blockIdx.x / c.heads) % j.tiles, b = (int)(blockIdx.x / c.heads) / j.tiles;
+    row_record<ROWS> *out = (row_record<ROWS> *)j.records + tile_index(j, b, h, m);
+    int part = threadIdx.x % LANES, most_lo = 0;
+    float dsink = 0, sink = c.sink != NULL ? c.sink[h] * LOG2E : 0.0f;
+#pragma unroll
+    for (int x = 0; x < ROWS; x += AT_ONCE) {
+        int r = x + threadIdx.x / LANES, i = m * ROWS + r;
+        bool valid = i < c.rows;
+        float sum = 0;
+        if (valid && part * 8 < c.width_v) {
+            pack<bf16> p = load16(c.dout.at(b, h) + i * c.dout.row + part * 8), o = load16(c.o.at(b, h) + i * c.o.row + part * 8);
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum += to_float(p.v[e]) * to_float(o.v[e]);
+        }
+#pragma unroll
+        for (int d = LANES / 2; d > 0; d >>= 1)
+            sum += __shfl_xor_sync(0xffffffffu, sum, d);
+        if (part == 0) {
+            float lse = valid ? c.lse[b * c.lse_batch + h * c.lse_head + i] * LOG2E : INFINITY;
+            key_range seen = keys_seen(c, c.keys - c.rows, b, i);
+            out->log2_sum[r] = lse == -INFINITY ? INFINITY : lse;
+            out->delta[r] = valid ? sum : 0.0f;
+            out->lo[r] = seen.lo;
+            most_lo = max(most_lo, seen.lo);
+            if (valid && c.sink != NULL)
+                dsink += exp2_fast(sink - lse) * sum;
+        }
+    }
+    most_lo = __reduce_max_sync(0xffffffffu, most_lo);
+    if (threadIdx.x % 32 == 0)
+        most[threadIdx.x / 32] = most_lo;
+    float total = c.sink != NULL ? block_sum<256>(dsink, scratch) : 0.0f;
+    __syncthreads();
+    if (threadIdx.x != 0)
+        return;
+    for (int w = 0; w < 8; w++)
+        most_lo = max(most_lo, most[w]);
+    out->most_lo = most_lo;
+    out->pad[0] = out->pad[1] = out->pad[2] = 0;
+    j.turn[tile_index(j, b, h, m)] = 0;
+    if (blockIdx.x == 0)
+        *j.ticket = 0;
+    if (c.sink != NULL)
+        j.dsink_part[blockIdx.x] = total;
+}
+
+/* dsink[h] = - the sum of the parts of its tiles. */
+static __global__ void __launch_bounds__(256) sum_dsink_parts(const __grid_constant__ bwd_job j, float *dsink, bool acc)
+{
+    __shared__ float scratch[8];
+    float sum = 0;
+    for (int x = threadIdx.x; x < j.c.batch * j.tiles; x += 256)
+        sum += j.dsink_part[(int64_t)x * j.c.heads + blockIdx.x];
+    sum = block_sum<256>(sum, scratch);
+    if (threadIdx.x == 0)
+        dsink[blockIdx.x] = (acc ? dsink[blockIdx.x] : 0.0f) - sum;
+}
+
+/* With documents: the ranges of key blocks and tiles, a block for each batch. A tile's first block is that of any tile from it on, so that the tiles
+ * of a key block follow each other whatever the documents are. */
+static __global__ void __launch_bounds__(256) document_ranges(const __grid_constant__ bwd_job j)
+{
+    __shared__ int least[256];
+    int b = blockIdx.x, each = (j.tiles + 255) / 256, from = threadIdx.x * each, to = min(from + each, j.tiles), lo = 0x7fffffff;
+    int *tile_lo = j.tile_lo + (int64_t)b * j.tiles, *last_tile = j.last_tile + (int64_t)b * j.blocks;
+    for (int m = to - 1; m >= from; m--) {
+        for (int i = m * j.rows_of_tile; i < min(j.c.rows, (m + 1) * j.rows_of_tile); i++) {
+            key_range seen = keys_seen(j.c, first_query(j), b, i);
+            lo = min(lo, max(min(seen.lo, seen.hi), 0));
+        }
+        tile_lo[m] = lo / KEYS;
+    }
+    least[threadIdx.x] = lo;
+    __syncthreads();
+    int after = 0x7fffffff;
+    for (int t = threadIdx.x + 1; t < 256; t++)
+        after = min(after, least[t]);
+    for (int m = from; m < to; m++)
+        tile_lo[m] = min(tile_lo[m], after / KEYS);
+    __syncthreads();
+    for (int n = threadIdx.x; n < j.blocks; n += 256) {
+        int low = 0, high = j.tiles; /* the first tile whose first block is beyond n */
+        while (low < high) {
+            int middle = (low + high) / 2;
+            if (tile_lo[middle] <= n)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        last_tile[n] = low - 1;
+    }
+}
+
+/* ---- shared memory ------------------------------------------------------------------------------------------------------------ */
+
+/* Boxes of 64 channels or keys, as bulk copies with the 128-byte swizzle leave them. */
+template <int D> struct bwd_pool {
+    static constexpr int ROWS = TILE_ROWS<D>;
+    bf16 k[D / 64][KEYS][64], v[D / 64][KEYS][64], q[2][D / 64][ROWS][64], dout[2][D / 64][ROWS][64];
+    bf16 ds[2][KEYS / 64][ROWS][64];
+    float dq[2][8][128][4]; /* of each group: registers of its threads */
+    row_record<ROWS> rows[2];
+    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full[2], dq_empty[2], item_full, item_empty;
+    int item;
+};
+
+/* The pool begins at a multiple of 1024. */
+template <int D> constexpr int bwd_smem() { return (int)sizeof(bwd_pool<D>) + 1024; }
+
+#if HOPPER_CODE
+
+template <int D> __device__ __forceinline__ void init_barriers(bwd_pool<D> *s)
+{
+    barrier_init(&s->k_full, 1);
+    barrier_init(&s->v_full, 1);
+    barrier_init(&s->kv_empty, WORKERS);
+    for (int i = 0; i < 2; i++) {
+        barrier_init(&s->q_full[i], 1);
+        barrier_init(&s->q_empty[i], WORKERS);
+        barrier_init(&s->do_full[i], 1);
+        barrier_init(&s->do_empty[i], WORKERS);
+        barrier_init(&s->dq_full[i], 128);
+        barrier_init(&s->dq_empty[i], HELPERS);
+    }
+    barrier_init(&s->item_full, 1);
+    barrier_init(&s->item_empty, WORKERS + HELPERS);
+    barrier_init_done();
+}
+/* The item that the copying thread has drawn; the place for the next one is free after it. */
+template <int D> __device__ __forceinline__ int next_item(bwd_pool<D> *s, uint32_t round)
+{
+    barrier_wait(&s->item_full, round & 1);
+    int item = *(volatile int *)&s->item;
+    barrier_arrive(&s->item_empty);
+    return __shfl_sync(0xffffffffu, item, 0); /* the compiler learns that the warp stays together */
+}
+
+/* ---- the copying thread --------------------------------------------------------------------------------------------------------- */
+
+template <int D, int ROWS>
+__device__ __forceinline__ void load_boxes(bf16 (*dst)[ROWS][64], const CUtensorMap *map, int row, int head, int batch, uint64_t *bar)
+{
+#pragma unroll
+    for (int i = 0; i < D / 64; i++)
+        tma_load_4d(dst[i], map, i * 64, row, head, batch, bar);
+}
+
+template <int D> __device__ __forceinline__ void bring(const bwd_job &j, const bwd_maps &maps, bwd_pool<D> *s)
+{
+    constexpr int ROWS = TILE_ROWS<D>, BOX = D * 2;
+    uint32_t step = 0, blocks = 0;
+    for (uint32_t round = 0;; round++) {
+        int item = atomicAdd(j.ticket, 1);
+        barrier_wait(&s->item_empty, (round & 1) ^ 1);
+        *(volatile int *)&s->item = item;
+        barrier_arrive(&s->item_full);
+        if (item >= j.items)
+            return;
+        place p = place_of(j, item);
+        int count = p.tiles() * j.c.per_group;
+        walk at = walk_from(j, p);
+        for (int x = 0; x < count; x++, step++, at.next(p)) {
+            uint32_t stage = step % 2, empty = (step / 2 & 1) ^ 1;
+            barrier_wait(&s->q_empty[stage], empty);
+            barrier_expect(&s->q_full[stage], ROWS * BOX + sizeof(row_record<ROWS>));
+            load_boxes<D>(s->q[stage], &maps.q, at.m * ROWS, at.h, p.b, &s->q_full[stage]);
+            bulk_load(&s->rows[stage], (const row_record<ROWS> *)j.records + tile_index(j, p.b, at.h, at.m), sizeof(row_record<ROWS>), &s->q_full[stage]);
+            if (x == 0) {
+                barrier_wait(&s->kv_empty, (blocks++ & 1) ^ 1);
+                barrier_expect(&s->k_full, KEYS * BOX);
+                load_boxes<D>(s->k, &maps.k, p.n * KEYS, p.g, p.b, &s->k_full);
+            }
+            barrier_wait(&s->do_empty[stage], empty);
+            barrier_expect(&s->do_full[stage], ROWS * BOX);
+            load_boxes<D>(s->dout[stage], &maps.dout, at.m * ROWS, at.h, p.b, &s->do_full[stage]);
+            if (x == 0) {
+                barrier_expect(&s->v_full, KEYS * BOX);
+                load_boxes<D>(s->v, &maps.v, p.n * KEYS, p.g, p.b, &s->v_full);
+            }
+        }
+    }
+}
+
+/* ---- the helpers: sums of dq --------------------------------------------------------------------------------------------------- */
+
+/* The sum of a tile, with this block's part the last, to dq. */
+template <int D> __device__ __forceinline__ void finish_rows(const bwd_job &j, const bwd_pool<D> *s, const float *sum, bool alone, int b, int h, int m)
+{
+    bf16 *dq = j.c.dq.at(b, h);
+#pragma unroll 4
+    for (int x = (int)threadIdx.x - 32; x < DQ_FLOATS / 4; x += HELPERS) {
+        int group = x / 1024, slot = x / 128 % 8, t = x % 128;
+        float4 v = *(const float4 *)s->dq[group][slot][t];
+        if (!alone) {
+            float4 before = __ldcg((const float4 *)sum + x);
+            v = make_float4(before.x + v.x, before.y + v.y, before.z + v.z, before.w + v.w);
+        }
+        int row = m * TILE_ROWS<D> + t / 32 * 16 + t % 32 / 4 + (D == 64 ? group * 64 : 0), col = slot * 8 + t % 4 * 2 + (D == 64 ? 0 : group * 64);
+        if (col < j.c.width && row < j.c.rows)
+            *(uint32_t *)(dq + row * j.c.dq.row + col) = pack2(v.x * j.c.scale, v.y * j.c.scale);
+        if (col < j.c.width && row + 8 < j.c.rows)
+            *(uint32_t *)(dq + (row + 8) * j.c.dq.row + col) = pack2(v.z * j.c.scale, v.w * j.c.scale);
+    }
+}
+
+template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_pool<D> *s)
+{
+    bool one = threadIdx.x == 32;
+    uint32_t step = 0;
+    for (uint32_t round = 0;; round++) {
+        int item = next_item(s, round);
+        if (item >= j.items)
+            return;
+        place p = place_of(j, item);
+        walk at = walk_from(j, p);
+        for (int count = p.tiles() * j.c.per_group; count > 0; count--, step++, at.next(p)) {
+            int64_t tile = tile_index(j, p.b, at.h, at.m);
+            int before = p.n - first_block(j, p.b, at.m);
+            float *sum = j.dq_sum + tile * DQ_FLOATS;
+            bool last = p.n == last_block(j, at.m);
+            barrier_wait(&s->dq_full[0], step & 1);
+            barrier_wait(&s->dq_full[1], step & 1);
+            if (before > 0 && (one || (last && threadIdx.x % 32 == 0)))
+                turn_wait(&j.turn[tile], before);
+            __syncwarp();
+            if (last) {
+                finish_rows(j, s, sum, before == 0, p.b, at.h, at.m);
+            } else if (one) {
+                if (before == 0)
+                    bulk_store(sum, s->dq, DQ_FLOATS * 4);
+                else
+                    bulk_add(sum, &s->dq[0][0][0][0], DQ_FLOATS * 4);
+                bulk_commit();
+                bulk_wait_read<0>();
+            }
+            barrier_arrive(&s->dq_empty[0]);
+            barrier_arrive(&s->dq_empty[1]);
+            if (one && !last) {
+                bulk_wait<0>();
+                turn_pass(&j.turn[tile]);
+            }
+        }
+    }
+}
+
+/* ---- the workers ------------------------------------------------------------------------------------------------------------------- */
+
+/* Adds bytes to where a tile of wgmma begins. */
+__device__ __forceinline__ uint64_t tile_plus(uint64_t tile, uint32_t bytes) { return tile + (bytes >> 4); }
+
+/* out [64 keys, ROWS] = rows of x (k or v: this group's 64 keys) times rows of y (q or dout). */
+template <int D, int ROWS> __device__ __forceinline__ void transposed_scores(float (&out)[ROWS / 2], const bf16 (*x)[KEYS][64], const bf16 (*y)[ROWS][64], int w)
+{
+    uint64_t a = wgmma_tile(x[0][w * 64], 1024, 1024), b = wgmma_tile(y, 1024, 1024);
+    wgmma_begin();
+    wgmma<ROWS, 0, 0>::start(out, a, b);
+#pragma unroll
+    for (int i = 1; i < D / 16; i++)
+        wgmma<ROWS, 0, 0>::run(out, tile_plus(a, i / 4 * KEYS * 128 + i % 4 * 32), tile_plus(b, i / 4 * ROWS * 128 + i % 4 * 32), 0);
+    wgmma_commit();
+}
+/* sum [64 keys, D] += left (registers, transposed) times the rows of y. */
+template <int D, int ROWS> __device__ __forceinline__ void add_products(float (&sum)[D / 2], const uint32_t (&left)[ROWS / 4], const bf16 (*y)[ROWS][64], bool first)
+{
+    uint64_t b = wgmma_tile(y, ROWS * 128, 1024);
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++)
+        wgmma_left<D, 1>::run(sum, left + 4 * i, tile_plus(b, i * 2048), first && i == 0);
+}
+
+/* Probabilities from scores. */
+template <int ROWS>
+__device__ __forceinline__ void probabilities(float (&p)[ROWS / 2], const float (&scores)[ROWS / 2], const row_record<ROWS> *r, float scale, bool masked, int key, int s0)
+{
+    int q = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < ROWS / 8; n++) {
+        float2 log2_sum = *(const float2 *)&r->log2_sum[n * 8 + q];
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            p[4 * n + e] = exp2_fast(scores[4 * n + e] * scale - (e % 2 ? log2_sum.y : log2_sum.x));
+    }
+    if (!masked)
+        return;
+#pragma unroll
+    for (int n = 0; n < ROWS / 8; n++) {
+        int2 lo = *(const int2 *)&r->lo[n * 8 + q];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            int k = key + e / 2 * 8;
+            if (k < (e % 2 ? lo.y : lo.x) || k > s0 + n * 8 + q + e % 2)
+                p[4 * n + e] = 0;
+        }
+    }
+}
+/* Probabilities and their gradients p (dp - delta) as left operands. */
+template <int ROWS>
+__device__ __forceinline__ void to_left(uint32_t (&pl)[ROWS / 4], uint32_t (&dl)[ROWS / 4], const float (&p)[ROWS / 2], const float (&dp)[ROWS / 2], const row_record<ROWS> *r)
+{
+    int q = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < ROWS / 8; n++) {
+        float2 delta = *(const float2 *)&r->delta[n * 8 + q];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            float x = p[4 * n + 2 * e], y = p[4 * n + 2 * e + 1];
+            pl[2 * n + e] = pack2(x, y);
+            dl[2 * n + e] = pack2(x * (dp[4 * n + 2 * e] - delta.x), y * (dp[4 * n + 2 * e + 1] - delta.y));
+        }
+    }
+}
+/* Left operands to shared memory, rows x keys. */
+template <int ROWS> __device__ __forceinline__ void put_transposed(const uint32_t (&left)[ROWS / 4], bf16 (*out)[64])
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32, r = lane % 8, chunk = warp * 2 + lane / 8 % 2;
+    uint32_t at = smem_address(out) + (lane / 16 * 8 + r) * 128 + (chunk ^ r) * 16;
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++)
+        store_matrices_t(at + i * 2048, left[4 * i], left[4 * i + 1], left[4 * i + 2], left[4 * i + 3]);
+}
+
+template <int D> __device__ __forceinline__ void give_dq(bwd_pool<D> *s, float (&dq)[32], int w, uint32_t step)
+{
+    int t = threadIdx.x % 128;
+    barrier_wait(&s->dq_empty[w], (step & 1) ^ 1);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        *(float4 *)s->dq[w][i][t] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    fence_async_proxy();
+    barrier_arrive(&s->dq_full[w]);
+}
+
+/* Results of a block of keys, straight from registers. */
+template <int D> __device__ __forceinline__ void store_keys(const heads_view<bf16> &out, const float (&x)[D / 2], int b, int g, int key, int keys, int width, float scale)
+{
+    int q = threadIdx.x % 4 * 2;
+    bf16 *at = out.at(b, g) + key * out.row + q;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (key + half * 8 >= keys)
+            continue;
+        bf16 *row = at + half * 8 * out.row;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++)
+            if (n * 8 + q < width)
+                *(uint32_t *)(row + n * 8) = pack2(x[4 * n + 2 * half] * scale, x[4 * n + 2 * half + 1] * scale);
+    }
+}
+
+/* Keys that nobody sees. */
+static __device__ __forceinline__ void clear_keys(const heads_view<bf16> &out, int b, int g, int n, int w, int keys, int width)
+{
+    for (int x = threadIdx.x % 128; x < 64 * (width / 8); x += 128) {
+        int key = n * KEYS + w * 64 + x / (width / 8);
+        if (key < keys)
+            *(uint4 *)(out.at(b, g) + key * out.row + x % (width / 8) * 8) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+/* dq [64, 64] of a group: its 64 rows, or its 64 channels, over all keys of the block. */
+template <int D> __device__ __forceinline__ void row_gradients(float (&dq)[32], const bwd_pool<D> *s, uint32_t stage, int w)
+{
+    constexpr int ROWS = TILE_ROWS<D>;
+    uint64_t a = wgmma_tile(s->ds[stage][0][D == 64 ? w * 64 : 0], 1024, 1024), b = wgmma_tile(s->k[D == 64 ? 0 : w], 1024, 1024);
+    wgmma<64, 0, 1>::start(dq, a, b);
+#pragma unroll
+    for (int i = 1; i < KEYS / 16; i++)
+        wgmma<64, 0, 1>::run(dq, tile_plus(a, i / 4 * ROWS * 128 + i % 4 * 32), tile_plus(b, i * 2048), 0);
+}
+
+/* A tile: its scores are there, and those of the next one are computed on the way, unless it is the last of the block. */
+template <int D, bool LAST>
+__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], float (&scores)[TILE_ROWS<D> / 2], int m, int key0, bool first,
+                                          uint32_t step, int w)
+{
+    constexpr int ROWS = TILE_ROWS<D>, HALVES = ROWS / 64;
+    const uint32_t stage = step % 2;
+    const row_record<ROWS> *r = &s->rows[stage];
+    const int s0 = first_query(j) + m * ROWS, key = key0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    float p[ROWS / 2], dp[ROWS / 2], dq[32];
+    uint32_t pl[HALVES * 16], dl[HALVES * 16];
+    barrier_wait(&s->do_full[stage], step / 2 & 1);
+    transposed_scores<D>(dp, s->v, s->dout[stage], w);
+    probabilities<ROWS>(p, scores, r, j.c.scale * LOG2E, key0 + 63 > s0 || key0 < r->most_lo, key, s0);
+    wgmma_wait<0>();
+    wgmma_hold(dp);
+    wgmma_hold(p); /* not rounded earlier: registers are short */
+    to_left<ROWS>(pl, dl, p, dp, r);
+    wgmma_begin();
+    add_products<D>(dv, pl, s->dout[stage], first);
+    wgmma_commit();
+    put_transposed<ROWS>(dl, s->ds[stage][w]);
+    fence_async_proxy();
+    named_barrier<1, WORKERS>();
+    row_gradients<D>(dq, s, stage, w);
+    wgmma_commit();
+    wgmma_wait<1>();
+    wgmma_hold_left(pl);
+    barrier_arrive(&s->do_empty[stage]);
+    add_products<D>(dk, dl, s->q[stage], first);
+    wgmma_commit();
+    if constexpr (!LAST) {
+        barrier_wait(&s->q_full[stage ^ 1], (step + 1) / 2 & 1);
+        transposed_scores<D>(scores, s->k, s->q[stage ^ 1], w);
+        wgmma_wait<2>();
+    } else {
+        wgmma_wait<1>();
+    }
+    wgmma_hold(dq);
+    give_dq(s, dq, w, step);
+    wgmma_wait<0>();
+    wgmma_hold(scores);
+    wgmma_hold_left(dl);
+    barrier_arrive(&s->q_empty[stage]);
+}
+
+/* All tiles of a block of keys; dk and dv in registers. step: tiles before, of all blocks. */
+template <int D>
+__device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], const place &at, int count, uint32_t step, uint32_t blocks, int w)
+{
+    const int key0 = at.n * KEYS + w * 64;
+    float scores[TILE_ROWS<D> / 2];
+    int m = at.last;
+    barrier_wait(&s->k_full, blocks & 1);
+    barrier_wait(&s->q_full[step % 2], step / 2 & 1);
+    transposed_scores<D>(scores, s->k, s->q[step % 2], w);
+    wgmma_wait<0>();
+    wgmma_hold(scores);
+    barrier_wait(&s->v_full, blocks & 1);
+    for (int x = 1; x < count; x++, step++) {
+        work_tile<D, false>(j, s, dk, dv, scores, m, key0, x == 1, step, w);
+        m = m == at.first ? at.last : m - 1;
+    }
+    work_tile<D, true>(j, s, dk, dv, scores, m, key0, count == 1, step, w);
+    wgmma_hold(dk);
+    wgmma_hold(dv);
+    barrier_arrive(&s->kv_empty);
+}
+
+template <int D> __device__ __forceinline__ void work(const bwd_job &j, bwd_pool<D> *s, int w)
+{
+    uint32_t step = 0, blocks = 0;
+    float dk[D / 2], dv[D / 2];
+    for (uint32_t round = 0;; round++) {
+        int item = next_item(s, round);
+        if (item >= j.items)
+            return;
+        place at = place_of(j, item);
+        int count = at.tiles() * j.c.per_group, key = at.n * KEYS + w * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+        if (count == 0) {
+            clear_keys(j.c.dk, at.b, at.g, at.n, w, j.c.keys, j.c.width);
+            clear_keys(j.c.dv, at.b, at.g, at.n, w, j.c.keys, j.c.width_v);
+            continue;
+        }
+        work_block<D>(j, s, dk, dv, at, count, step, blocks++, w);
+        step += (uint32_t)count;
+        store_keys<D>(j.c.dk, dk, at.b, at.g, key, j.c.keys, j.c.width, j.c.scale);
+        store_keys<D>(j.c.dv, dv, at.b, at.g, key, j.c.keys, j.c.width_v, 1.0f);
+    }
+}
+
+#endif /* HOPPER_CODE */
+
+template <int D> __global__ void __launch_bounds__(THREADS, 1) bwd_hopper(const __grid_constant__ bwd_job j, const __grid_constant__ bwd_maps maps)
+{
+#if HOPPER_CODE
+    DYNAMIC_SHARED(char, raw, 1024);
+    bwd_pool<D> *s = (bwd_pool<D> *)(((uintptr_t)raw + 1023) / 1024 * 1024);
+    int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    if (threadIdx.x == 0)
+        init_barriers(s);
+    __syncthreads();
+    if (role == 0) {
+        registers_down<24>();
+        if (threadIdx.x == 0)
+            bring<D>(j, maps, s);
+        else if (threadIdx.x >= 32)
+            sum_up<D>(j, s);
+    } else {
+        registers_up<240>();
+        work<D>(j, s, role - 1);
+    }
+#endif
+}
+
+/* ---- launch ------------------------------------------------------------------------------------------------------------------------- */
+
+/* The parts of the scratch; a job without memory gives its size. */
+struct bwd_layout {
+    int64_t records, dq_sum, turn, ticket, dsink_part, tile_lo, last_tile, end;
+};
+static bwd_layout layout_of(int64_t batch, int64_t heads, int64_t rows, int64_t keys, int64_t widest)
+{
+    int64_t tile = widest <= 64 ? 128 : 64, tiles = ceil_div(rows, tile), all = batch * heads * tiles;
+    int64_t record = widest <= 64 ? (int64_t)sizeof(row_record<128>) : (int64_t)sizeof(row_record<64>);
+    bwd_layout at = {};
+    at.dq_sum = round_up(all * record, PART_ALIGN);
+    at.turn = at.dq_sum + all * DQ_FLOATS * 4;
+    at.ticket = at.turn + round_up(all * 4, PART_ALIGN);
+    at.dsink_part = at.ticket + PART_ALIGN;
+    at.tile_lo = at.dsink_part + round_up(all * 4, PART_ALIGN);
+    at.last_tile = at.tile_lo + round_up(batch * tiles * 4, PART_ALIGN);
+    at.end = at.last_tile + round_up(batch * ceil_div(keys, KEYS) * 4, PART_ALIGN);
+    return at;
+}
+
+int64_t attention_bwd_hopper_bytes(const struct attention_bwd_args *a)
+{
+    return PART_ALIGN + layout_of(a->q.dim[0], a->q.dim[2], a->q.dim[1], a->k.dim[1], max_i64(a->q.dim[3], a->v.dim[3])).end;
+}
+
+bool attention_bwd_hopper_fits(const attn_call<bf16> &c)
+{
+    return c.aligned && c.rows > 0 && c.keys >= c.rows && c.width > 0 && c.width_v > 0 && c.width <= 128 && c.width_v <= 128;
+}
+
+template <int D> static int run_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, const bwd_job &j)
+{
+    bwd_maps maps;
+    TRY(tensor_map_heads(l, &maps.q, &a->q, TILE_ROWS<D>));
+    TRY(tensor_map_heads(l, &maps.k, &a->k, KEYS));
+    TRY(tensor_map_heads(l, &maps.v, &a->v, KEYS));
+    TRY(tensor_map_heads(l, &maps.dout, &a->dout, TILE_ROWS<D>));
+    auto prepare = prepare_rows<D>;
+    LAUNCH(l, prepare, (unsigned)(j.c.batch * j.tiles * j.c.heads), 256, 0, j);
+    if (present(&a->sink))
+        LAUNCH(l, sum_dsink_parts, (unsigned)j.c.heads, 256, 0, j, (float *)a->dsink.data, a->acc_dsink);
+    if (j.tile_lo != NULL)
+        LAUNCH(l, document_ranges, (unsigned)j.c.batch, 256, 0, j);
+    auto kernel = bwd_hopper<D>;
+    int smem = bwd_smem<D>();
+    NEEDS_SMEM(l, kernel, smem);
+    LAUNCH(l, kernel, (unsigned)min_i64(cuda_of(l)->sm_budget, j.items), THREADS, smem, j, maps);
+    return ST_OK;
+}
+
+int attention_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, const attn_call<bf16> &c)
+{
+    TRY(check_work("attention_bwd", &a->work, attention_bwd_hopper_bytes(a), l->err));
+    int widest = max(c.width, c.width_v);
+    bwd_layout at = layout_of(c.batch, c.heads, c.rows, c.keys, widest);
+    char *base = (char *)(((uintptr_t)a->work.data + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN);
+    bwd_job j = {};
+    j.c = c;
+    j.records = base;
+    j.dq_sum = (float *)(base + at.dq_sum);
+    j.turn = (int *)(base + at.turn);
+    j.ticket = (int *)(base + at.ticket);
+    j.dsink_part = (float *)(base + at.dsink_part);
+    j.tile_lo = c.doc != NULL ? (int *)(base + at.tile_lo) : NULL;
+    j.last_tile = c.doc != NULL ? (int *)(base + at.last_tile) : NULL;
+    j.rows_of_tile = widest <= 64 ? 128 : 64;
+    j.tiles = (int)ceil_div(c.rows, j.rows_of_tile);
+    j.blocks = (int)ceil_div(c.keys, KEYS);
+    j.items = c.batch * c.groups * j.blocks;
+    const char *spread = getenv("SPREAD");
+    j.spread = spread ? atoi(spread) : (int)max_i64(1, ceil_div(264, j.blocks));
+    return widest <= 64 ? run_bwd_hopper<64>(l, a, j) : run_bwd_hopper<128>(l, a, j);
+}
