@@ -615,7 +615,7 @@ int64_t attention_bwd_hopper_bytes(const struct attention_bwd_args *a)
 
 bool attention_bwd_hopper_fits(const attn_call<bf16> &c)
 {
-    return c.aligned && c.rows > 0 && c.keys >= c.rows && c.width > 0 && c.width_v > 0 && c.width <= 128 && c.width_v <= 128;
+    return c.aligned && c.batch > 0 && c.heads > 0 && c.rows > 0 && c.keys >= c.rows && c.width > 0 && c.width_v > 0 && c.width <= 128 && c.width_v <= 128;
 }
 
 template <int D> static int run_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, const bwd_job &j)
