@@ -12,7 +12,7 @@
 
 #include <stdlib.h>
 
-enum { HELPERS = 96, THREADS = 128 + WORKERS, DQ_FLOATS = 8192, PART_ALIGN = 256 };
+enum { THREADS = 128 + WORKERS, DQ_FLOATS = 8192, PART_ALIGN = 256 };
 
 /* Rows of a tile: 128 for heads of up to 64 channels, 64 for wider ones. */
 template <int D> constexpr int TILE_ROWS = D == 64 ? 128 : 64;
@@ -204,7 +204,7 @@ template <int D> struct bwd_pool {
     bf16 ds[2][KEYS / 64][ROWS][64];
     float dq[2][8][128][4]; /* of each group: registers of its threads */
     row_record<ROWS> rows[2];
-    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full[2], dq_empty[2], item_full, item_empty;
+    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full, dq_empty, sum_full, item_full, item_empty;
     int item;
 };
 
@@ -223,11 +223,12 @@ template <int D> __device__ __forceinline__ void init_barriers(bwd_pool<D> *s)
         barrier_init(&s->q_empty[i], WORKERS);
         barrier_init(&s->do_full[i], 1);
         barrier_init(&s->do_empty[i], WORKERS);
-        barrier_init(&s->dq_full[i], 128);
-        barrier_init(&s->dq_empty[i], HELPERS);
     }
+    barrier_init(&s->dq_full, WORKERS);
+    barrier_init(&s->dq_empty, 1);
+    barrier_init(&s->sum_full, 1);
     barrier_init(&s->item_full, 1);
-    barrier_init(&s->item_empty, WORKERS + HELPERS);
+    barrier_init(&s->item_empty, WORKERS + 1);
     barrier_init_done();
 }
 /* The item that the copying thread has drawn; the place for the next one is free after it. */
@@ -236,7 +237,7 @@ template <int D> __device__ __forceinline__ int next_item(bwd_pool<D> *s, uint32
     barrier_wait(&s->item_full, round & 1);
     int item = *(volatile int *)&s->item;
     barrier_arrive(&s->item_empty);
-    return __shfl_sync(0xffffffffu, item, 0); /* the compiler learns that the warp stays together */
+    return item;
 }
 
 /* ---- the copying thread --------------------------------------------------------------------------------------------------------- */
@@ -285,31 +286,11 @@ template <int D> __device__ __forceinline__ void bring(const bwd_job &j, const b
     }
 }
 
-/* ---- the helpers: sums of dq --------------------------------------------------------------------------------------------------- */
+/* ---- the summing thread -------------------------------------------------------------------------------------------------------- */
 
-/* The sum of a tile, with this block's part the last, to dq. */
-template <int D> __device__ __forceinline__ void finish_rows(const bwd_job &j, const bwd_pool<D> *s, const float *sum, bool alone, int b, int h, int m)
-{
-    bf16 *dq = j.c.dq.at(b, h);
-#pragma unroll 4
-    for (int x = (int)threadIdx.x - 32; x < DQ_FLOATS / 4; x += HELPERS) {
-        int group = x / 1024, slot = x / 128 % 8, t = x % 128;
-        float4 v = *(const float4 *)s->dq[group][slot][t];
-        if (!alone) {
-            float4 before = __ldcg((const float4 *)sum + x);
-            v = make_float4(before.x + v.x, before.y + v.y, before.z + v.z, before.w + v.w);
-        }
-        int row = m * TILE_ROWS<D> + t / 32 * 16 + t % 32 / 4 + (D == 64 ? group * 64 : 0), col = slot * 8 + t % 4 * 2 + (D == 64 ? 0 : group * 64);
-        if (col < j.c.width && row < j.c.rows)
-            *(uint32_t *)(dq + row * j.c.dq.row + col) = pack2(v.x * j.c.scale, v.y * j.c.scale);
-        if (col < j.c.width && row + 8 < j.c.rows)
-            *(uint32_t *)(dq + (row + 8) * j.c.dq.row + col) = pack2(v.z * j.c.scale, v.w * j.c.scale);
-    }
-}
-
+/* Adds what the workers leave of dq to the sum of its tile, in turn; for the last block of a tile it brings the sum to the workers instead. */
 template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_pool<D> *s)
 {
-    bool one = threadIdx.x == 32;
     uint32_t step = 0;
     for (uint32_t round = 0;; round++) {
         int item = next_item(s, round);
@@ -320,26 +301,24 @@ template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_po
         for (int count = p.tiles() * j.c.per_group; count > 0; count--, step++, at.next(p)) {
             int64_t tile = tile_index(j, p.b, at.h, at.m);
             int before = p.n - first_block(j, p.b, at.m);
-            float *sum = j.dq_sum + tile * DQ_FLOATS;
             bool last = p.n == last_block(j, at.m);
-            barrier_wait(&s->dq_full[0], step & 1);
-            barrier_wait(&s->dq_full[1], step & 1);
-            if (before > 0 && (one || (last && threadIdx.x % 32 == 0)))
+            if (before > 0)
                 turn_wait(&j.turn[tile], before);
-            __syncwarp();
-            if (last) {
-                finish_rows(j, s, sum, before == 0, p.b, at.h, at.m);
-            } else if (one) {
+            if (last && before > 0) {
+                barrier_expect(&s->sum_full, DQ_FLOATS * 4);
+                bulk_load(s->dq, j.dq_sum + tile * DQ_FLOATS, DQ_FLOATS * 4, &s->sum_full);
+            }
+            barrier_wait(&s->dq_full, step & 1);
+            if (!last) {
                 if (before == 0)
-                    bulk_store(sum, s->dq, DQ_FLOATS * 4);
+                    bulk_store(j.dq_sum + tile * DQ_FLOATS, s->dq, DQ_FLOATS * 4);
                 else
-                    bulk_add(sum, &s->dq[0][0][0][0], DQ_FLOATS * 4);
+                    bulk_add(j.dq_sum + tile * DQ_FLOATS, &s->dq[0][0][0][0], DQ_FLOATS * 4);
                 bulk_commit();
                 bulk_wait_read<0>();
             }
-            barrier_arrive(&s->dq_empty[0]);
-            barrier_arrive(&s->dq_empty[1]);
-            if (one && !last) {
+            barrier_arrive(&s->dq_empty);
+            if (!last) {
                 bulk_wait<0>();
                 turn_pass(&j.turn[tile]);
             }
@@ -423,15 +402,39 @@ template <int ROWS> __device__ __forceinline__ void put_transposed(const uint32_
         store_matrices_t(at + i * 2048, left[4 * i], left[4 * i + 1], left[4 * i + 2], left[4 * i + 3]);
 }
 
-template <int D> __device__ __forceinline__ void give_dq(bwd_pool<D> *s, float (&dq)[32], int w, uint32_t step)
+/* This block's part of dq to the summing thread; or, by the last block, with the sum of those before to dq. */
+template <int D>
+__device__ __forceinline__ void give_dq(const bwd_job &j, bwd_pool<D> *s, float (&dq)[32], const place &at, int h, int m, uint32_t step, uint32_t &sums, int w)
 {
     int t = threadIdx.x % 128;
-    barrier_wait(&s->dq_empty[w], (step & 1) ^ 1);
+    float *slot = s->dq[w][0][t];
+    barrier_wait(&s->dq_empty, (step & 1) ^ 1);
+    if (at.n != last_block(j, m)) {
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        *(float4 *)s->dq[w][i][t] = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-    fence_async_proxy();
-    barrier_arrive(&s->dq_full[w]);
+        for (int i = 0; i < 8; i++)
+            *(float4 *)(slot + i * 512) = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        fence_async_proxy();
+        barrier_arrive(&s->dq_full);
+        return;
+    }
+    bool more = first_block(j, at.b, m) < at.n;
+    if (more)
+        barrier_wait(&s->sum_full, sums++ & 1);
+    int row = m * TILE_ROWS<D> + t / 32 * 16 + t % 32 / 4 + (D == 64 ? w * 64 : 0), col = t % 4 * 2 + (D == 64 ? 0 : w * 64);
+    bf16 *out = j.c.dq.at(at.b, h) + row * j.c.dq.row + col;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float4 v = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        if (more) {
+            float4 sum = *(const float4 *)(slot + i * 512);
+            v = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+        }
+        if (col + i * 8 < j.c.width && row < j.c.rows)
+            *(uint32_t *)(out + i * 8) = pack2(v.x * j.c.scale, v.y * j.c.scale);
+        if (col + i * 8 < j.c.width && row + 8 < j.c.rows)
+            *(uint32_t *)(out + 8 * j.c.dq.row + i * 8) = pack2(v.z * j.c.scale, v.w * j.c.scale);
+    }
+    barrier_arrive(&s->dq_full);
 }
 
 /* Results of a block of keys, straight from registers. */
@@ -474,13 +477,13 @@ template <int D> __device__ __forceinline__ void row_gradients(float (&dq)[32], 
 
 /* A tile: its scores are there, and those of the next one are computed on the way, unless it is the last of the block. */
 template <int D, bool LAST>
-__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], float (&scores)[TILE_ROWS<D> / 2], int m, int key0, bool first,
-                                          uint32_t step, int w)
+__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], float (&scores)[TILE_ROWS<D> / 2], const place &at, walk tile, bool first,
+                                          uint32_t step, uint32_t &sums, int w)
 {
     constexpr int ROWS = TILE_ROWS<D>, HALVES = ROWS / 64;
     const uint32_t stage = step % 2;
     const row_record<ROWS> *r = &s->rows[stage];
-    const int s0 = first_query(j) + m * ROWS, key = key0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int s0 = first_query(j) + tile.m * ROWS, key0 = at.n * KEYS + w * 64, key = key0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     float p[ROWS / 2], dp[ROWS / 2], dq[32];
     uint32_t pl[HALVES * 16], dl[HALVES * 16];
     barrier_wait(&s->do_full[stage], step / 2 & 1);
@@ -511,7 +514,7 @@ __device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, floa
         wgmma_wait<1>();
     }
     wgmma_hold(dq);
-    give_dq(s, dq, w, step);
+    give_dq(j, s, dq, at, tile.h, tile.m, step, sums, w);
     wgmma_wait<0>();
     wgmma_hold(scores);
     wgmma_hold_left(dl);
@@ -520,11 +523,11 @@ __device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, floa
 
 /* All tiles of a block of keys; dk and dv in registers. step: tiles before, of all blocks. */
 template <int D>
-__device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], const place &at, int count, uint32_t step, uint32_t blocks, int w)
+__device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], const place &at, int count, uint32_t step, uint32_t blocks, uint32_t &sums,
+                                           int w)
 {
-    const int key0 = at.n * KEYS + w * 64;
     float scores[TILE_ROWS<D> / 2];
-    int m = at.last;
+    walk tile = walk_from(j, at);
     barrier_wait(&s->k_full, blocks & 1);
     barrier_wait(&s->q_full[step % 2], step / 2 & 1);
     transposed_scores<D>(scores, s->k, s->q[step % 2], w);
@@ -532,10 +535,10 @@ __device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, flo
     wgmma_hold(scores);
     barrier_wait(&s->v_full, blocks & 1);
     for (int x = 1; x < count; x++, step++) {
-        work_tile<D, false>(j, s, dk, dv, scores, m, key0, x == 1, step, w);
-        m = m == at.first ? at.last : m - 1;
+        work_tile<D, false>(j, s, dk, dv, scores, at, tile, x == 1, step, sums, w);
+        tile.next(at);
     }
-    work_tile<D, true>(j, s, dk, dv, scores, m, key0, count == 1, step, w);
+    work_tile<D, true>(j, s, dk, dv, scores, at, tile, count == 1, step, sums, w);
     wgmma_hold(dk);
     wgmma_hold(dv);
     barrier_arrive(&s->kv_empty);
@@ -543,10 +546,10 @@ __device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, flo
 
 template <int D> __device__ __forceinline__ void work(const bwd_job &j, bwd_pool<D> *s, int w)
 {
-    uint32_t step = 0, blocks = 0;
+    uint32_t step = 0, blocks = 0, sums = 0;
     float dk[D / 2], dv[D / 2];
     for (uint32_t round = 0;; round++) {
-        int item = next_item(s, round);
+        int item = __shfl_sync(0xffffffffu, next_item(s, round), 0); /* the compiler learns that the warp stays together */
         if (item >= j.items)
             return;
         place at = place_of(j, item);
@@ -556,7 +559,7 @@ template <int D> __device__ __forceinline__ void work(const bwd_job &j, bwd_pool
             clear_keys(j.c.dv, at.b, at.g, at.n, w, j.c.keys, j.c.width_v);
             continue;
         }
-        work_block<D>(j, s, dk, dv, at, count, step, blocks++, w);
+        work_block<D>(j, s, dk, dv, at, count, step, blocks++, sums, w);
         step += (uint32_t)count;
         store_keys<D>(j.c.dk, dk, at.b, at.g, key, j.c.keys, j.c.width, j.c.scale);
         store_keys<D>(j.c.dv, dv, at.b, at.g, key, j.c.keys, j.c.width_v, 1.0f);
@@ -569,7 +572,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, 1) bwd_hopper(const 
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, raw, 1024);
-    bwd_pool<D> *s = (bwd_pool<D> *)(((uintptr_t)raw + 1023) / 1024 * 1024);
+    bwd_pool<D> *s = (bwd_pool<D> *)(raw + (1024 - smem_address(raw) % 1024) % 1024);
     int role = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     if (threadIdx.x == 0)
         init_barriers(s);
@@ -578,7 +581,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, 1) bwd_hopper(const 
         registers_down<24>();
         if (threadIdx.x == 0)
             bring<D>(j, maps, s);
-        else if (threadIdx.x >= 32)
+        else if (threadIdx.x == 32)
             sum_up<D>(j, s);
     } else {
         registers_up<240>();
