@@ -1,18 +1,18 @@
 /* attention backward for Hopper: dk, dv and dq in one pass over the scores, the same bits every time, scratch linear in the sequence.
  *
- * A block takes 128 keys of a kv head and walks over the query heads of the group and their tiles of rows, last tile first. Two groups
+ * A block takes 128 keys of a kv head and walks over the tiles of rows that see them, last tile first, each for the query heads that share the keys. Two groups
  * of four warps own 64 keys each and keep dk and dv in registers; scores and their gradients are computed transposed, so that both are
  * left operands from registers. One warp brings tiles by bulk copies. dq of a tile is summed over key blocks in fp32 in scratch memory,
  * in the order of keys: each block waits for its turn, so the sum has one order. The block of the diagonal is the last and rounds it.
- * Only three helper warps ever wait for turns, and blocks are taken by ticket, first keys first, so the blocks that a block
- * waits for have begun before it and are a little ahead.
+ * Where few kv heads have many query heads, several blocks take some of these each, and dk and dv are summed in the same manner. Only one thread waits for turns, and blocks are taken
+ * by ticket, first keys first, so the blocks that a block waits for have begun before it and are a little ahead.
  *
  * Before: prepare_rows collects what tiles need by row (logarithm of the sum, sum of do * o, first key) and clears turns. */
 #include "ops/attention/attention_hopper.cuh"
 
 #include <stdlib.h>
 
-enum { THREADS = 128 + WORKERS, DQ_FLOATS = 8192, PART_ALIGN = 256 };
+enum { THREADS = 128 + WORKERS, DQ_FLOATS = 8192, PART_ALIGN = 256, ENOUGH_BLOCKS = 264 };
 
 /* Rows of a tile: 128 for heads of up to 64 channels, 64 for wider ones. */
 template <int D> constexpr int TILE_ROWS = D == 64 ? 128 : 64;
@@ -29,10 +29,14 @@ struct bwd_job {
     void *records;  /* [batch][head][tile] row_record */
     float *dq_sum;  /* [batch][head][tile][DQ_FLOATS], in the order of registers */
     int *turn;      /* [batch][head][tile] */
+    float *kv_sum;  /* where the heads of a group are shared out: [batch][group][block][dk, dv][DQ_FLOATS * D / 64] */
+    int *kv_turn;   /* [batch][group][block] */
     int *ticket;
     float *dsink_part;      /* [batch][tile][head] */
     int *tile_lo, *last_tile; /* with documents: [batch][tile] first key block of a tile, [batch][block] last tile of a key block */
-    int tiles, blocks, items, spread, rows_of_tile;
+    int tiles, blocks, items, rows_of_tile;
+    int each, shares; /* query heads of a block; blocks that share the heads of a group */
+    int sets; /* units of (batch, group, share) are taken in so many sets, one after the other, so that what a set uses fits the cache */
 };
 
 struct bwd_maps {
@@ -51,19 +55,21 @@ __device__ __forceinline__ int first_block(const bwd_job &j, int b, int m)
 }
 __device__ __forceinline__ int last_block(const bwd_job &j, int m) { return (first_query(j) + min(j.c.rows, (m + 1) * j.rows_of_tile) - 1) / KEYS; }
 
-/* A block of keys and the tiles that see it: of each query head, last .. first. */
+/* A block of keys, the first of its query heads and the tiles that see it: last .. first. */
 struct place {
-    int b, g, n, first, last;
-    __device__ __forceinline__ int tiles() const { return max(last - first + 1, 0); }
+    int b, g, share, n, first, last;
+    __device__ __forceinline__ bool empty() const { return last < first; }
 };
 __device__ __forceinline__ place place_of(const bwd_job &j, int item)
 {
     place p;
-    int heads = j.c.batch * j.c.groups, batch_of_heads = item / (j.spread * j.blocks), rest = item - batch_of_heads * j.spread * j.blocks;
-    int width = min(j.spread, heads - batch_of_heads * j.spread), head = batch_of_heads * j.spread + rest % width;
+    int units = j.c.batch * j.c.groups * j.shares, set = (int)((((int64_t)(item / j.blocks) + 1) * j.sets - 1) / units);
+    int start = (int)((int64_t)set * units / j.sets), width = (int)((int64_t)(set + 1) * units / j.sets) - start, rest = item - start * j.blocks;
+    int unit = start + rest % width;
     p.n = rest / width;
-    p.b = head / j.c.groups;
-    p.g = head % j.c.groups;
+    p.share = unit % j.shares;
+    p.g = unit / j.shares % j.c.groups;
+    p.b = unit / j.shares / j.c.groups;
     p.first = max(0, p.n * KEYS - first_query(j)) / j.rows_of_tile;
     p.last = j.tiles - 1;
     if (j.last_tile != NULL)
@@ -74,22 +80,8 @@ __device__ __forceinline__ place place_of(const bwd_job &j, int item)
     }
     return p;
 }
-/* Walks over the tiles of all query heads of a group. */
-struct walk {
-    int h, m;
-    __device__ __forceinline__ void next(const place &p)
-    {
-        if (m-- == p.first) {
-            m = p.last;
-            h++;
-        }
-    }
-};
-__device__ __forceinline__ walk walk_from(const bwd_job &j, const place &p)
-{
-    walk w = {p.g * j.c.per_group, p.last};
-    return w;
-}
+/* Query heads of a place. */
+__device__ __forceinline__ int first_head(const bwd_job &j, const place &p) { return p.g * j.c.per_group + p.share * j.each; }
 __device__ __forceinline__ int64_t tile_index(const bwd_job &j, int b, int h, int m) { return ((int64_t)b * j.c.heads + h) * j.tiles + m; }
 
 /* ---- before: what tiles need by row ---------------------------------------------------------------------------------------- */
@@ -142,6 +134,8 @@ template <int D> __global__ void __launch_bounds__(256) prepare_rows(const __gri
     out->most_lo = most_lo;
     out->pad[0] = out->pad[1] = out->pad[2] = 0;
     j.turn[tile_index(j, b, h, m)] = 0;
+    for (int64_t x = blockIdx.x; j.shares > 1 && x < (int64_t)c.batch * c.groups * j.blocks; x += gridDim.x)
+        j.kv_turn[x] = 0;
     if (blockIdx.x == 0)
         *j.ticket = 0;
     if (c.sink != NULL)
@@ -262,66 +256,85 @@ template <int D> __device__ __forceinline__ void bring(const bwd_job &j, const b
         if (item >= j.items)
             return;
         place p = place_of(j, item);
-        int count = p.tiles() * j.c.per_group;
-        walk at = walk_from(j, p);
-        for (int x = 0; x < count; x++, step++, at.next(p)) {
-            uint32_t stage = step % 2, empty = (step / 2 & 1) ^ 1;
-            barrier_wait(&s->q_empty[stage], empty);
-            barrier_expect(&s->q_full[stage], ROWS * BOX + sizeof(row_record<ROWS>));
-            load_boxes<D>(s->q[stage], &maps.q, at.m * ROWS, at.h, p.b, &s->q_full[stage]);
-            bulk_load(&s->rows[stage], (const row_record<ROWS> *)j.records + tile_index(j, p.b, at.h, at.m), sizeof(row_record<ROWS>), &s->q_full[stage]);
-            if (x == 0) {
-                barrier_wait(&s->kv_empty, (blocks++ & 1) ^ 1);
-                barrier_expect(&s->k_full, KEYS * BOX);
-                load_boxes<D>(s->k, &maps.k, p.n * KEYS, p.g, p.b, &s->k_full);
+        bool begun = false;
+        for (int m = p.last; m >= p.first; m--)
+            for (int h = first_head(j, p), end = h + j.each; h < end; h++, step++) {
+                uint32_t stage = step % 2, empty = (step / 2 & 1) ^ 1;
+                barrier_wait(&s->q_empty[stage], empty);
+                barrier_expect(&s->q_full[stage], ROWS * BOX + sizeof(row_record<ROWS>));
+                load_boxes<D>(s->q[stage], &maps.q, m * ROWS, h, p.b, &s->q_full[stage]);
+                bulk_load(&s->rows[stage], (const row_record<ROWS> *)j.records + tile_index(j, p.b, h, m), sizeof(row_record<ROWS>), &s->q_full[stage]);
+                if (!begun) {
+                    barrier_wait(&s->kv_empty, (blocks++ & 1) ^ 1);
+                    barrier_expect(&s->k_full, KEYS * BOX);
+                    load_boxes<D>(s->k, &maps.k, p.n * KEYS, p.g, p.b, &s->k_full);
+                }
+                barrier_wait(&s->do_empty[stage], empty);
+                barrier_expect(&s->do_full[stage], ROWS * BOX);
+                load_boxes<D>(s->dout[stage], &maps.dout, m * ROWS, h, p.b, &s->do_full[stage]);
+                if (!begun) {
+                    barrier_expect(&s->v_full, KEYS * BOX);
+                    load_boxes<D>(s->v, &maps.v, p.n * KEYS, p.g, p.b, &s->v_full);
+                }
+                begun = true;
             }
-            barrier_wait(&s->do_empty[stage], empty);
-            barrier_expect(&s->do_full[stage], ROWS * BOX);
-            load_boxes<D>(s->dout[stage], &maps.dout, at.m * ROWS, at.h, p.b, &s->do_full[stage]);
-            if (x == 0) {
-                barrier_expect(&s->v_full, KEYS * BOX);
-                load_boxes<D>(s->v, &maps.v, p.n * KEYS, p.g, p.b, &s->v_full);
-            }
-        }
     }
 }
 
 /* ---- the summing thread -------------------------------------------------------------------------------------------------------- */
 
-/* Adds what the workers leave of dq to the sum of its tile, in turn; for the last block of a tile it brings the sum to the workers instead. */
+/* Takes what the workers leave in s->dq to a sum in memory; as the last one, brings the sum to the workers instead. before: who came before. */
+template <int D> __device__ __forceinline__ void sum_part(bwd_pool<D> *s, float *sum, int before, bool last, uint32_t given)
+{
+    if (last && before > 0) {
+        barrier_expect(&s->sum_full, DQ_FLOATS * 4);
+        bulk_load(s->dq, sum, DQ_FLOATS * 4, &s->sum_full);
+    }
+    barrier_wait(&s->dq_full, given & 1);
+    if (!last) {
+        if (before == 0)
+            bulk_store(sum, s->dq, DQ_FLOATS * 4);
+        else
+            bulk_add(sum, &s->dq[0][0][0][0], DQ_FLOATS * 4);
+        bulk_commit();
+        bulk_wait_read<0>();
+    }
+    barrier_arrive(&s->dq_empty);
+}
+
 template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_pool<D> *s)
 {
-    uint32_t step = 0;
+    uint32_t given = 0;
     for (uint32_t round = 0;; round++) {
         int item = next_item(s, round);
         if (item >= j.items)
             return;
         place p = place_of(j, item);
-        walk at = walk_from(j, p);
-        for (int count = p.tiles() * j.c.per_group; count > 0; count--, step++, at.next(p)) {
-            int64_t tile = tile_index(j, p.b, at.h, at.m);
-            int before = p.n - first_block(j, p.b, at.m);
-            bool last = p.n == last_block(j, at.m);
-            if (before > 0)
-                turn_wait(&j.turn[tile], before);
-            if (last && before > 0) {
-                barrier_expect(&s->sum_full, DQ_FLOATS * 4);
-                bulk_load(s->dq, j.dq_sum + tile * DQ_FLOATS, DQ_FLOATS * 4, &s->sum_full);
+        for (int m = p.last; m >= p.first; m--) {
+            int before = p.n - first_block(j, p.b, m);
+            bool last = p.n == last_block(j, m);
+            for (int h = first_head(j, p), end = h + j.each; h < end; h++, given++) {
+                int64_t tile = tile_index(j, p.b, h, m);
+                if (before > 0)
+                    turn_wait(&j.turn[tile], before);
+                sum_part(s, j.dq_sum + tile * DQ_FLOATS, before, last, given);
+                if (!last) {
+                    bulk_wait<0>();
+                    turn_pass(&j.turn[tile]);
+                }
             }
-            barrier_wait(&s->dq_full, step & 1);
-            if (!last) {
-                if (before == 0)
-                    bulk_store(j.dq_sum + tile * DQ_FLOATS, s->dq, DQ_FLOATS * 4);
-                else
-                    bulk_add(j.dq_sum + tile * DQ_FLOATS, &s->dq[0][0][0][0], DQ_FLOATS * 4);
-                bulk_commit();
-                bulk_wait_read<0>();
-            }
-            barrier_arrive(&s->dq_empty);
-            if (!last) {
-                bulk_wait<0>();
-                turn_pass(&j.turn[tile]);
-            }
+        }
+        if (j.shares == 1 || p.empty())
+            continue;
+        int64_t block = ((int64_t)p.b * j.c.groups + p.g) * j.blocks + p.n;
+        bool last = p.share == j.shares - 1;
+        if (p.share > 0)
+            turn_wait(&j.kv_turn[block], p.share);
+        for (int part = 0; part < D / 32; part++, given++)
+            sum_part(s, j.kv_sum + (block * (D / 32) + part) * DQ_FLOATS, p.share, last, given);
+        if (!last) {
+            bulk_wait<0>();
+            turn_pass(&j.kv_turn[block]);
         }
     }
 }
@@ -402,17 +415,48 @@ template <int ROWS> __device__ __forceinline__ void put_transposed(const uint32_
         store_matrices_t(at + i * 2048, left[4 * i], left[4 * i + 1], left[4 * i + 2], left[4 * i + 3]);
 }
 
+/* 32 registers to a thread's places in s->dq. */
+__device__ __forceinline__ void put_registers(float *slot, const float *x)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        *(float4 *)(slot + i * 512) = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
+}
+
+/* dk or dv of some heads of a group to the summing thread; or, by the last of the blocks that share them, with the sum of those before. */
+template <int D> __device__ __forceinline__ void give_keys(bwd_pool<D> *s, float (&x)[D / 2], bool last, uint32_t &given, uint32_t &sums, int w)
+{
+    float *slot = s->dq[w][0][threadIdx.x % 128];
+#pragma unroll
+    for (int part = 0; part < D / 64; part++, given++) {
+        barrier_wait(&s->dq_empty, (given & 1) ^ 1);
+        if (!last) {
+            put_registers(slot, x + 32 * part);
+            fence_async_proxy();
+        } else {
+            barrier_wait(&s->sum_full, sums++ & 1);
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float4 sum = *(const float4 *)(slot + i * 512);
+                x[32 * part + 4 * i] += sum.x;
+                x[32 * part + 4 * i + 1] += sum.y;
+                x[32 * part + 4 * i + 2] += sum.z;
+                x[32 * part + 4 * i + 3] += sum.w;
+            }
+        }
+        barrier_arrive(&s->dq_full);
+    }
+}
+
 /* This block's part of dq to the summing thread; or, by the last block, with the sum of those before to dq. */
 template <int D>
-__device__ __forceinline__ void give_dq(const bwd_job &j, bwd_pool<D> *s, float (&dq)[32], const place &at, int h, int m, uint32_t step, uint32_t &sums, int w)
+__device__ __forceinline__ void give_dq(const bwd_job &j, bwd_pool<D> *s, float (&dq)[32], const place &at, int h, int m, uint32_t given, uint32_t &sums, int w)
 {
     int t = threadIdx.x % 128;
     float *slot = s->dq[w][0][t];
-    barrier_wait(&s->dq_empty, (step & 1) ^ 1);
+    barrier_wait(&s->dq_empty, (given & 1) ^ 1);
     if (at.n != last_block(j, m)) {
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            *(float4 *)(slot + i * 512) = make_float4(dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+        put_registers(slot, dq);
         fence_async_proxy();
         barrier_arrive(&s->dq_full);
         return;
@@ -457,6 +501,7 @@ template <int D> __device__ __forceinline__ void store_keys(const heads_view<bf1
 /* Keys that nobody sees. */
 static __device__ __forceinline__ void clear_keys(const heads_view<bf16> &out, int b, int g, int n, int w, int keys, int width)
 {
+#pragma unroll 1
     for (int x = threadIdx.x % 128; x < 64 * (width / 8); x += 128) {
         int key = n * KEYS + w * 64 + x / (width / 8);
         if (key < keys)
@@ -477,13 +522,14 @@ template <int D> __device__ __forceinline__ void row_gradients(float (&dq)[32], 
 
 /* A tile: its scores are there, and those of the next one are computed on the way, unless it is the last of the block. */
 template <int D, bool LAST>
-__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], float (&scores)[TILE_ROWS<D> / 2], const place &at, walk tile, bool first,
-                                          uint32_t step, uint32_t &sums, int w)
+__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], float (&scores)[TILE_ROWS<D> / 2], const place &at, int h, int m, uint32_t step,
+                                          uint32_t given, uint32_t &sums, int w)
 {
     constexpr int ROWS = TILE_ROWS<D>, HALVES = ROWS / 64;
     const uint32_t stage = step % 2;
     const row_record<ROWS> *r = &s->rows[stage];
-    const int s0 = first_query(j) + tile.m * ROWS, key0 = at.n * KEYS + w * 64, key = key0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int s0 = first_query(j) + m * ROWS, key0 = at.n * KEYS + w * 64, key = key0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const bool first = m == at.last && h == first_head(j, at);
     float p[ROWS / 2], dp[ROWS / 2], dq[32];
     uint32_t pl[HALVES * 16], dl[HALVES * 16];
     barrier_wait(&s->do_full[stage], step / 2 & 1);
@@ -514,7 +560,7 @@ __device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, floa
         wgmma_wait<1>();
     }
     wgmma_hold(dq);
-    give_dq(j, s, dq, at, tile.h, tile.m, step, sums, w);
+    give_dq(j, s, dq, at, h, m, given, sums, w);
     wgmma_wait<0>();
     wgmma_hold(scores);
     wgmma_hold_left(dl);
@@ -523,22 +569,25 @@ __device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, floa
 
 /* All tiles of a block of keys; dk and dv in registers. step: tiles before, of all blocks. */
 template <int D>
-__device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], const place &at, int count, uint32_t step, uint32_t blocks, uint32_t &sums,
-                                           int w)
+__device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], const place &at, uint32_t &step, uint32_t blocks, uint32_t &given,
+                                           uint32_t &sums, int w)
 {
     float scores[TILE_ROWS<D> / 2];
-    walk tile = walk_from(j, at);
     barrier_wait(&s->k_full, blocks & 1);
     barrier_wait(&s->q_full[step % 2], step / 2 & 1);
     transposed_scores<D>(scores, s->k, s->q[step % 2], w);
     wgmma_wait<0>();
     wgmma_hold(scores);
     barrier_wait(&s->v_full, blocks & 1);
-    for (int x = 1; x < count; x++, step++) {
-        work_tile<D, false>(j, s, dk, dv, scores, at, tile, x == 1, step, sums, w);
-        tile.next(at);
+    int m = at.last, h = first_head(j, at), end = h + j.each;
+    for (int count = (at.last - at.first + 1) * j.each; count > 1; count--) {
+        work_tile<D, false>(j, s, dk, dv, scores, at, h, m, step++, given++, sums, w);
+        if (++h == end) {
+            h -= j.each;
+            m--;
+        }
     }
-    work_tile<D, true>(j, s, dk, dv, scores, at, tile, count == 1, step, sums, w);
+    work_tile<D, true>(j, s, dk, dv, scores, at, h, m, step++, given++, sums, w);
     wgmma_hold(dk);
     wgmma_hold(dv);
     barrier_arrive(&s->kv_empty);
@@ -546,21 +595,29 @@ __device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, flo
 
 template <int D> __device__ __forceinline__ void work(const bwd_job &j, bwd_pool<D> *s, int w)
 {
-    uint32_t step = 0, blocks = 0, sums = 0;
+    uint32_t step = 0, blocks = 0, given = 0, sums = 0;
     float dk[D / 2], dv[D / 2];
     for (uint32_t round = 0;; round++) {
         int item = __shfl_sync(0xffffffffu, next_item(s, round), 0); /* the compiler learns that the warp stays together */
         if (item >= j.items)
             return;
         place at = place_of(j, item);
-        int count = at.tiles() * j.c.per_group, key = at.n * KEYS + w * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-        if (count == 0) {
-            clear_keys(j.c.dk, at.b, at.g, at.n, w, j.c.keys, j.c.width);
-            clear_keys(j.c.dv, at.b, at.g, at.n, w, j.c.keys, j.c.width_v);
+        int key = at.n * KEYS + w * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+        bool last = at.share == j.shares - 1;
+        if (at.empty()) { /* then for all heads of the group */
+            if (last) {
+                clear_keys(j.c.dk, at.b, at.g, at.n, w, j.c.keys, j.c.width);
+                clear_keys(j.c.dv, at.b, at.g, at.n, w, j.c.keys, j.c.width_v);
+            }
             continue;
         }
-        work_block<D>(j, s, dk, dv, at, count, step, blocks++, sums, w);
-        step += (uint32_t)count;
+        work_block<D>(j, s, dk, dv, at, step, blocks++, given, sums, w);
+        if (j.shares > 1) {
+            give_keys(s, dk, last, given, sums, w);
+            give_keys(s, dv, last, given, sums, w);
+        }
+        if (!last)
+            continue;
         store_keys<D>(j.c.dk, dk, at.b, at.g, key, j.c.keys, j.c.width, j.c.scale);
         store_keys<D>(j.c.dv, dv, at.b, at.g, key, j.c.keys, j.c.width_v, 1.0f);
     }
@@ -594,16 +651,19 @@ template <int D> __global__ void __launch_bounds__(THREADS, 1) bwd_hopper(const 
 
 /* The parts of the scratch; a job without memory gives its size. */
 struct bwd_layout {
-    int64_t records, dq_sum, turn, ticket, dsink_part, tile_lo, last_tile, end;
+    int64_t records, dq_sum, kv_sum, turn, kv_turn, ticket, dsink_part, tile_lo, last_tile, end;
 };
-static bwd_layout layout_of(int64_t batch, int64_t heads, int64_t rows, int64_t keys, int64_t widest)
+static bwd_layout layout_of(int64_t batch, int64_t heads, int64_t groups, int64_t rows, int64_t keys, int64_t widest)
 {
     int64_t tile = widest <= 64 ? 128 : 64, tiles = ceil_div(rows, tile), all = batch * heads * tiles;
     int64_t record = widest <= 64 ? (int64_t)sizeof(row_record<128>) : (int64_t)sizeof(row_record<64>);
     bwd_layout at = {};
     at.dq_sum = round_up(all * record, PART_ALIGN);
-    at.turn = at.dq_sum + all * DQ_FLOATS * 4;
-    at.ticket = at.turn + round_up(all * 4, PART_ALIGN);
+    int64_t shared = heads > groups ? batch * groups * ceil_div(keys, KEYS) : 0;
+    at.kv_sum = at.dq_sum + all * DQ_FLOATS * 4;
+    at.turn = at.kv_sum + shared * (widest <= 64 ? 2 : 4) * DQ_FLOATS * 4;
+    at.kv_turn = at.turn + round_up(all * 4, PART_ALIGN);
+    at.ticket = at.kv_turn + round_up(shared * 4, PART_ALIGN);
     at.dsink_part = at.ticket + PART_ALIGN;
     at.tile_lo = at.dsink_part + round_up(all * 4, PART_ALIGN);
     at.last_tile = at.tile_lo + round_up(batch * tiles * 4, PART_ALIGN);
@@ -613,12 +673,36 @@ static bwd_layout layout_of(int64_t batch, int64_t heads, int64_t rows, int64_t 
 
 int64_t attention_bwd_hopper_bytes(const struct attention_bwd_args *a)
 {
-    return PART_ALIGN + layout_of(a->q.dim[0], a->q.dim[2], a->q.dim[1], a->k.dim[1], max_i64(a->q.dim[3], a->v.dim[3])).end;
+    return PART_ALIGN + layout_of(a->q.dim[0], a->q.dim[2], a->k.dim[2], a->q.dim[1], a->k.dim[1], max_i64(a->q.dim[3], a->v.dim[3])).end;
 }
 
 bool attention_bwd_hopper_fits(const attn_call<bf16> &c)
 {
     return c.aligned && c.batch > 0 && c.heads > 0 && c.rows > 0 && c.keys >= c.rows && c.width > 0 && c.width_v > 0 && c.width <= 128 && c.width_v <= 128;
+}
+
+/* How blocks are made and in what order they are taken.
+ * A block takes all query heads of its group where that leaves blocks enough for an H200: a constant, so that the order of sums depends on shapes alone.
+ * Units whose rows, keys and sums together about fill the cache are worked on side by side: with fewer, blocks wait for turns; with more, sums leave the cache. Measured
+ * on an H200: b64 s1024 d64 in sets of 32, 64 and 512 heads 282, 293 and 252 TFLOP/s, b4 s4096 d128 in sets of 4, 8, 16 and 64 heads 503, 499, 490 and 377. */
+static void share_heads(struct lane *l, bwd_job *j)
+{
+    const attn_call<bf16> &c = j->c;
+    int64_t blocks = (int64_t)c.batch * c.groups * j->blocks;
+    j->each = c.per_group;
+    while (j->each > 1 && blocks * (c.per_group / j->each) < ENOUGH_BLOCKS)
+        for (j->each--; c.per_group % j->each != 0; j->each--)
+            ;
+    const char *e = getenv("EACH");
+    if (e && c.per_group % atoi(e) == 0)
+        j->each = atoi(e);
+    j->shares = c.per_group / j->each;
+    j->items = (int)(blocks * j->shares);
+    int64_t units = (int64_t)c.batch * c.groups * j->shares, channels = c.width + c.width_v;
+    int64_t bytes = units * (j->each * c.rows * (channels * 2 + c.width * 4) + c.keys * channels * 2);
+    int64_t sets = min_i64(bytes / max_i64(1, cuda_of(l)->l2_bytes * 3 / 4), j->items / ENOUGH_BLOCKS);
+    const char *f = getenv("SETS");
+    j->sets = (int)max_i64(1, f ? atoi(f) : min_i64(units, sets));
 }
 
 template <int D> static int run_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, const bwd_job &j)
@@ -645,13 +729,15 @@ int attention_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, con
 {
     TRY(check_work("attention_bwd", &a->work, attention_bwd_hopper_bytes(a), l->err));
     int widest = max(c.width, c.width_v);
-    bwd_layout at = layout_of(c.batch, c.heads, c.rows, c.keys, widest);
+    bwd_layout at = layout_of(c.batch, c.heads, c.groups, c.rows, c.keys, widest);
     char *base = (char *)(((uintptr_t)a->work.data + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN);
     bwd_job j = {};
     j.c = c;
     j.records = base;
     j.dq_sum = (float *)(base + at.dq_sum);
+    j.kv_sum = (float *)(base + at.kv_sum);
     j.turn = (int *)(base + at.turn);
+    j.kv_turn = (int *)(base + at.kv_turn);
     j.ticket = (int *)(base + at.ticket);
     j.dsink_part = (float *)(base + at.dsink_part);
     j.tile_lo = c.doc != NULL ? (int *)(base + at.tile_lo) : NULL;
@@ -659,8 +745,6 @@ int attention_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, con
     j.rows_of_tile = widest <= 64 ? 128 : 64;
     j.tiles = (int)ceil_div(c.rows, j.rows_of_tile);
     j.blocks = (int)ceil_div(c.keys, KEYS);
-    j.items = c.batch * c.groups * j.blocks;
-    const char *spread = getenv("SPREAD");
-    j.spread = spread ? atoi(spread) : (int)max_i64(1, ceil_div(264, j.blocks));
+    share_heads(l, &j);
     return widest <= 64 ? run_bwd_hopper<64>(l, a, j) : run_bwd_hopper<128>(l, a, j);
 }
