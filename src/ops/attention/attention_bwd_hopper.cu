@@ -10,7 +10,6 @@
  * Before: prepare_rows collects what tiles need by row (logarithm of the sum, sum of do * o, first key) and clears turns. */
 #include "ops/attention/attention_hopper.cuh"
 
-#include <stdlib.h>
 
 enum { THREADS = 128 + WORKERS, DQ_FLOATS = 8192, PART_ALIGN = 256, ENOUGH_BLOCKS = 264 };
 
@@ -80,8 +79,30 @@ __device__ __forceinline__ place place_of(const bwd_job &j, int item)
     }
     return p;
 }
-/* Query heads of a place. */
-__device__ __forceinline__ int first_head(const bwd_job &j, const place &p) { return p.g * j.c.per_group + p.share * j.each; }
+/* Walks over the tiles of a place, for each of its query heads. All heads of a tile in turn, so that blocks stay near each other; with a window, where blocks are
+ * apart anyway, a head after the other, so that less is in use at a time. */
+struct walk {
+    int h, m, end;
+    __device__ __forceinline__ void next(const bwd_job &j, const place &p)
+    {
+        if (j.c.window > 0) {
+            if (m-- == p.first) {
+                m = p.last;
+                h++;
+            }
+        } else if (++h == end) {
+            h -= j.each;
+            m--;
+        }
+    }
+};
+__device__ __forceinline__ walk walk_from(const bwd_job &j, const place &p)
+{
+    walk w = {p.g * j.c.per_group + p.share * j.each, p.last, 0};
+    w.end = w.h + j.each;
+    return w;
+}
+__device__ __forceinline__ int steps_of(const bwd_job &j, const place &p) { return max(p.last - p.first + 1, 0) * j.each; }
 __device__ __forceinline__ int64_t tile_index(const bwd_job &j, int b, int h, int m) { return ((int64_t)b * j.c.heads + h) * j.tiles + m; }
 
 /* ---- before: what tiles need by row ---------------------------------------------------------------------------------------- */
@@ -256,28 +277,26 @@ template <int D> __device__ __forceinline__ void bring(const bwd_job &j, const b
         if (item >= j.items)
             return;
         place p = place_of(j, item);
-        bool begun = false;
-        for (int m = p.last; m >= p.first; m--)
-            for (int h = first_head(j, p), end = h + j.each; h < end; h++, step++) {
-                uint32_t stage = step % 2, empty = (step / 2 & 1) ^ 1;
-                barrier_wait(&s->q_empty[stage], empty);
-                barrier_expect(&s->q_full[stage], ROWS * BOX + sizeof(row_record<ROWS>));
-                load_boxes<D>(s->q[stage], &maps.q, m * ROWS, h, p.b, &s->q_full[stage]);
-                bulk_load(&s->rows[stage], (const row_record<ROWS> *)j.records + tile_index(j, p.b, h, m), sizeof(row_record<ROWS>), &s->q_full[stage]);
-                if (!begun) {
-                    barrier_wait(&s->kv_empty, (blocks++ & 1) ^ 1);
-                    barrier_expect(&s->k_full, KEYS * BOX);
-                    load_boxes<D>(s->k, &maps.k, p.n * KEYS, p.g, p.b, &s->k_full);
-                }
-                barrier_wait(&s->do_empty[stage], empty);
-                barrier_expect(&s->do_full[stage], ROWS * BOX);
-                load_boxes<D>(s->dout[stage], &maps.dout, m * ROWS, h, p.b, &s->do_full[stage]);
-                if (!begun) {
-                    barrier_expect(&s->v_full, KEYS * BOX);
-                    load_boxes<D>(s->v, &maps.v, p.n * KEYS, p.g, p.b, &s->v_full);
-                }
-                begun = true;
+        walk at = walk_from(j, p);
+        for (int x = 0, count = steps_of(j, p); x < count; x++, step++, at.next(j, p)) {
+            uint32_t stage = step % 2, empty = (step / 2 & 1) ^ 1;
+            barrier_wait(&s->q_empty[stage], empty);
+            barrier_expect(&s->q_full[stage], ROWS * BOX + sizeof(row_record<ROWS>));
+            load_boxes<D>(s->q[stage], &maps.q, at.m * ROWS, at.h, p.b, &s->q_full[stage]);
+            bulk_load(&s->rows[stage], (const row_record<ROWS> *)j.records + tile_index(j, p.b, at.h, at.m), sizeof(row_record<ROWS>), &s->q_full[stage]);
+            if (x == 0) {
+                barrier_wait(&s->kv_empty, (blocks++ & 1) ^ 1);
+                barrier_expect(&s->k_full, KEYS * BOX);
+                load_boxes<D>(s->k, &maps.k, p.n * KEYS, p.g, p.b, &s->k_full);
             }
+            barrier_wait(&s->do_empty[stage], empty);
+            barrier_expect(&s->do_full[stage], ROWS * BOX);
+            load_boxes<D>(s->dout[stage], &maps.dout, at.m * ROWS, at.h, p.b, &s->do_full[stage]);
+            if (x == 0) {
+                barrier_expect(&s->v_full, KEYS * BOX);
+                load_boxes<D>(s->v, &maps.v, p.n * KEYS, p.g, p.b, &s->v_full);
+            }
+        }
     }
 }
 
@@ -310,18 +329,17 @@ template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_po
         if (item >= j.items)
             return;
         place p = place_of(j, item);
-        for (int m = p.last; m >= p.first; m--) {
-            int before = p.n - first_block(j, p.b, m);
-            bool last = p.n == last_block(j, m);
-            for (int h = first_head(j, p), end = h + j.each; h < end; h++, given++) {
-                int64_t tile = tile_index(j, p.b, h, m);
-                if (before > 0)
-                    turn_wait(&j.turn[tile], before);
-                sum_part(s, j.dq_sum + tile * DQ_FLOATS, before, last, given);
-                if (!last) {
-                    bulk_wait<0>();
-                    turn_pass(&j.turn[tile]);
-                }
+        walk at = walk_from(j, p);
+        for (int count = steps_of(j, p); count > 0; count--, given++, at.next(j, p)) {
+            int before = p.n - first_block(j, p.b, at.m);
+            bool last = p.n == last_block(j, at.m);
+            int64_t tile = tile_index(j, p.b, at.h, at.m);
+            if (before > 0)
+                turn_wait(&j.turn[tile], before);
+            sum_part(s, j.dq_sum + tile * DQ_FLOATS, before, last, given);
+            if (!last) {
+                bulk_wait<0>();
+                turn_pass(&j.turn[tile]);
             }
         }
         if (j.shares == 1 || p.empty())
@@ -522,14 +540,13 @@ template <int D> __device__ __forceinline__ void row_gradients(float (&dq)[32], 
 
 /* A tile: its scores are there, and those of the next one are computed on the way, unless it is the last of the block. */
 template <int D, bool LAST>
-__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], float (&scores)[TILE_ROWS<D> / 2], const place &at, int h, int m, uint32_t step,
-                                          uint32_t given, uint32_t &sums, int w)
+__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], float (&scores)[TILE_ROWS<D> / 2], const place &at, int h, int m, bool first,
+                                          uint32_t step, uint32_t given, uint32_t &sums, int w)
 {
     constexpr int ROWS = TILE_ROWS<D>, HALVES = ROWS / 64;
     const uint32_t stage = step % 2;
     const row_record<ROWS> *r = &s->rows[stage];
     const int s0 = first_query(j) + m * ROWS, key0 = at.n * KEYS + w * 64, key = key0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    const bool first = m == at.last && h == first_head(j, at);
     float p[ROWS / 2], dp[ROWS / 2], dq[32];
     uint32_t pl[HALVES * 16], dl[HALVES * 16];
     barrier_wait(&s->do_full[stage], step / 2 & 1);
@@ -579,15 +596,11 @@ __device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, flo
     wgmma_wait<0>();
     wgmma_hold(scores);
     barrier_wait(&s->v_full, blocks & 1);
-    int m = at.last, h = first_head(j, at), end = h + j.each;
-    for (int count = (at.last - at.first + 1) * j.each; count > 1; count--) {
-        work_tile<D, false>(j, s, dk, dv, scores, at, h, m, step++, given++, sums, w);
-        if (++h == end) {
-            h -= j.each;
-            m--;
-        }
-    }
-    work_tile<D, true>(j, s, dk, dv, scores, at, h, m, step++, given++, sums, w);
+    walk to = walk_from(j, at);
+    int count = steps_of(j, at);
+    for (int x = 1; x < count; x++, to.next(j, at))
+        work_tile<D, false>(j, s, dk, dv, scores, at, to.h, to.m, x == 1, step++, given++, sums, w);
+    work_tile<D, true>(j, s, dk, dv, scores, at, to.h, to.m, count == 1, step++, given++, sums, w);
     wgmma_hold(dk);
     wgmma_hold(dv);
     barrier_arrive(&s->kv_empty);
@@ -676,11 +689,6 @@ int64_t attention_bwd_hopper_bytes(const struct attention_bwd_args *a)
     return PART_ALIGN + layout_of(a->q.dim[0], a->q.dim[2], a->k.dim[2], a->q.dim[1], a->k.dim[1], max_i64(a->q.dim[3], a->v.dim[3])).end;
 }
 
-bool attention_bwd_hopper_fits(const attn_call<bf16> &c)
-{
-    return c.aligned && c.batch > 0 && c.heads > 0 && c.rows > 0 && c.keys >= c.rows && c.width > 0 && c.width_v > 0 && c.width <= 128 && c.width_v <= 128;
-}
-
 /* How blocks are made and in what order they are taken.
  * A block takes all query heads of its group where that leaves blocks enough for an H200: a constant, so that the order of sums depends on shapes alone.
  * Units whose rows, keys and sums together about fill the cache are worked on side by side: with fewer, blocks wait for turns; with more, sums leave the cache. Measured
@@ -693,16 +701,12 @@ static void share_heads(struct lane *l, bwd_job *j)
     while (j->each > 1 && blocks * (c.per_group / j->each) < ENOUGH_BLOCKS)
         for (j->each--; c.per_group % j->each != 0; j->each--)
             ;
-    const char *e = getenv("EACH");
-    if (e && c.per_group % atoi(e) == 0)
-        j->each = atoi(e);
     j->shares = c.per_group / j->each;
     j->items = (int)(blocks * j->shares);
     int64_t units = (int64_t)c.batch * c.groups * j->shares, channels = c.width + c.width_v;
     int64_t bytes = units * (j->each * c.rows * (channels * 2 + c.width * 4) + c.keys * channels * 2);
     int64_t sets = min_i64(bytes / max_i64(1, cuda_of(l)->l2_bytes * 3 / 4), j->items / ENOUGH_BLOCKS);
-    const char *f = getenv("SETS");
-    j->sets = (int)max_i64(1, f ? atoi(f) : min_i64(units, sets));
+    j->sets = (int)max_i64(1, min_i64(units, sets));
 }
 
 template <int D> static int run_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, const bwd_job &j)
