@@ -2,8 +2,9 @@
  *
  *   bench_attention [TEXT]...     shapes of the table below whose text holds one of these; default: all
  *
- * A line for each shape and direction: TFLOP/s of visible pairs (without documents), mean of back-to-back calls, families in turns; for the backward pass also the relative distance
- * of each gradient from the portable kernels' and whether a second call gave the same bits. Needs a GPU; not part of check-gpu. */
+ * A line for each shape and direction: TFLOP/s of visible pairs (without documents), mean of back-to-back calls,
+ * families in turns; for the backward pass also the relative distance of each gradient from the portable kernels' and
+ * whether a second call gave the same bits. Needs a GPU; not part of check-gpu. */
 #include "bench.cuh"
 
 #include "dev/cuda.h"
@@ -154,7 +155,8 @@ static double visible_pairs(const struct shape *s)
 }
 static void time_families(struct bench *b, struct call *c, const struct shape *s, bool backward)
 {
-    double flops = 2 * visible_pairs(s) * (double)(backward ? 3 * s->d + 2 * s->dv : s->d + s->dv), best[FAMILIES] = {0};
+    double flops = 2 * visible_pairs(s) * (double)(backward ? 3 * s->d + 2 * s->dv : s->d + s->dv),
+           best[FAMILIES] = {0};
     int calls = (int)fmax(3, fmin(100, 8e12 / flops));
     printf("%-42s %s", s->text, backward ? "bwd" : "fwd");
     for (int turn = 0; turn < 3; turn++)
@@ -168,7 +170,10 @@ static void time_families(struct bench *b, struct call *c, const struct shape *s
         printf("  %s %5.0f", family_name[by], best[by]);
 }
 
-static struct tensor like(const struct tensor *t) { return room(tensor_4d(NULL, DT_BF16, t->dim[0], t->dim[1], t->dim[2], t->dim[3])); }
+static struct tensor like(const struct tensor *t)
+{
+    return room(tensor_4d(NULL, DT_BF16, t->dim[0], t->dim[1], t->dim[2], t->dim[3]));
+}
 
 static void check_gradients(struct bench *b, struct call *c)
 {
@@ -238,7 +243,8 @@ static void bench_shape(struct bench *b, const struct shape *s)
     time_families(b, &c, s, true);
     check_gradients(b, &c);
     fflush(stdout);
-    struct tensor *all[] = {&c.f.q, &c.f.k, &c.f.v, &c.f.o, &c.f.lse, &c.f.sink, &c.f.doc_start, &c.f.work, &c.a.dout, &c.a.dq, &c.a.dk, &c.a.dv, &c.a.dsink, &c.a.work};
+    struct tensor *all[] = {&c.f.q,    &c.f.k,    &c.f.v,  &c.f.o,  &c.f.lse, &c.f.sink,  &c.f.doc_start,
+                            &c.f.work, &c.a.dout, &c.a.dq, &c.a.dk, &c.a.dv,  &c.a.dsink, &c.a.work};
     for (size_t i = 0; i < countof(all); i++)
         CHECK(cudaFree(all[i]->data));
 }

@@ -1,216 +1,32 @@
-/* attention backward for Hopper: dk, dv and dq in one pass over the scores, the same bits every time, scratch linear in the sequence.
+/* attention backward for Hopper: dk, dv and dq in one pass over the scores, the same bits every time, scratch linear in
+ * the sequence.
  *
- * A block takes 128 keys of a kv head and walks over the tiles of rows that see them, last tile first, each for the query heads that share the keys. Two groups
- * of four warps own 64 keys each and keep dk and dv in registers; scores and their gradients are computed transposed, so that both are
- * left operands from registers. One warp brings tiles by bulk copies. dq of a tile is summed over key blocks in fp32 in scratch memory,
- * in the order of keys: each block waits for its turn, so the sum has one order. The block of the diagonal is the last and rounds it.
- * Where few kv heads have many query heads, several blocks take some of these each, and dk and dv are summed in the same manner. Only one thread waits for turns, and blocks are taken
- * by ticket, first keys first, so the blocks that a block waits for have begun before it and are a little ahead.
+ * A block takes 128 keys of a kv head and walks over the tiles of rows that see them, last tile first, each for the
+ * query heads that share the keys. Two groups of four warps own 64 keys each and keep dk and dv in registers; scores
+ * and their gradients are computed transposed, so that both are left operands from registers. One warp brings tiles by
+ * bulk copies. dq of a tile is summed over key blocks in fp32 in scratch memory, in the order of keys: each block waits
+ * for its turn, so the sum has one order. The block of the diagonal is the last and rounds it. Where few kv heads have
+ * many query heads, several blocks take some of these each, and dk and dv are summed in the same manner. Only one
+ * thread waits for turns, and blocks are taken by ticket, first keys first, so the blocks that a block waits for have
+ * begun before it and are a little ahead.
  *
- * Before: prepare_rows collects what tiles need by row (logarithm of the sum, sum of do * o, first key) and clears turns. */
-#include "ops/attention/attention_hopper.cuh"
+ * Before: prepare_rows collects what tiles need by row (logarithm of the sum, sum of do * o, first key) and clears
+ * turns. */
+#include "ops/attention/attention_bwd_hopper.cuh"
+#include "ops/cuda/hopper.cuh"
 
-
-enum { THREADS = 128 + WORKERS, DQ_FLOATS = 8192, PART_ALIGN = 256, ENOUGH_BLOCKS = 264 };
-
-/* Rows of a tile: 128 for heads of up to 64 channels, 64 for wider ones. */
-template <int D> constexpr int TILE_ROWS = D == 64 ? 128 : 64;
-
-/* What a tile needs by row, as one bulk copy. Rows beyond the last have an infinite logarithm: their probabilities are 0. */
-template <int ROWS> struct row_record {
-    float log2_sum[ROWS], delta[ROWS];
-    int lo[ROWS]; /* first key seen */
-    int most_lo, pad[3];
-};
-
-struct bwd_job {
-    attn_call<bf16> c;
-    void *records;  /* [batch][head][tile] row_record */
-    float *dq_sum;  /* [batch][head][tile][DQ_FLOATS], in the order of registers */
-    int *turn;      /* [batch][head][tile] */
-    float *kv_sum;  /* where the heads of a group are shared out: [batch][group][block][dk, dv][DQ_FLOATS * D / 64] */
-    int *kv_turn;   /* [batch][group][block] */
-    int *ticket;
-    float *dsink_part;      /* [batch][tile][head] */
-    int *tile_lo, *last_tile; /* with documents: [batch][tile] first key block of a tile, [batch][block] last tile of a key block */
-    int tiles, blocks, items, rows_of_tile;
-    int each, shares; /* query heads of a block; blocks that share the heads of a group */
-    int sets; /* units of (batch, group, share) are taken in so many sets, one after the other, so that what a set uses fits the cache */
+enum { WORKERS = 256 /* threads that multiply */, THREADS = 128 + WORKERS };
+enum {
+    DQ_FLOATS = 8192,
+    PART_ALIGN = 256,
+    ENOUGH_BLOCKS = 264 /* two for each multiprocessor of an H200 */
 };
 
 struct bwd_maps {
     CUtensorMap q, k, v, dout;
 };
 
-/* ---- which tiles see which blocks of keys ------------------------------------------------------------------------------ */
-
-__device__ __forceinline__ int first_query(const bwd_job &j) { return j.c.keys - j.c.rows; }
-/* First and last key block of a tile. */
-__device__ __forceinline__ int first_block(const bwd_job &j, int b, int m)
-{
-    if (j.tile_lo != NULL)
-        return __ldg(&j.tile_lo[(int64_t)b * j.tiles + m]);
-    return j.c.window > 0 ? max(first_query(j) + m * j.rows_of_tile - j.c.window + 1, 0) / KEYS : 0;
-}
-__device__ __forceinline__ int last_block(const bwd_job &j, int m) { return (first_query(j) + min(j.c.rows, (m + 1) * j.rows_of_tile) - 1) / KEYS; }
-
-/* A block of keys, the first of its query heads and the tiles that see it: last .. first. */
-struct place {
-    int b, g, share, n, first, last;
-    __device__ __forceinline__ bool empty() const { return last < first; }
-};
-__device__ __forceinline__ place place_of(const bwd_job &j, int item)
-{
-    place p;
-    int units = j.c.batch * j.c.groups * j.shares, set = (int)((((int64_t)(item / j.blocks) + 1) * j.sets - 1) / units);
-    int start = (int)((int64_t)set * units / j.sets), width = (int)((int64_t)(set + 1) * units / j.sets) - start, rest = item - start * j.blocks;
-    int unit = start + rest % width;
-    p.n = rest / width;
-    p.share = unit % j.shares;
-    p.g = unit / j.shares % j.c.groups;
-    p.b = unit / j.shares / j.c.groups;
-    p.first = max(0, p.n * KEYS - first_query(j)) / j.rows_of_tile;
-    p.last = j.tiles - 1;
-    if (j.last_tile != NULL)
-        p.last = __ldg(&j.last_tile[(int64_t)p.b * j.blocks + p.n]);
-    else if (j.c.window > 0) {
-        int64_t row = (int64_t)(p.n + 1) * KEYS + j.c.window - 2 - first_query(j);
-        p.last = row < 0 ? -1 : (int)min((int64_t)p.last, row / j.rows_of_tile);
-    }
-    return p;
-}
-/* Walks over the tiles of a place, for each of its query heads. All heads of a tile in turn, so that blocks stay near each other; with a window, where blocks are
- * apart anyway, a head after the other, so that less is in use at a time. */
-struct walk {
-    int h, m, end;
-    __device__ __forceinline__ void next(const bwd_job &j, const place &p)
-    {
-        if (j.c.window > 0) {
-            if (m-- == p.first) {
-                m = p.last;
-                h++;
-            }
-        } else if (++h == end) {
-            h -= j.each;
-            m--;
-        }
-    }
-};
-__device__ __forceinline__ walk walk_from(const bwd_job &j, const place &p)
-{
-    walk w = {p.g * j.c.per_group + p.share * j.each, p.last, 0};
-    w.end = w.h + j.each;
-    return w;
-}
-__device__ __forceinline__ int steps_of(const bwd_job &j, const place &p) { return max(p.last - p.first + 1, 0) * j.each; }
-__device__ __forceinline__ int64_t tile_index(const bwd_job &j, int b, int h, int m) { return ((int64_t)b * j.c.heads + h) * j.tiles + m; }
-
-/* ---- before: what tiles need by row ---------------------------------------------------------------------------------------- */
-
-/* A block for each tile of a head. */
-template <int D> __global__ void __launch_bounds__(256) prepare_rows(const __grid_constant__ bwd_job j)
-{
-    constexpr int ROWS = TILE_ROWS<D>, LANES = D / 8, AT_ONCE = 256 / LANES;
-    __shared__ float scratch[8];
-    __shared__ int most[8];
-    const attn_call<bf16> &c = j.c;
-    int h = (int)(blockIdx.x % c.heads), m = (int)(blockIdx.x / c.heads) % j.tiles, b = (int)(blockIdx.x / c.heads) / j.tiles;
-    row_record<ROWS> *out = (row_record<ROWS> *)j.records + tile_index(j, b, h, m);
-    int part = threadIdx.x % LANES, most_lo = 0;
-    float dsink = 0, sink = c.sink != NULL ? c.sink[h] * LOG2E : 0.0f;
-#pragma unroll
-    for (int x = 0; x < ROWS; x += AT_ONCE) {
-        int r = x + threadIdx.x / LANES, i = m * ROWS + r;
-        bool valid = i < c.rows;
-        float sum = 0;
-        if (valid && part * 8 < c.width_v) {
-            pack<bf16> p = load16(c.dout.at(b, h) + i * c.dout.row + part * 8), o = load16(c.o.at(b, h) + i * c.o.row + part * 8);
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                sum += to_float(p.v[e]) * to_float(o.v[e]);
-        }
-#pragma unroll
-        for (int d = LANES / 2; d > 0; d >>= 1)
-            sum += __shfl_xor_sync(0xffffffffu, sum, d);
-        if (part == 0) {
-            float lse = valid ? c.lse[b * c.lse_batch + h * c.lse_head + i] * LOG2E : INFINITY;
-            key_range seen = keys_seen(c, c.keys - c.rows, b, i);
-            out->log2_sum[r] = lse == -INFINITY ? INFINITY : lse;
-            out->delta[r] = valid ? sum : 0.0f;
-            out->lo[r] = seen.lo;
-            most_lo = max(most_lo, seen.lo);
-            if (valid && c.sink != NULL)
-                dsink += exp2_fast(sink - lse) * sum;
-        }
-    }
-    most_lo = __reduce_max_sync(0xffffffffu, most_lo);
-    if (threadIdx.x % 32 == 0)
-        most[threadIdx.x / 32] = most_lo;
-    float total = c.sink != NULL ? block_sum<256>(dsink, scratch) : 0.0f;
-    __syncthreads();
-    if (threadIdx.x != 0)
-        return;
-    for (int w = 0; w < 8; w++)
-        most_lo = max(most_lo, most[w]);
-    out->most_lo = most_lo;
-    out->pad[0] = out->pad[1] = out->pad[2] = 0;
-    j.turn[tile_index(j, b, h, m)] = 0;
-    for (int64_t x = blockIdx.x; j.shares > 1 && x < (int64_t)c.batch * c.groups * j.blocks; x += gridDim.x)
-        j.kv_turn[x] = 0;
-    if (blockIdx.x == 0)
-        *j.ticket = 0;
-    if (c.sink != NULL)
-        j.dsink_part[blockIdx.x] = total;
-}
-
-/* dsink[h] = - the sum of the parts of its tiles. */
-static __global__ void __launch_bounds__(256) sum_dsink_parts(const __grid_constant__ bwd_job j, float *dsink, bool acc)
-{
-    __shared__ float scratch[8];
-    float sum = 0;
-    for (int x = threadIdx.x; x < j.c.batch * j.tiles; x += 256)
-        sum += j.dsink_part[(int64_t)x * j.c.heads + blockIdx.x];
-    sum = block_sum<256>(sum, scratch);
-    if (threadIdx.x == 0)
-        dsink[blockIdx.x] = (acc ? dsink[blockIdx.x] : 0.0f) - sum;
-}
-
-/* With documents: the ranges of key blocks and tiles, a block for each batch. A tile's first block is that of any tile from it on, so that the tiles
- * of a key block follow each other whatever the documents are. */
-static __global__ void __launch_bounds__(256) document_ranges(const __grid_constant__ bwd_job j)
-{
-    __shared__ int least[256];
-    int b = blockIdx.x, each = (j.tiles + 255) / 256, from = threadIdx.x * each, to = min(from + each, j.tiles), lo = 0x7fffffff;
-    int *tile_lo = j.tile_lo + (int64_t)b * j.tiles, *last_tile = j.last_tile + (int64_t)b * j.blocks;
-    for (int m = to - 1; m >= from; m--) {
-        for (int i = m * j.rows_of_tile; i < min(j.c.rows, (m + 1) * j.rows_of_tile); i++) {
-            key_range seen = keys_seen(j.c, first_query(j), b, i);
-            lo = min(lo, max(min(seen.lo, seen.hi), 0));
-        }
-        tile_lo[m] = lo / KEYS;
-    }
-    least[threadIdx.x] = lo;
-    __syncthreads();
-    int after = 0x7fffffff;
-    for (int t = threadIdx.x + 1; t < 256; t++)
-        after = min(after, least[t]);
-    for (int m = from; m < to; m++)
-        tile_lo[m] = min(tile_lo[m], after / KEYS);
-    __syncthreads();
-    for (int n = threadIdx.x; n < j.blocks; n += 256) {
-        int low = 0, high = j.tiles; /* the first tile whose first block is beyond n */
-        while (low < high) {
-            int middle = (low + high) / 2;
-            if (tile_lo[middle] <= n)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        last_tile[n] = low - 1;
-    }
-}
-
-/* ---- shared memory ------------------------------------------------------------------------------------------------------------ */
+/* ---- shared memory ------------------------------------------------------------------------------------------------- */
 
 /* Boxes of 64 channels or keys, as bulk copies with the 128-byte swizzle leave them. */
 template <int D> struct bwd_pool {
@@ -219,7 +35,8 @@ template <int D> struct bwd_pool {
     bf16 ds[2][KEYS / 64][ROWS][64];
     float dq[2][8][128][4]; /* of each group: registers of its threads */
     row_record<ROWS> rows[2];
-    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full, dq_empty, sum_full, item_full, item_empty;
+    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full, dq_empty, sum_full,
+        item_full, item_empty;
     int item;
 };
 
@@ -255,10 +72,11 @@ template <int D> __device__ __forceinline__ int next_item(bwd_pool<D> *s, uint32
     return item;
 }
 
-/* ---- the copying thread --------------------------------------------------------------------------------------------------------- */
+/* ---- the copying thread -------------------------------------------------------------------------------------------- */
 
 template <int D, int ROWS>
-__device__ __forceinline__ void load_boxes(bf16 (*dst)[ROWS][64], const CUtensorMap *map, int row, int head, int batch, uint64_t *bar)
+__device__ __forceinline__ void load_boxes(bf16 (*dst)[ROWS][64], const CUtensorMap *map, int row, int head, int batch,
+                                           uint64_t *bar)
 {
 #pragma unroll
     for (int i = 0; i < D / 64; i++)
@@ -283,7 +101,8 @@ template <int D> __device__ __forceinline__ void bring(const bwd_job &j, const b
             barrier_wait(&s->q_empty[stage], empty);
             barrier_expect(&s->q_full[stage], ROWS * BOX + sizeof(row_record<ROWS>));
             load_boxes<D>(s->q[stage], &maps.q, at.m * ROWS, at.h, p.b, &s->q_full[stage]);
-            bulk_load(&s->rows[stage], (const row_record<ROWS> *)j.records + tile_index(j, p.b, at.h, at.m), sizeof(row_record<ROWS>), &s->q_full[stage]);
+            bulk_load(&s->rows[stage], (const row_record<ROWS> *)j.records + tile_index(j, p.b, at.h, at.m),
+                      sizeof(row_record<ROWS>), &s->q_full[stage]);
             if (x == 0) {
                 barrier_wait(&s->kv_empty, (blocks++ & 1) ^ 1);
                 barrier_expect(&s->k_full, KEYS * BOX);
@@ -300,10 +119,12 @@ template <int D> __device__ __forceinline__ void bring(const bwd_job &j, const b
     }
 }
 
-/* ---- the summing thread -------------------------------------------------------------------------------------------------------- */
+/* ---- the summing thread -------------------------------------------------------------------------------------------- */
 
-/* Takes what the workers leave in s->dq to a sum in memory; as the last one, brings the sum to the workers instead. before: who came before. */
-template <int D> __device__ __forceinline__ void sum_part(bwd_pool<D> *s, float *sum, int before, bool last, uint32_t given)
+/* Takes what the workers leave in s->dq to a sum in memory; as the last one, brings the sum to the workers instead.
+ * before: who came before. */
+template <int D>
+__device__ __forceinline__ void sum_part(bwd_pool<D> *s, float *sum, int before, bool last, uint32_t given)
 {
     if (last && before > 0) {
         barrier_expect(&s->sum_full, DQ_FLOATS * 4);
@@ -357,24 +178,29 @@ template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_po
     }
 }
 
-/* ---- the workers ------------------------------------------------------------------------------------------------------------------- */
+/* ---- the workers --------------------------------------------------------------------------------------------------- */
 
 /* Adds bytes to where a tile of wgmma begins. */
 __device__ __forceinline__ uint64_t tile_plus(uint64_t tile, uint32_t bytes) { return tile + (bytes >> 4); }
 
 /* out [64 keys, ROWS] = rows of x (k or v: this group's 64 keys) times rows of y (q or dout). */
-template <int D, int ROWS> __device__ __forceinline__ void transposed_scores(float (&out)[ROWS / 2], const bf16 (*x)[KEYS][64], const bf16 (*y)[ROWS][64], int w)
+template <int D, int ROWS>
+__device__ __forceinline__ void transposed_scores(float (&out)[ROWS / 2], const bf16 (*x)[KEYS][64],
+                                                  const bf16 (*y)[ROWS][64], int w)
 {
     uint64_t a = wgmma_tile(x[0][w * 64], 1024, 1024), b = wgmma_tile(y, 1024, 1024);
     wgmma_begin();
     wgmma<ROWS, 0, 0>::start(out, a, b);
 #pragma unroll
     for (int i = 1; i < D / 16; i++)
-        wgmma<ROWS, 0, 0>::run(out, tile_plus(a, i / 4 * KEYS * 128 + i % 4 * 32), tile_plus(b, i / 4 * ROWS * 128 + i % 4 * 32), 0);
+        wgmma<ROWS, 0, 0>::run(out, tile_plus(a, i / 4 * KEYS * 128 + i % 4 * 32),
+                               tile_plus(b, i / 4 * ROWS * 128 + i % 4 * 32), 0);
     wgmma_commit();
 }
 /* sum [64 keys, D] += left (registers, transposed) times the rows of y. */
-template <int D, int ROWS> __device__ __forceinline__ void add_products(float (&sum)[D / 2], const uint32_t (&left)[ROWS / 4], const bf16 (*y)[ROWS][64], bool first)
+template <int D, int ROWS>
+__device__ __forceinline__ void add_products(float (&sum)[D / 2], const uint32_t (&left)[ROWS / 4],
+                                             const bf16 (*y)[ROWS][64], bool first)
 {
     uint64_t b = wgmma_tile(y, ROWS * 128, 1024);
 #pragma unroll
@@ -384,7 +210,8 @@ template <int D, int ROWS> __device__ __forceinline__ void add_products(float (&
 
 /* Probabilities from scores. */
 template <int ROWS>
-__device__ __forceinline__ void probabilities(float (&p)[ROWS / 2], const float (&scores)[ROWS / 2], const row_record<ROWS> *r, float scale, bool masked, int key, int s0)
+__device__ __forceinline__ void probabilities(float (&p)[ROWS / 2], const float (&scores)[ROWS / 2],
+                                              const row_record<ROWS> *r, float scale, bool masked, int key, int s0)
 {
     int q = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -409,7 +236,8 @@ __device__ __forceinline__ void probabilities(float (&p)[ROWS / 2], const float 
 }
 /* Probabilities and their gradients p (dp - delta) as left operands. */
 template <int ROWS>
-__device__ __forceinline__ void to_left(uint32_t (&pl)[ROWS / 4], uint32_t (&dl)[ROWS / 4], const float (&p)[ROWS / 2], const float (&dp)[ROWS / 2], const row_record<ROWS> *r)
+__device__ __forceinline__ void to_left(uint32_t (&pl)[ROWS / 4], uint32_t (&dl)[ROWS / 4], const float (&p)[ROWS / 2],
+                                        const float (&dp)[ROWS / 2], const row_record<ROWS> *r)
 {
     int q = threadIdx.x % 4 * 2;
 #pragma unroll
@@ -441,8 +269,11 @@ __device__ __forceinline__ void put_registers(float *slot, const float *x)
         *(float4 *)(slot + i * 512) = make_float4(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
 }
 
-/* dk or dv of some heads of a group to the summing thread; or, by the last of the blocks that share them, with the sum of those before. */
-template <int D> __device__ __forceinline__ void give_keys(bwd_pool<D> *s, float (&x)[D / 2], bool last, uint32_t &given, uint32_t &sums, int w)
+/* dk or dv of some heads of a group to the summing thread; or, by the last of the blocks that share them, with the sum
+ * of those before. */
+template <int D>
+__device__ __forceinline__ void give_keys(bwd_pool<D> *s, float (&x)[D / 2], bool last, uint32_t &given, uint32_t &sums,
+                                          int w)
 {
     float *slot = s->dq[w][0][threadIdx.x % 128];
 #pragma unroll
@@ -468,7 +299,8 @@ template <int D> __device__ __forceinline__ void give_keys(bwd_pool<D> *s, float
 
 /* This block's part of dq to the summing thread; or, by the last block, with the sum of those before to dq. */
 template <int D>
-__device__ __forceinline__ void give_dq(const bwd_job &j, bwd_pool<D> *s, float (&dq)[32], const place &at, int h, int m, uint32_t given, uint32_t &sums, int w)
+__device__ __forceinline__ void give_dq(const bwd_job &j, bwd_pool<D> *s, float (&dq)[32], const place &at, int h,
+                                        int m, uint32_t given, uint32_t &sums, int w)
 {
     int t = threadIdx.x % 128;
     float *slot = s->dq[w][0][t];
@@ -482,7 +314,8 @@ __device__ __forceinline__ void give_dq(const bwd_job &j, bwd_pool<D> *s, float 
     bool more = first_block(j, at.b, m) < at.n;
     if (more)
         barrier_wait(&s->sum_full, sums++ & 1);
-    int row = m * TILE_ROWS<D> + t / 32 * 16 + t % 32 / 4 + (D == 64 ? w * 64 : 0), col = t % 4 * 2 + (D == 64 ? 0 : w * 64);
+    int row = m * TILE_ROWS<D> + t / 32 * 16 + t % 32 / 4 + (D == 64 ? w * 64 : 0),
+        col = t % 4 * 2 + (D == 64 ? 0 : w * 64);
     bf16 *out = j.c.dq.at(at.b, h) + row * j.c.dq.row + col;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -500,7 +333,9 @@ __device__ __forceinline__ void give_dq(const bwd_job &j, bwd_pool<D> *s, float 
 }
 
 /* Results of a block of keys, straight from registers. */
-template <int D> __device__ __forceinline__ void store_keys(const heads_view<bf16> &out, const float (&x)[D / 2], int b, int g, int key, int keys, int width, float scale)
+template <int D>
+__device__ __forceinline__ void store_keys(const heads_view<bf16> &out, const float (&x)[D / 2], int b, int g, int key,
+                                           int keys, int width, float scale)
 {
     int q = threadIdx.x % 4 * 2;
     bf16 *at = out.at(b, g) + key * out.row + q;
@@ -517,7 +352,8 @@ template <int D> __device__ __forceinline__ void store_keys(const heads_view<bf1
 }
 
 /* Keys that nobody sees. */
-static __device__ __forceinline__ void clear_keys(const heads_view<bf16> &out, int b, int g, int n, int w, int keys, int width)
+static __device__ __forceinline__ void clear_keys(const heads_view<bf16> &out, int b, int g, int n, int w, int keys,
+                                                  int width)
 {
 #pragma unroll 1
     for (int x = threadIdx.x % 128; x < 64 * (width / 8); x += 128) {
@@ -528,25 +364,30 @@ static __device__ __forceinline__ void clear_keys(const heads_view<bf16> &out, i
 }
 
 /* dq [64, 64] of a group: its 64 rows, or its 64 channels, over all keys of the block. */
-template <int D> __device__ __forceinline__ void row_gradients(float (&dq)[32], const bwd_pool<D> *s, uint32_t stage, int w)
+template <int D>
+__device__ __forceinline__ void row_gradients(float (&dq)[32], const bwd_pool<D> *s, uint32_t stage, int w)
 {
     constexpr int ROWS = TILE_ROWS<D>;
-    uint64_t a = wgmma_tile(s->ds[stage][0][D == 64 ? w * 64 : 0], 1024, 1024), b = wgmma_tile(s->k[D == 64 ? 0 : w], 1024, 1024);
+    uint64_t a = wgmma_tile(s->ds[stage][0][D == 64 ? w * 64 : 0], 1024, 1024),
+             b = wgmma_tile(s->k[D == 64 ? 0 : w], 1024, 1024);
     wgmma<64, 0, 1>::start(dq, a, b);
 #pragma unroll
     for (int i = 1; i < KEYS / 16; i++)
         wgmma<64, 0, 1>::run(dq, tile_plus(a, i / 4 * ROWS * 128 + i % 4 * 32), tile_plus(b, i * 2048), 0);
 }
 
-/* A tile: its scores are there, and those of the next one are computed on the way, unless it is the last of the block. */
+/* A tile: its scores are there, and those of the next one are computed on the way, unless it is the last of the block.
+ */
 template <int D, bool LAST>
-__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], float (&scores)[TILE_ROWS<D> / 2], const place &at, int h, int m, bool first,
+__device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2],
+                                          float (&scores)[TILE_ROWS<D> / 2], const place &at, int h, int m, bool first,
                                           uint32_t step, uint32_t given, uint32_t &sums, int w)
 {
     constexpr int ROWS = TILE_ROWS<D>, HALVES = ROWS / 64;
     const uint32_t stage = step % 2;
     const row_record<ROWS> *r = &s->rows[stage];
-    const int s0 = first_query(j) + m * ROWS, key0 = at.n * KEYS + w * 64, key = key0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    const int s0 = first_query(j) + m * ROWS, key0 = at.n * KEYS + w * 64,
+              key = key0 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
     float p[ROWS / 2], dp[ROWS / 2], dq[32];
     uint32_t pl[HALVES * 16], dl[HALVES * 16];
     barrier_wait(&s->do_full[stage], step / 2 & 1);
@@ -586,7 +427,8 @@ __device__ __forceinline__ void work_tile(const bwd_job &j, bwd_pool<D> *s, floa
 
 /* All tiles of a block of keys; dk and dv in registers. step: tiles before, of all blocks. */
 template <int D>
-__device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2], const place &at, uint32_t &step, uint32_t blocks, uint32_t &given,
+__device__ __forceinline__ void work_block(const bwd_job &j, bwd_pool<D> *s, float (&dk)[D / 2], float (&dv)[D / 2],
+                                           const place &at, uint32_t &step, uint32_t blocks, uint32_t &given,
                                            uint32_t &sums, int w)
 {
     float scores[TILE_ROWS<D> / 2];
@@ -611,7 +453,8 @@ template <int D> __device__ __forceinline__ void work(const bwd_job &j, bwd_pool
     uint32_t step = 0, blocks = 0, given = 0, sums = 0;
     float dk[D / 2], dv[D / 2];
     for (uint32_t round = 0;; round++) {
-        int item = __shfl_sync(0xffffffffu, next_item(s, round), 0); /* the compiler learns that the warp stays together */
+        int item =
+            __shfl_sync(0xffffffffu, next_item(s, round), 0); /* the compiler learns that the warp stays together */
         if (item >= j.items)
             return;
         place at = place_of(j, item);
@@ -638,7 +481,9 @@ template <int D> __device__ __forceinline__ void work(const bwd_job &j, bwd_pool
 
 #endif /* HOPPER_CODE */
 
-template <int D> __global__ void __launch_bounds__(THREADS, 1) bwd_hopper(const __grid_constant__ bwd_job j, const __grid_constant__ bwd_maps maps)
+template <int D>
+__global__ void __launch_bounds__(THREADS, 1)
+    bwd_hopper(const __grid_constant__ bwd_job j, const __grid_constant__ bwd_maps maps)
 {
 #if HOPPER_CODE
     DYNAMIC_SHARED(char, raw, 1024);
@@ -660,7 +505,7 @@ template <int D> __global__ void __launch_bounds__(THREADS, 1) bwd_hopper(const 
 #endif
 }
 
-/* ---- launch ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- launch -------------------------------------------------------------------------------------------------------- */
 
 /* The parts of the scratch; a job without memory gives its size. */
 struct bwd_layout {
@@ -686,13 +531,17 @@ static bwd_layout layout_of(int64_t batch, int64_t heads, int64_t groups, int64_
 
 int64_t attention_bwd_hopper_bytes(const struct attention_bwd_args *a)
 {
-    return PART_ALIGN + layout_of(a->q.dim[0], a->q.dim[2], a->k.dim[2], a->q.dim[1], a->k.dim[1], max_i64(a->q.dim[3], a->v.dim[3])).end;
+    return PART_ALIGN +
+           layout_of(a->q.dim[0], a->q.dim[2], a->k.dim[2], a->q.dim[1], a->k.dim[1], max_i64(a->q.dim[3], a->v.dim[3]))
+               .end;
 }
 
 /* How blocks are made and in what order they are taken.
- * A block takes all query heads of its group where that leaves blocks enough for an H200: a constant, so that the order of sums depends on shapes alone.
- * Units whose rows, keys and sums together about fill the cache are worked on side by side: with fewer, blocks wait for turns; with more, sums leave the cache. Measured
- * on an H200: b64 s1024 d64 in sets of 32, 64 and 512 heads 282, 293 and 252 TFLOP/s, b4 s4096 d128 in sets of 4, 8, 16 and 64 heads 503, 499, 490 and 377. */
+ * A block takes all query heads of its group where that leaves blocks enough for an H200: a constant, so that the order
+ * of sums depends on shapes alone. Units whose rows, keys and sums together about fill the cache are worked on side by
+ * side: with fewer, blocks wait for turns; with more, sums leave the cache. Measured on an H200: b64 s1024 d64 in sets
+ * of 32, 64 and 512 heads 282, 293 and 252 TFLOP/s, b4 s4096 d128 in sets of 4, 8, 16 and 64 heads 503, 499, 490 and
+ * 377. */
 static void share_heads(struct lane *l, bwd_job *j)
 {
     const attn_call<bf16> &c = j->c;
@@ -716,12 +565,7 @@ template <int D> static int run_bwd_hopper(struct lane *l, const struct attentio
     TRY(tensor_map_heads(l, &maps.k, &a->k, KEYS));
     TRY(tensor_map_heads(l, &maps.v, &a->v, KEYS));
     TRY(tensor_map_heads(l, &maps.dout, &a->dout, TILE_ROWS<D>));
-    auto prepare = prepare_rows<D>;
-    LAUNCH(l, prepare, (unsigned)(j.c.batch * j.tiles * j.c.heads), 256, 0, j);
-    if (present(&a->sink))
-        LAUNCH(l, sum_dsink_parts, (unsigned)j.c.heads, 256, 0, j, (float *)a->dsink.data, a->acc_dsink);
-    if (j.tile_lo != NULL)
-        LAUNCH(l, document_ranges, (unsigned)j.c.batch, 256, 0, j);
+    TRY(attention_bwd_prepare(l, a, j));
     auto kernel = bwd_hopper<D>;
     int smem = bwd_smem<D>();
     NEEDS_SMEM(l, kernel, smem);
@@ -737,6 +581,8 @@ int attention_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, con
     char *base = (char *)(((uintptr_t)a->work.data + PART_ALIGN - 1) / PART_ALIGN * PART_ALIGN);
     bwd_job j = {};
     j.c = c;
+    if (c.window >= c.keys)
+        j.c.window = 0; /* one that no key falls out of is none */
     j.records = base;
     j.dq_sum = (float *)(base + at.dq_sum);
     j.kv_sum = (float *)(base + at.kv_sum);

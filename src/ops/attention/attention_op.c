@@ -336,6 +336,10 @@ static const struct op_sample samples[] = {
     {"b=1 s=330 h=2 g=2 d=64 scale=0.125 window=129 no_sink=1 no_doc_start=1 no_start=1"},
     {"b=1 s=200 h=2 g=1 d=192 dv=128 scale=0.07 window=1 no_sink=1 no_doc_start=1 no_start=1"},
     {"b=1 s=3 skv=200 h=8 g=2 d=128 scale=0.088 no_sink=1 no_doc_start=1"},
+    /* Several blocks of keys to a row and to a group; keys that no row sees. */
+    {"b=1 s=390 h=4 g=2 d=128 scale=0.088 no_doc_start=1 no_start=1"},
+    {"b=2 s=300 h=2 g=1 d=64 scale=0.125 no_start=1 strided=1"},
+    {"b=1 s=40 skv=400 h=2 g=1 d=64 scale=0.125 window=30 no_sink=1 no_doc_start=1 no_start=1"},
 };
 static const struct op_sample bench[] = {
     {"b=16 s=256 h=5 g=5 d=64 scale=0.125 no_sink=1 no_doc_start=1 no_start=1"},
