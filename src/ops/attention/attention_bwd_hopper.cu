@@ -154,10 +154,10 @@ template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_po
         for (int count = steps_of(j, p); count > 0; count--, given++, at.next(j, p)) {
             int before = p.n - first_block(j, p.b, at.m);
             bool last = p.n == last_block(j, at.m);
-            int64_t tile = tile_index(j, p.b, at.h, at.m);
+            int tile = tile_index(j, p.b, at.h, at.m);
             if (before > 0)
                 turn_wait(&j.turn[tile], before);
-            sum_part(s, j.dq_sum + tile * DQ_FLOATS, before, last, given);
+            sum_part(s, j.dq_sum + (int64_t)tile * DQ_FLOATS, before, last, given);
             if (!last) {
                 bulk_wait<0>();
                 turn_pass(&j.turn[tile]);

@@ -80,7 +80,7 @@ __device__ __forceinline__ place place_of(const bwd_job &j, int item)
 /* Walks over the tiles of a place, for each of its query heads. All heads of a tile in turn, so that blocks stay near
  * each other; with a window, where blocks are apart anyway, a head after the other, so that less is in use at a time. */
 struct walk {
-    int h, m, end;
+    int h, m, left; /* left: heads after this one */
     __device__ __forceinline__ void next(const bwd_job &j, const place &p)
     {
         if (j.c.window > 0) {
@@ -88,25 +88,27 @@ struct walk {
                 m = p.last;
                 h++;
             }
-        } else if (++h == end) {
-            h -= j.each;
+        } else if (left-- > 0) {
+            h++;
+        } else {
+            left = j.each - 1;
+            h -= left;
             m--;
         }
     }
 };
 __device__ __forceinline__ walk walk_from(const bwd_job &j, const place &p)
 {
-    walk w = {p.g * j.c.per_group + p.share * j.each, p.last, 0};
-    w.end = w.h + j.each;
+    walk w = {p.g * j.c.per_group + p.share * j.each, p.last, j.each - 1};
     return w;
 }
 __device__ __forceinline__ int steps_of(const bwd_job &j, const place &p)
 {
     return max(p.last - p.first + 1, 0) * j.each;
 }
-__device__ __forceinline__ int64_t tile_index(const bwd_job &j, int b, int h, int m)
+__device__ __forceinline__ int tile_index(const bwd_job &j, int b, int h, int m)
 {
-    return ((int64_t)b * j.c.heads + h) * j.tiles + m;
+    return (b * j.c.heads + h) * j.tiles + m;
 }
 
 /* Before the kernel: records, turns and ticket; dsink; ranges of documents. */
