@@ -6,8 +6,8 @@
  * and their gradients are computed transposed, so that both are left operands from registers. One warp brings tiles by
  * bulk copies. dq of a tile is summed over key blocks in fp32 in scratch memory, in the order of keys: each block waits
  * for its turn, so the sum has one order. The block of the diagonal is the last and rounds it. Where few kv heads have
- * many query heads, several blocks take some of these each, and dk and dv are summed in the same manner. Only one
- * thread waits for turns, and blocks are taken by ticket, first keys first, so the blocks that a block waits for have
+ * many query heads, several blocks take some of these each, and dk and dv are summed in the same manner. Only two
+ * threads ever wait for turns, and blocks are taken by ticket, first keys first, so the blocks that a block waits for have
  * begun before it and are a little ahead.
  *
  * Before: prepare_rows collects what tiles need by row (logarithm of the sum, sum of do * o, first key) and clears
@@ -35,8 +35,8 @@ template <int D> struct bwd_pool {
     bf16 ds[2][KEYS / 64][ROWS][64];
     float dq[2][8][128][4]; /* of each group: registers of its threads */
     row_record<ROWS> rows[2];
-    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full, dq_empty, sum_full,
-        item_full, item_empty;
+    uint64_t k_full, v_full, kv_empty, q_full[2], q_empty[2], do_full[2], do_empty[2], dq_full, dq_empty, sum_full, turn_full,
+        turn_empty, item_full, item_empty;
     int item;
 };
 
@@ -59,8 +59,10 @@ template <int D> __device__ __forceinline__ void init_barriers(bwd_pool<D> *s)
     barrier_init(&s->dq_full, WORKERS);
     barrier_init(&s->dq_empty, 1);
     barrier_init(&s->sum_full, 1);
+    barrier_init(&s->turn_full, 1);
+    barrier_init(&s->turn_empty, 1);
     barrier_init(&s->item_full, 1);
-    barrier_init(&s->item_empty, WORKERS + 1);
+    barrier_init(&s->item_empty, WORKERS + 2);
     barrier_init_done();
 }
 /* The item that the copying thread has drawn; the place for the next one is free after it. */
@@ -119,7 +121,7 @@ template <int D> __device__ __forceinline__ void bring(const bwd_job &j, const b
     }
 }
 
-/* ---- the summing thread -------------------------------------------------------------------------------------------- */
+/* ---- the threads that sum ------------------------------------------------------------------------------------------ */
 
 /* Takes what the workers leave in s->dq to a sum in memory; as the last one, brings the sum to the workers instead.
  * before: who came before. */
@@ -142,21 +144,42 @@ __device__ __forceinline__ void sum_part(bwd_pool<D> *s, float *sum, int before,
     barrier_arrive(&s->dq_empty);
 }
 
-template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_pool<D> *s)
+/* Another thread waits for turns, one tile ahead: each look at memory takes a while. */
+template <int D> __device__ __forceinline__ void watch_turns(const bwd_job &j, bwd_pool<D> *s)
 {
-    uint32_t given = 0;
+    uint32_t steps = 0;
     for (uint32_t round = 0;; round++) {
         int item = next_item(s, round);
         if (item >= j.items)
             return;
         place p = place_of(j, item);
         walk at = walk_from(j, p);
-        for (int count = steps_of(j, p); count > 0; count--, given++, at.next(j, p)) {
+        for (int count = steps_of(j, p); count > 0; count--, steps++, at.next(j, p)) {
+            int before = p.n - first_block(j, p.b, at.m);
+            barrier_wait(&s->turn_empty, (steps & 1) ^ 1);
+            if (before > 0)
+                turn_wait(&j.turn[tile_index(j, p.b, at.h, at.m)], before);
+            barrier_arrive(&s->turn_full);
+        }
+    }
+}
+
+template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_pool<D> *s)
+{
+    uint32_t steps = 0, given = 0;
+    for (uint32_t round = 0;; round++) {
+        int item = next_item(s, round);
+        if (item >= j.items)
+            return;
+        place p = place_of(j, item);
+        walk at = walk_from(j, p);
+        for (int count = steps_of(j, p); count > 0; count--, steps++, given++, at.next(j, p)) {
             int before = p.n - first_block(j, p.b, at.m);
             bool last = p.n == last_block(j, at.m);
             int tile = tile_index(j, p.b, at.h, at.m);
-            if (before > 0)
-                turn_wait(&j.turn[tile], before);
+            barrier_wait(&s->turn_full, steps & 1);
+            barrier_arrive(&s->turn_empty);
+            turn_taken();
             sum_part(s, j.dq_sum + (int64_t)tile * DQ_FLOATS, before, last, given);
             if (!last) {
                 bulk_wait<0>();
@@ -169,6 +192,7 @@ template <int D> __device__ __forceinline__ void sum_up(const bwd_job &j, bwd_po
         bool last = p.share == j.shares - 1;
         if (p.share > 0)
             turn_wait(&j.kv_turn[block], p.share);
+        turn_taken();
         for (int part = 0; part < D / 32; part++, given++)
             sum_part(s, j.kv_sum + (block * (D / 32) + part) * DQ_FLOATS, p.share, last, given);
         if (!last) {
@@ -498,6 +522,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             bring<D>(j, maps, s);
         else if (threadIdx.x == 32)
             sum_up<D>(j, s);
+        else if (threadIdx.x == 64)
+            watch_turns<D>(j, s);
     } else {
         registers_up<240>();
         work<D>(j, s, role - 1);

@@ -221,8 +221,8 @@ __device__ __forceinline__ void fence_async_proxy(void) { asm volatile("fence.pr
 
 /* ---- turns: blocks that work on the same memory one after the other -------------------------------------------------------- */
 
-/* Until *turn is mine: what the block before did to memory, by stores or bulk copies, is visible, also to bulk copies of this thread. The blocks
- * before must have begun before this one, or the wait may never end. */
+/* Until *turn is mine: what the block before did to memory, by stores or bulk copies, is visible; to bulk copies after turn_taken, also to
+ * those of another thread that this one hands over to by a barrier. The blocks before must have begun before this one, or the wait may never end. */
 __device__ __forceinline__ void turn_wait(const int *turn, int mine)
 {
     int now;
@@ -232,8 +232,8 @@ __device__ __forceinline__ void turn_wait(const int *turn, int mine)
             break;
         __nanosleep(32);
     }
-    asm volatile("fence.proxy.async.global;" ::: "memory");
 }
+__device__ __forceinline__ void turn_taken(void) { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 /* The next one's turn, after bulk_wait<0>. */
 __device__ __forceinline__ void turn_pass(int *turn)
 {
