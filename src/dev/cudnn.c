@@ -462,7 +462,7 @@ static int64_t real_bytes(const struct dnn_attention *a, const struct cut *c, bo
     return rowsum_bytes(a, c->size) + dq_sum_bytes(a, c->size, deterministic) + c->plan->workspace;
 }
 
-/* The largest piece whose plan really fits the scratch at hand. */
+/* The largest piece whose plan really fits the scratch at hand; no plan: none does. */
 static int cut_call(struct dnn *d, const struct dnn_attention *a, bool deterministic, struct cut *c, struct err *e)
 {
     bool whole = piece_bytes(a, whole_call(a), deterministic) <= a->work_bytes;
@@ -478,9 +478,10 @@ static int cut_call(struct dnn *d, const struct dnn_attention *a, bool determini
         if (c->plan->refused || real_bytes(a, c, deterministic) <= c->slot)
             return ST_OK;
         struct piece next = smaller_piece(a, c->size);
-        if (next.groups == 0)
-            return err_set(e, ST_INTERNAL, "attention_bwd: cuDNN asks for %lld bytes of scratch for one head, planned were %lld",
-                           (long long)real_bytes(a, c, deterministic), (long long)c->slot);
+        if (next.groups == 0) { /* not even one head */
+            c->plan = NULL;
+            return ST_OK;
+        }
         c->size = next;
     }
 }
@@ -507,7 +508,7 @@ int dnn_attention_bwd(struct lane *l, const struct dnn_attention *call, bool *do
     const struct dnn_attention shifted = aligned(call), *a = &shifted;
     TRY(cut_call(d, a, !cuda_of(l)->want.fast, &c, l->err));
     bool cut = c.size.batch != a->q.dim[0] || c.size.groups != a->k.dim[2];
-    if (c.plan->refused || (cut && a->q.dim[1] % 4 != 0)) /* pieces of odd length would begin at unaligned statistics */
+    if (c.plan == NULL || c.plan->refused || (cut && a->q.dim[1] % 4 != 0)) /* pieces of odd length would begin at unaligned statistics */
         return ST_OK;
     *done = true;
     cudaStream_t stream[STREAMS] = {cuda_stream(l)};

@@ -27,39 +27,51 @@ static void line(struct buf *out, const char *what, const char *kernel, const ch
 /* ---- attention
  * -------------------------------------------------------------------------------------------------------- */
 
-static const char *not_library(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, bool latent)
+struct attention_facts {
+    struct tensor q, k, v;
+    const char *not_library, *not_hopper;
+    int64_t widest;
+};
+
+static struct attention_facts attention_facts(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, bool latent)
 {
     const struct config_model *c = &cfg->model;
     int64_t width = latent ? c->mla_nope + c->mla_rope : c->head_dim, values = latent ? c->mla_v : c->head_dim;
     int64_t keys = latent ? c->heads : c->kv_heads, batch = cfg->train.micro_batch, seq = cfg->train.seq;
-    struct tensor q = tensor_4d(NULL, d->real, batch, seq, c->heads, width),
-                  k = tensor_4d(NULL, d->real, batch, seq, keys, width);
-    struct tensor v = tensor_4d(NULL, d->real, batch, seq, keys, values), sink = {0};
-    if (c->attn_sink == CFG_SINK_LEARNABLE)
-        sink = tensor_1d(NULL, d->wide, c->heads);
-    const char *why = attention_not_library(&q, &k, &v, &sink, c->attn_sink == CFG_SINK_OFF_BY_ONE);
-    if (why == NULL && cfg->data.eod_mask)
-        why = "cuDNN takes no packed documents (data.eod_mask)";
-    if (why == NULL && !g->cudnn)
-        why = "cuDNN is not installed";
-    return why;
+    struct attention_facts f = {.q = tensor_4d(NULL, d->real, batch, seq, c->heads, width),
+                                .k = tensor_4d(NULL, d->real, batch, seq, keys, width),
+                                .v = tensor_4d(NULL, d->real, batch, seq, keys, values),
+                                .widest = max_i64(width, values)};
+    f.not_library = attention_not_library(&f.q, &f.k, &f.v);
+    if (f.not_library == NULL && cfg->data.eod_mask)
+        f.not_library = "cuDNN takes no packed documents (data.eod_mask)";
+    if (f.not_library == NULL && !g->cudnn)
+        f.not_library = "cuDNN is not installed";
+    f.not_hopper = g->hopper ? attention_not_hopper(&f.q, &f.k, &f.v) : "not a Hopper GPU, or gpu.portable";
+    return f;
 }
 
 static void print_attention(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, bool latent,
                             struct buf *out)
 {
-    const struct config_model *c = &cfg->model;
-    const char *why = not_library(cfg, d, g, latent), *what = latent ? "latent attention" : "attention";
-    int64_t widest = latent ? max_i64(c->mla_nope + c->mla_rope, c->mla_v) : c->head_dim;
-    if (why != NULL)
-        line(out, what,
-             d->real == DT_BF16 && widest <= 256 ? "own kernels on tensor cores" : "own kernels without tensor cores",
-             why);
-    else if (!latent && c->attn_window > 0 && c->attn_window < cfg->train.seq / 5)
-        line(out, what, "cuDNN forward, own kernels backward",
-             "cuDNN's backward goes over all keys, whatever the window");
-    else
-        line(out, what, "cuDNN", cfg->gpu.fast ? "gpu.fast lets its backward add in any order" : NULL);
+    struct attention_facts f = attention_facts(cfg, d, g, latent);
+    const char *what = latent ? "latent attention" : "attention", *forward = "cuDNN", *backward = "cuDNN";
+    const char *own = d->real == DT_BF16 && f.widest <= 256 ? "own kernels on tensor cores" : "own kernels without tensor cores";
+    const char *why = f.not_library;
+    char text[128];
+    if (f.not_library != NULL)
+        forward = backward = own;
+    if (f.not_hopper == NULL) {
+        backward = "own kernel for Hopper";
+    } else if (f.not_library == NULL && !latent && cfg->model.attn_window > 0 && cfg->model.attn_window < cfg->train.seq / 5) {
+        backward = own;
+        why = "cuDNN's backward goes over all keys, whatever the window";
+    } else if (f.not_library == NULL && cfg->gpu.fast) {
+        why = "gpu.fast lets its backward add in any order";
+    }
+    snprintf(text, sizeof text, "%s%s%s%s", forward, strcmp(forward, backward) == 0 ? "" : " forward, ",
+             strcmp(forward, backward) == 0 ? "" : backward, strcmp(forward, backward) == 0 ? "" : " backward");
+    line(out, what, text, why);
 }
 
 /* ---- experts

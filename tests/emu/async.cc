@@ -228,6 +228,9 @@ static void step(struct transfer *t)
         }
         if (t->tensor)
             write_box(t);
+        else if (t->add)
+            for (unsigned i = 0; i < t->bytes / 4; i++)
+                ((float *)t->global)[i] += ((const float *)t->held.data())[i];
         else
             memcpy(t->global, t->held.data(), t->bytes);
         return finish_transfer(t);
@@ -301,18 +304,28 @@ void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *b
     enqueue(here(), t);
     emu_maybe_yield();
 }
-void emu_bulk_store(void *global, const void *shared, unsigned bytes)
+static void bulk_out(void *global, const void *shared, unsigned bytes, bool add)
 {
-    NOTE_PLACE();
     check_bulk(shared, global, bytes);
     watch_async_read(shared, bytes, "a bulk store");
     transfer_ref t = transfer_new(BULK_STORE);
     t->shared = (char *)(uintptr_t)shared;
     t->global = (char *)global;
     t->bytes = bytes;
+    t->add = add;
     self()->bulk.open.push_back(t);
     enqueue(here(), t);
     emu_maybe_yield();
+}
+void emu_bulk_store(void *global, const void *shared, unsigned bytes)
+{
+    NOTE_PLACE();
+    bulk_out(global, shared, bytes, false);
+}
+void emu_bulk_add(float *global, const float *shared, unsigned bytes)
+{
+    NOTE_PLACE();
+    bulk_out(global, shared, bytes, true);
 }
 
 static transfer_ref tensor_transfer(enum transfer_kind kind, const CUtensorMap *map, int rank, const int *at, const void *shared)
@@ -437,12 +450,19 @@ static void watch_operand(const struct transfer *t, uint64_t tile, bool mn, int 
             watch_async_read(operand_at(t, tile, mn, row, k), 16, "wgmma");
 }
 
+/* Value (row, k) of an operand in registers: hopper.cuh says who holds it. */
+static float left_operand(const struct transfer *t, int row, int k)
+{
+    int thread = row / 16 * 32 + row % 8 * 4 + k % 8 / 2, reg = row % 16 / 8 + k / 8 * 2;
+    return __uint_as_float((t->left[(size_t)thread][reg] >> (k % 2 * 16) & 0xffff) << 16);
+}
+
 static void run_wgmma(struct transfer *t)
 {
     static thread_local float a[64][16], b[16][256], sum[64][256];
     for (int i = 0; i < 64; i++)
         for (int k = 0; k < 16; k++)
-            a[i][k] = operand(t, t->a, t->a_mn, i, k);
+            a[i][k] = t->left.empty() ? operand(t, t->a, t->a_mn, i, k) : left_operand(t, i, k);
     for (int k = 0; k < 16; k++)
         for (int j = 0; j < t->n; j++)
             b[k][j] = operand(t, t->b, t->b_mn, j, k);
@@ -474,13 +494,12 @@ static void run_until(struct group *g, uint64_t n)
     }
 }
 
-void emu_wgmma(float *d, int n, uint64_t a, uint64_t b, bool a_mn, bool b_mn, bool first)
+static void ask_wgmma(float *d, int n, const uint32_t *left, uint64_t a, uint64_t b, bool a_mn, bool b_mn, bool first)
 {
-    NOTE_PLACE();
     struct fiber *f = self();
     struct group *g = f->warp->group;
     size_t at = (size_t)(f->wgmmas++ - g->first);
-    if (a >> 62 != 1 || b >> 62 != 1)
+    if ((left == NULL && a >> 62 != 1) || b >> 62 != 1)
         emu_fail("wgmma: only tiles with the 128-byte swizzle are emulated");
     while (g->queue.size() <= at) {
         transfer_ref t = transfer_new(WGMMA);
@@ -496,13 +515,18 @@ void emu_wgmma(float *d, int n, uint64_t a, uint64_t b, bool a_mn, bool b_mn, bo
         t->a_mn = a_mn;
         t->b_mn = b_mn;
         t->first = first;
-        watch_operand(t, a, a_mn, 64);
+        if (left == NULL)
+            watch_operand(t, a, a_mn, 64);
+        else
+            t->left.resize(128);
         watch_operand(t, b, b_mn, n);
-    } else if (t->a != a || t->b != b || t->n != n || t->a_mn != a_mn || t->b_mn != b_mn || t->first != first) {
+    } else if (t->left.empty() != (left == NULL) || t->a != a || t->b != b || t->n != n || t->a_mn != a_mn || t->b_mn != b_mn || t->first != first) {
         emu_fail("wgmma: the threads of a warpgroup ask for different products");
     }
     unsigned thread = f->thread.x + blockDim.x * (f->thread.y + blockDim.y * f->thread.z);
     t->d[thread % 128] = d;
+    if (left != NULL)
+        t->left[thread % 128] = left;
     t->came++;
     if (t->came < 128)
         return;
@@ -511,6 +535,16 @@ void emu_wgmma(float *d, int n, uint64_t a, uint64_t b, bool a_mn, bool b_mn, bo
     for (struct fiber *w : g->waiting)
         wake(w);
     g->waiting.clear();
+}
+void emu_wgmma(float *d, int n, uint64_t a, uint64_t b, bool a_mn, bool b_mn, bool first)
+{
+    NOTE_PLACE();
+    ask_wgmma(d, n, NULL, a, b, a_mn, b_mn, first);
+}
+void emu_wgmma_left(float *d, int n, const uint32_t *a, uint64_t b, bool b_mn, bool first)
+{
+    NOTE_PLACE();
+    ask_wgmma(d, n, a, 0, b, false, b_mn, first);
 }
 void emu_wgmma_commit(void) { self()->wgmma_groups.push_back(self()->wgmmas); }
 void emu_wgmma_wait(int left)

@@ -62,6 +62,7 @@ struct transfer {
     /* wgmma */
     struct group *group;
     std::vector<float *> d;
+    std::vector<const uint32_t *> left; /* operand A in registers: by thread; else empty */
     int n, came;
     uint64_t a, b;
     bool a_mn, b_mn, first;

@@ -50,6 +50,13 @@ cudaError_t cudaGetDeviceCount(int *n)
     *n = 1;
     return cudaSuccess;
 }
+/* The emulated runtime and driver are those of CUDA 13.0. */
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = 13000;
+    return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
 cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : noted(cudaErrorInvalidValue); }
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int)
 {
@@ -90,6 +97,7 @@ static const struct {
 } ERRORS[] = {
     {"cudaSuccess", "no error"},
     {"cudaErrorInvalidValue", "invalid argument"},
+    {"cudaErrorInsufficientDriver", "CUDA driver version is insufficient for CUDA runtime version"},
     {"cudaErrorMemoryAllocation", "out of memory"},
     {"cudaErrorInvalidConfiguration", "invalid configuration argument"},
     {"cudaErrorInvalidClusterSize", "invalid cluster size"},

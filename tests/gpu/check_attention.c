@@ -1,6 +1,6 @@
 /* Attention on a GPU beyond what single samples show: a backward cut into pieces gives the bits of the whole call, eager
- * or captured; the library's results and those of our own kernels fit together; a wrong start harms nothing. Prints
- * "N passed, N failed" last. */
+ * or captured; the library's results and those of our own kernels fit together; the number of multiprocessors changes no
+ * bits; a wrong start harms nothing. Prints "N passed, N failed" last. */
 #include "dev/cuda.h"
 #include "ops/check.h"
 #include "ops/ops.h"
@@ -85,16 +85,18 @@ static double distance(struct bed *b, const struct tensor *x, const struct tenso
     return sqrt(diff / size);
 }
 
-enum { BATCH = 2, SEQ = 256, HEADS = 8, GROUPS = 2, WIDTH = 64 };
+/* Heads of a width that the library takes backward on every GPU. */
+enum { BATCH = 2, SEQ = 256, HEADS = 8, GROUPS = 2, WIDTH = 192, WIDTH_V = 128 };
 
 static struct tensor rows(int64_t heads) { return tensor_4d(NULL, DT_BF16, BATCH, SEQ, heads, WIDTH); }
+static struct tensor value_rows(int64_t heads) { return tensor_4d(NULL, DT_BF16, BATCH, SEQ, heads, WIDTH_V); }
 
 struct grads {
     struct tensor dq, dk, dv;
 };
 static struct grads new_grads(struct bed *b)
 {
-    return (struct grads){there(b, rows(HEADS), 0, 0), there(b, rows(GROUPS), 0, 0), there(b, rows(GROUPS), 0, 0)};
+    return (struct grads){there(b, rows(HEADS), 0, 0), there(b, rows(GROUPS), 0, 0), there(b, value_rows(GROUPS), 0, 0)};
 }
 static void drop_grads(struct bed *b, struct grads *g)
 {
@@ -154,7 +156,7 @@ static void check_both_ways(struct bed *b, struct attention_fwd_args *f, struct 
     struct attention_fwd_args own = *f;
     struct tensor doc = there(b, tensor_2d(NULL, DT_I32, BATCH, SEQ), 0, 0), work = there(b, tensor_1d(NULL, DT_U8, ops->attention_bwd_work(base)), 0, 0);
     own.doc_start = doc;
-    own.o = there(b, rows(HEADS), 0, 0);
+    own.o = there(b, value_rows(HEADS), 0, 0);
     own.lse = there(b, f->lse, 0, 0);
     must(b, ops->attention_fwd(&lane, &own));
     double o = distance(b, &own.o, &f->o), lse = distance(b, &own.lse, &f->lse);
@@ -174,6 +176,39 @@ static void check_both_ways(struct bed *b, struct attention_fwd_args *f, struct 
     drop(b, &own.lse);
     drop_grads(b, &g);
     drop_grads(b, &mixed);
+}
+
+/* Blocks wait for each other's sums: on one multiprocessor all are done in order, on many they meet. */
+static void check_multiprocessors(struct bed *b, int64_t width, int64_t groups, int64_t window)
+{
+    const struct ops *ops = ops_for(&b->dev);
+    struct cuda_dev *gpu = b->dev.impl;
+    struct lane lane = {.dev = &b->dev, .err = &b->e};
+    const int64_t heads = 4, seq = 1000;
+    struct tensor of_q = tensor_4d(NULL, DT_BF16, 2, seq, heads, width), of_k = tensor_4d(NULL, DT_BF16, 2, seq, groups, width);
+    struct attention_fwd_args f = {.q = there(b, of_q, 1, 1), .k = there(b, of_k, 2, 1), .v = there(b, of_k, 3, 1), .o = there(b, of_q, 0, 0),
+                                   .lse = there(b, tensor_3d(NULL, DT_F32, 2, heads, seq), 0, 0), .scale = 0.1, .window = window};
+    f.work = there(b, tensor_1d(NULL, DT_U8, ops->attention_fwd_work(&f)), 0, 0);
+    must(b, ops->attention_fwd(&lane, &f));
+    struct attention_bwd_args base = {.dout = there(b, of_q, 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .scale = 0.1, .window = window};
+    struct tensor work = there(b, tensor_1d(NULL, DT_U8, ops->attention_bwd_work(&base)), 0, 0);
+    static const int counts[] = {0, 1, 7};
+    struct grads g[countof(counts)];
+    int all = gpu->sm_budget;
+    for (int i = 0; i < countof(counts); i++) {
+        g[i] = (struct grads){there(b, of_q, 5, 1), there(b, of_k, 6, 1), there(b, of_k, 7, 1)};
+        struct attention_bwd_args a = into(base, &g[i], &work);
+        must(b, b->dev.vt->fill(&b->dev, work.data, 0xff, tensor_bytes(&work), &b->e));
+        gpu->sm_budget = counts[i] > 0 ? counts[i] : all;
+        must(b, ops->attention_bwd(&lane, &a));
+    }
+    gpu->sm_budget = all;
+    verdict(b, "the number of multiprocessors changes no bits of a backward", same_grads(b, &g[0], &g[1]) && same_grads(b, &g[0], &g[2]));
+    for (int i = 0; i < countof(counts); i++)
+        drop_grads(b, &g[i]);
+    struct tensor *rest[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &base.dout, &work};
+    for (int i = 0; i < countof(rest); i++)
+        drop(b, rest[i]);
 }
 
 static void check_start(struct bed *b, const struct attention_fwd_args *f)
@@ -203,10 +238,10 @@ int main(void)
     verdict(&b, "cuDNN is there", ((struct cuda_dev *)b.dev.impl)->dnn != NULL);
     const struct ops *ops = ops_for(&b.dev);
     struct lane lane = {.dev = &b.dev, .err = &b.e};
-    struct attention_fwd_args f = {.q = there(&b, rows(HEADS), 1, 1), .k = there(&b, rows(GROUPS), 2, 1), .v = there(&b, rows(GROUPS), 3, 1),
-                                   .o = there(&b, rows(HEADS), 0, 0), .lse = there(&b, tensor_3d(NULL, DT_F32, BATCH, HEADS, SEQ), 0, 0), .scale = 0.125};
+    struct attention_fwd_args f = {.q = there(&b, rows(HEADS), 1, 1), .k = there(&b, rows(GROUPS), 2, 1), .v = there(&b, value_rows(GROUPS), 3, 1),
+                                   .o = there(&b, value_rows(HEADS), 0, 0), .lse = there(&b, tensor_3d(NULL, DT_F32, BATCH, HEADS, SEQ), 0, 0), .scale = 0.125};
     f.work = there(&b, tensor_1d(NULL, DT_U8, ops->attention_fwd_work(&f)), 0, 0);
-    struct attention_bwd_args g = {.dout = there(&b, rows(HEADS), 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .dq = f.q, .dk = f.k,
+    struct attention_bwd_args g = {.dout = there(&b, value_rows(HEADS), 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .dq = f.q, .dk = f.k,
                                    .dv = f.v, .scale = 0.125};
     for (int windowed = 0; windowed < 2; windowed++) {
         f.window = g.window = windowed ? 100 : 0;
@@ -215,6 +250,9 @@ int main(void)
         check_both_ways(&b, &f, &g);
         check_start(&b, &f);
     }
+    check_multiprocessors(&b, 64, 4, 0);
+    check_multiprocessors(&b, 128, 1, 0);
+    check_multiprocessors(&b, 128, 2, 300);
     struct tensor *all[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &g.dout};
     for (int i = 0; i < countof(all); i++)
         drop(&b, all[i]);

@@ -1,8 +1,8 @@
-/* attention on the GPU: which kernels a call takes, and the two small sums beside them; see attention_cuda.cuh.
+/* attention on the GPU: which kernels a call takes, and the small kernels beside them; see attention_cuda.cuh.
  *
- * cuDNN (dev/cudnn.c) takes causal calls in bf16, with or without a window, where it is installed and likes the shape. Everything else, and
- * every call it refuses, runs on kernels of ours. Both write and read the same lse, so a forward of one and a backward of
- * the other fit together. */
+ * cuDNN (dev/cudnn.c) takes causal calls in bf16, with or without a window or a sink, where it is installed and likes the shape. Everything else, and
+ * every call it refuses, runs on kernels of ours; on Hopper they also take the backward pass of heads of up to 128 channels. All write and read the
+ * same lse, so a forward pass of one and a backward pass of the other fit together. fwd_kernels and bwd_kernels choose. */
 #include "ops/attention/attention_cuda.cuh"
 
 /* ---- sums by row --------------------------------------------------------------------------------------------------- */
@@ -46,6 +46,44 @@ template <typename T> __global__ void __launch_bounds__(256) sum_dsink(const att
     sum = block_sum<256>(sum, scratch);
     if (threadIdx.x == 0)
         dsink[h] = (acc ? dsink[h] : 0.0f) - sum;
+}
+
+/* ---- a sink added to what the library computed without it: o * e^lse / (e^lse + e^sink) ------------------------------------- */
+
+__device__ __forceinline__ float sink_of(const attn_call<bf16> &c, int h) { return c.sink != NULL ? c.sink[h] : 0.0f; }
+
+/* A thread for 8 channels, in the order of memory. */
+static __global__ void __launch_bounds__(256) scale_by_sink(const attn_call<bf16> c)
+{
+    int parts = c.width_v / 8;
+    int64_t x = (int64_t)blockIdx.x * 256 + threadIdx.x, r = x / parts;
+    if (r >= (int64_t)c.batch * c.rows * c.heads)
+        return;
+    int h = (int)(r % c.heads), i = (int)(r / c.heads % c.rows), b = (int)(r / c.heads / c.rows);
+    float share = 1.0f / (1.0f + expf(sink_of(c, h) - c.lse[b * c.lse_batch + h * c.lse_head + i]));
+    bf16 *o = c.o.at(b, h) + i * c.o.row + x % parts * 8;
+    pack<bf16> v = load16(o);
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+        v.v[e] = __float2bfloat16_rn(to_float(v.v[e]) * share);
+    store16(o, v);
+}
+static __global__ void __launch_bounds__(256) lse_with_sink(const attn_call<bf16> c)
+{
+    int64_t x = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (x >= (int64_t)c.batch * c.heads * c.rows)
+        return;
+    int i = (int)(x % c.rows), h = (int)(x / c.rows % c.heads), b = (int)(x / c.rows / c.heads);
+    float *lse = c.lse + b * c.lse_batch + h * c.lse_head + i, sink = sink_of(c, h), most = fmaxf(*lse, sink);
+    *lse = most + log1pf(expf(fminf(*lse, sink) - most));
+}
+
+static int add_sink(struct lane *l, const attn_call<bf16> &c)
+{
+    int64_t rows = (int64_t)c.batch * c.rows * c.heads;
+    LAUNCH(l, scale_by_sink, (unsigned)ceil_div(rows * (c.width_v / 8), 256), 256, 0, c);
+    LAUNCH(l, lse_with_sink, (unsigned)ceil_div(rows, 256), 256, 0, c);
+    return ST_OK;
 }
 
 /* ---- a call as kernels see it ---------------------------------------------------------------------------------------- */
@@ -108,9 +146,9 @@ template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_ar
 /* ---- the library ------------------------------------------------------------------------------------------------------ */
 
 /* Known from shapes, before memory is given. */
-static bool library_shape(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *sink, bool sink_zero)
+static bool library_shape(const struct tensor *q, const struct tensor *k, const struct tensor *v)
 {
-    return attention_not_library(q, k, v, sink, sink_zero) == NULL;
+    return attention_not_library(q, k, v) == NULL;
 }
 
 static struct dnn_attention library_call(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *o,
@@ -131,38 +169,57 @@ static struct dnn_attention library_call(const struct tensor *q, const struct te
 
 static int try_library_fwd(struct lane *l, const struct attention_fwd_args *a, bool *done)
 {
-    *done = false;
-    if (!library_shape(&a->q, &a->k, &a->v, &a->sink, a->sink_zero) || present(&a->doc_start) || present(&a->start))
-        return ST_OK;
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
-    return dnn_attention_fwd(l, &x, done);
+    TRY(dnn_attention_fwd(l, &x, done));
+    return *done && (present(&a->sink) || a->sink_zero) ? add_sink(l, fwd_call<bf16>(a)) : ST_OK;
 }
 
-/* The library's deterministic backward goes over all keys, window or not: it takes about as long as our kernels do at a
- * window of a fifth of the rows. */
-static bool library_bwd_shape(const struct attention_bwd_args *a)
-{
-    return library_shape(&a->q, &a->k, &a->v, &a->sink, a->sink_zero) && (a->window == 0 || a->window >= a->k.dim[1] / 5);
-}
+template <typename T> static int sum_rows(struct lane *l, const struct attention_bwd_args *a, const attn_call<T> &c);
 
+/* lse and o have the sink in them, which is all that dq, dk and dv need to know of it. */
 static int try_library_bwd(struct lane *l, const struct attention_bwd_args *a, bool *done)
 {
-    *done = false;
-    if (!library_bwd_shape(a) || present(&a->doc_start))
-        return ST_OK;
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
     x.dout = a->dout;
     x.dq = a->dq;
     x.dk = a->dk;
     x.dv = a->dv;
-    return dnn_attention_bwd(l, &x, done);
+    TRY(dnn_attention_bwd(l, &x, done));
+    return *done && present(&a->sink) ? sum_rows(l, a, bwd_call<bf16>(a)) : ST_OK;
+}
+
+/* ---- the choice --------------------------------------------------------------------------------------------------------- */
+
+/* What the library refuses goes to the tensor-core kernels, what they do not take to the plain ones. */
+enum kernels { LIBRARY, HOPPER, TENSOR_CORES, PLAIN };
+
+/* The library is twice as fast as our tensor-core kernels, but knows no documents and no cache. */
+static enum kernels fwd_kernels(const struct attention_fwd_args *a)
+{
+    if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && !present(&a->start))
+        return LIBRARY;
+    return a->q.dtype == DT_BF16 && mma_fits(fwd_call<bf16>(a)) ? TENSOR_CORES : PLAIN;
+}
+
+/* On Hopper our kernel is faster than the library, deterministic or not, at every shape of tests/gpu/bench_attention.cu that it takes, and needs no scratch
+ * of all pairs. The library's deterministic backward goes over all keys, window or not: it takes about as long as our tensor-core kernels do at a window of a fifth of the rows. */
+static enum kernels bwd_kernels(const struct lane *l, const struct attention_bwd_args *a)
+{
+    if (a->q.dtype != DT_BF16)
+        return PLAIN;
+    attn_call<bf16> c = bwd_call<bf16>(a);
+    if (cuda_of(l)->hopper && c.aligned && attention_not_hopper(&a->q, &a->k, &a->v) == NULL)
+        return HOPPER;
+    if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && (a->window == 0 || a->window >= a->k.dim[1] / 5))
+        return LIBRARY;
+    return mma_fits(c) ? TENSOR_CORES : PLAIN;
 }
 
 /* ---- launchers -------------------------------------------------------------------------------------------------------- */
 
 extern "C" int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a)
 {
-    if (!library_shape(&a->q, &a->k, &a->v, &a->sink, a->sink_zero))
+    if (!library_shape(&a->q, &a->k, &a->v))
         return 0;
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
     return dnn_attention_fwd_bytes(&x);
@@ -170,21 +227,28 @@ extern "C" int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a)
 
 static int64_t delta_bytes(const struct attention_bwd_args *a) { return a->q.dim[0] * a->q.dim[1] * a->q.dim[2] * 4; }
 
+/* From shapes alone, the GPU is not known. The library is given what it likes on GPUs that are not Hopper, unless that is a lot: then it makes do with what the
+ * Hopper kernel needs, or the tensor-core kernels run. */
 extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
 {
-    if (!library_bwd_shape(a))
-        return delta_bytes(a);
+    const int64_t most = (int64_t)5 << 29;
+    bool hopper = attention_not_hopper(&a->q, &a->k, &a->v) == NULL;
+    int64_t own = hopper ? attention_bwd_hopper_bytes(a) : delta_bytes(a);
+    if (!library_shape(&a->q, &a->k, &a->v))
+        return own;
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
-    return max_i64(delta_bytes(a), dnn_attention_bwd_bytes(&x));
+    int64_t library = dnn_attention_bwd_bytes(&x);
+    return hopper && library > most ? own : max_i64(own, library);
 }
 
 extern "C" int attention_fwd_cuda(struct lane *l, const struct attention_fwd_args *a)
 {
-    bool done;
+    bool done = false;
     TRY(attention_fwd_check(a, l->err));
     if (a->q.dim[0] == 0 || a->q.dim[1] == 0 || a->q.dim[2] == 0)
         return ST_OK;
-    TRY(try_library_fwd(l, a, &done));
+    if (fwd_kernels(a) == LIBRARY)
+        TRY(try_library_fwd(l, a, &done));
     if (done)
         return ST_OK;
     if (a->q.dtype != DT_BF16)
@@ -193,28 +257,33 @@ extern "C" int attention_fwd_cuda(struct lane *l, const struct attention_fwd_arg
     return mma_fits(c) ? attention_fwd_mma(l, c) : attention_fwd_plain(l, c);
 }
 
-static int run_kernels(struct lane *l, const attn_call<bf16> &c)
+/* delta, and from it dsink. */
+template <typename T> static int sum_rows(struct lane *l, const struct attention_bwd_args *a, const attn_call<T> &c)
 {
-    return mma_fits(c) ? attention_bwd_mma(l, c) : attention_bwd_plain(l, c);
-}
-static int run_kernels(struct lane *l, const attn_call<float> &c) { return attention_bwd_plain(l, c); }
-
-template <typename T> static int run_bwd(struct lane *l, const struct attention_bwd_args *a)
-{
-    attn_call<T> c = bwd_call<T>(a);
     LAUNCH(l, row_delta<T>, (unsigned)ceil_div((int64_t)c.batch * c.rows * c.heads, 8), 256, 0, c);
     if (present(&a->sink))
         LAUNCH(l, sum_dsink<T>, (unsigned)c.heads, 256, 0, c, (float *)a->dsink.data, a->acc_dsink);
-    return run_kernels(l, c);
+    return ST_OK;
 }
 
 extern "C" int attention_bwd_cuda(struct lane *l, const struct attention_bwd_args *a)
 {
-    bool done;
+    bool done = false;
     TRY(attention_bwd_check(a, l->err));
     TRY(check_work("attention_bwd", &a->work, delta_bytes(a), l->err));
-    TRY(try_library_bwd(l, a, &done));
+    enum kernels by = bwd_kernels(l, a);
+    if (by == HOPPER)
+        return attention_bwd_hopper(l, a, bwd_call<bf16>(a));
+    if (by == LIBRARY)
+        TRY(try_library_bwd(l, a, &done));
     if (done)
         return ST_OK;
-    return a->q.dtype == DT_BF16 ? run_bwd<bf16>(l, a) : run_bwd<float>(l, a);
+    if (a->q.dtype != DT_BF16) {
+        attn_call<float> c = bwd_call<float>(a);
+        TRY(sum_rows(l, a, c));
+        return attention_bwd_plain(l, c);
+    }
+    attn_call<bf16> c = bwd_call<bf16>(a);
+    TRY(sum_rows(l, a, c));
+    return mma_fits(c) ? attention_bwd_mma(l, c) : attention_bwd_plain(l, c);
 }

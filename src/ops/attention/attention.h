@@ -35,8 +35,9 @@ int attention_fwd_check(const struct attention_fwd_args *a, struct err *e);
 int attention_bwd_check(const struct attention_bwd_args *a, struct err *e);
 /* Why cuDNN does not take calls of these shapes on a GPU; NULL: it does, where it is installed and nothing of doc_start and start
  * is given. */
-const char *attention_not_library(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *sink,
-                                  bool sink_zero);
+const char *attention_not_library(const struct tensor *q, const struct tensor *k, const struct tensor *v);
+/* The same of the backward kernel for Hopper GPUs, which takes documents; NULL: it does, where rows are aligned to 16 bytes. */
+const char *attention_not_hopper(const struct tensor *q, const struct tensor *k, const struct tensor *v);
 /* Absolute index of the first query, read from a->start (host memory) or Skv - S; an error if the
  * last query lies beyond the keys. */
 int attention_start(const struct attention_fwd_args *a, int64_t *start, struct err *e);

@@ -2,11 +2,15 @@
  *   attention.cu        launchers: the library (dev/cudnn.c) where it can, else tensor cores, else plain FMAs
  *   attention_fwd.cu    forward on tensor cores, bf16
  *   attention_bwd.cu    backward on tensor cores, bf16: one kernel for dk and dv, one for dq, no atomics
+ *   attention_bwd_hopper.cu  backward with Hopper's instructions, bf16, up to 128 channels: one kernel for all
  *   attention_plain.cu  both directions for any type and width, a warp for each row */
 #ifndef BRAID_OPS_ATTENTION_CUDA_CUH
 #define BRAID_OPS_ATTENTION_CUDA_CUH
 
 #include "ops/cuda/kernel.cuh"
+
+#define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
 
 /* [batch][row][head][channel]; strides in elements. */
 template <typename T> struct heads_view {
@@ -54,10 +58,20 @@ template <typename T> __device__ __forceinline__ key_range keys_seen(const attn_
     return r;
 }
 
+/* Two values as neighbours in memory, x first. */
+__device__ __forceinline__ uint32_t pack2(float x, float y)
+{
+    __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
+    return *(uint32_t *)&p;
+}
+
 /* What the tensor-core kernels take; they look for the largest score before they scale. */
 static inline bool mma_fits(const attn_call<bf16> &c) { return c.width > 0 && c.width_v > 0 && c.width <= 256 && c.width_v <= 256 && c.scale > 0; }
 int attention_fwd_mma(struct lane *l, const attn_call<bf16> &c);
 int attention_bwd_mma(struct lane *l, const attn_call<bf16> &c);
+/* Hopper's own instructions, for what attention_not_hopper does not refuse, aligned. Scratch: from shapes alone. */
+int64_t attention_bwd_hopper_bytes(const struct attention_bwd_args *a);
+int attention_bwd_hopper(struct lane *l, const struct attention_bwd_args *a, const attn_call<bf16> &c);
 int attention_fwd_plain(struct lane *l, const attn_call<bf16> &c);
 int attention_fwd_plain(struct lane *l, const attn_call<float> &c);
 int attention_bwd_plain(struct lane *l, const attn_call<bf16> &c);

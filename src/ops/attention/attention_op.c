@@ -28,19 +28,28 @@ static int check_common(const char *op, const struct tensor *q, const struct ten
     return ST_OK;
 }
 
-/* Rank tells of a sink before memory is given. The library compares positions as fp32. */
-const char *attention_not_library(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *sink,
-                                  bool sink_zero)
+/* The library compares positions as fp32. */
+const char *attention_not_library(const struct tensor *q, const struct tensor *k, const struct tensor *v)
 {
     enum { SHORTEST = 64, LONGEST = 1 << 23, WIDEST = 256 };
     if (q->dtype != DT_BF16)
         return "cuDNN takes bf16";
-    if (sink->rank != 0 || sink_zero)
-        return "cuDNN has no sinks (model.attn_sink)";
     if (q->dim[3] % 8 != 0 || v->dim[3] % 8 != 0 || q->dim[3] > WIDEST || v->dim[3] > WIDEST)
         return "cuDNN takes heads of at most 256 channels, in multiples of 8";
     if (q->dim[1] != k->dim[1] || q->dim[1] < SHORTEST || q->dim[1] > LONGEST)
         return "cuDNN is called for sequences of 64 to 8388608 tokens";
+    return tensor_elems(q) > 0 && tensor_elems(v) > 0 ? NULL : "there is nothing to do";
+}
+
+const char *attention_not_hopper(const struct tensor *q, const struct tensor *k, const struct tensor *v)
+{
+    enum { WIDEST = 128 };
+    if (q->dtype != DT_BF16)
+        return "the backward kernel for Hopper takes bf16";
+    if (q->dim[3] % 8 != 0 || v->dim[3] % 8 != 0 || q->dim[3] > WIDEST || v->dim[3] > WIDEST)
+        return "the backward kernel for Hopper takes heads of at most 128 channels, in multiples of 8";
+    if (k->dim[1] < q->dim[1])
+        return "the backward kernel for Hopper takes as many keys as queries at least";
     return tensor_elems(q) > 0 && tensor_elems(v) > 0 ? NULL : "there is nothing to do";
 }
 
@@ -327,6 +336,10 @@ static const struct op_sample samples[] = {
     {"b=1 s=330 h=2 g=2 d=64 scale=0.125 window=129 no_sink=1 no_doc_start=1 no_start=1"},
     {"b=1 s=200 h=2 g=1 d=192 dv=128 scale=0.07 window=1 no_sink=1 no_doc_start=1 no_start=1"},
     {"b=1 s=3 skv=200 h=8 g=2 d=128 scale=0.088 no_sink=1 no_doc_start=1"},
+    /* Several blocks of keys to a row and to a group; keys that no row sees. */
+    {"b=1 s=390 h=4 g=2 d=128 scale=0.088 no_doc_start=1 no_start=1"},
+    {"b=2 s=300 h=2 g=1 d=64 scale=0.125 no_start=1 strided=1"},
+    {"b=1 s=40 skv=400 h=2 g=1 d=64 scale=0.125 window=30 no_sink=1 no_doc_start=1 no_start=1"},
 };
 static const struct op_sample bench[] = {
     {"b=16 s=256 h=5 g=5 d=64 scale=0.125 no_sink=1 no_doc_start=1 no_start=1"},

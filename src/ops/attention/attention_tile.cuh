@@ -9,8 +9,6 @@
 #include "ops/cuda/ptx.cuh"
 
 enum { TILE_PAD = 8 };
-#define LOG2E 1.4426950408889634f
-#define LN2 0.6931471805599453f
 
 /* Rows first .. first + ROWS - 1 of a matrix of n_rows rows and n_cols channels. */
 template <int ROWS, int COLS, int THREADS>
@@ -56,11 +54,6 @@ template <int COLS> __device__ __forceinline__ void load_right_channels(uint32_t
 /* c (16 x 8) += a (16 x 16) b (16 x 8). c: rows lane / 4 and 8 more, columns 2 * (lane % 4) and 1 more. */
 __device__ __forceinline__ void mma(float *c, const uint32_t *a, const uint32_t *b) { mma_bf16(c, a, b[0], b[1]); }
 
-__device__ __forceinline__ uint32_t pack2(float x, float y)
-{
-    __nv_bfloat162 p = __floats2bfloat162_rn(x, y);
-    return *(uint32_t *)&p;
-}
 /* Two neighbouring 16 x 8 results as a left operand. */
 __device__ __forceinline__ void results_to_left(uint32_t *a, const float *c0, const float *c1)
 {

@@ -27,6 +27,9 @@ int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t ro
 int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 /* The same, but a block of 64 columns after the other: [box_cols / 64][parts][box_rows] lines. cols and box_cols: multiples of 64. */
 int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
+/* A tensor [batch, row, head, channel] of bf16 with adjacent channels, in boxes of box_rows rows x 64 channels of one head: tma_load_4d at
+ * (channel, row, head, batch). Base and strides must be multiples of 16 bytes. */
+int tensor_map_heads(struct lane *l, CUtensorMap *map, const struct tensor *t, int box_rows);
 
 #if HOPPER_CODE
 
@@ -109,6 +112,14 @@ __device__ __forceinline__ void tma_load_3d(void *dst, const CUtensorMap *map, i
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
                      smem_address(dst)),
                  "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(part)
+                 : "memory");
+}
+/* The same of a map with four dimensions, such as tensor_map_heads: at (batch, head, row, col). */
+__device__ __forceinline__ void tma_load_4d(void *dst, const CUtensorMap *map, int col, int row, int head, int batch, uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+                     smem_address(dst)),
+                 "l"((uint64_t)map), "r"(smem_address(bar)), "r"(col), "r"(row), "r"(head), "r"(batch)
                  : "memory");
 }
 /* All parts of a box of tensor_map_slices: at (row, line), where a line is 64 columns. */
@@ -195,6 +206,11 @@ __device__ __forceinline__ void bulk_store(void *dst, const void *src, uint32_t 
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem_address(src)), "r"(bytes) : "memory");
 }
+/* Adds fp32 values to those in memory. */
+__device__ __forceinline__ void bulk_add(float *dst, const float *src, uint32_t bytes)
+{
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst), "r"(smem_address(src)), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void bulk_commit(void) { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /* Until all but the latest LEFT groups of this thread have read shared memory; or are done. */
 template <int LEFT> __device__ __forceinline__ void bulk_wait_read(void) { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory"); }
@@ -202,6 +218,29 @@ template <int LEFT> __device__ __forceinline__ void bulk_wait(void) { asm volati
 
 /* Ordinary writes to shared memory become visible to bulk copies and wgmma; then a barrier. */
 __device__ __forceinline__ void fence_async_proxy(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* ---- turns: blocks that work on the same memory one after the other -------------------------------------------------------- */
+
+/* Until *turn is mine: what the block before did to memory, by stores or bulk copies, is visible; to bulk copies after turn_taken, also to
+ * those of another thread that this one hands over to by a barrier. The blocks before must have begun before this one, or the wait may never end. */
+__device__ __forceinline__ void turn_wait(const int *turn, int mine)
+{
+    int now;
+    for (;;) {
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+        if (now == mine)
+            break;
+        __nanosleep(32);
+    }
+}
+__device__ __forceinline__ void turn_taken(void) { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+/* The next one's turn, after bulk_wait<0>. */
+__device__ __forceinline__ void turn_pass(int *turn)
+{
+    asm volatile("fence.proxy.async.global;\n"
+                 "red.release.gpu.global.add.s32 [%0], 1;" ::"l"(turn)
+                 : "memory");
+}
 
 /* ---- clusters: blocks that see each other's shared memory (LAUNCH_CLUSTER) --------------------------------------------- */
 
@@ -267,6 +306,12 @@ __device__ __forceinline__ void store_matrices(uint32_t row, uint32_t r0, uint32
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
 }
 
+/* Each 8 x 8 matrix transposed: register column i goes to the row at lane i's address. */
+__device__ __forceinline__ void store_matrices_t(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2), "r"(r3) : "memory");
+}
+
 /* ---- wgmma: D [64, N] (+)= A [64, 16] B [16, N], both from shared memory, issued by 4 warps together --------------------- */
 
 /* stride: K-major, between groups of 8 rows. MN-major: of 8 k; leading: between blocks of 64 along M or N. */
@@ -326,6 +371,23 @@ template <int A_MN, int B_MN> struct wgmma<64, A_MN, B_MN> {
                        "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
                      : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
     }
+    /* The first product of a sum: what d held before is nothing to it, so that it need not be kept. */
+    static __device__ __forceinline__ void start(float (&d)[32], uint64_t a, uint64_t b)
+    {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.ne.b32 p, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                     "%32, %33, p, 1, 1, %34, %35;\n"
+                     "}"
+                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+                       "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+                       "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+                       "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31])
+                     : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN));
+    }
 };
 
 template <int A_MN, int B_MN> struct wgmma<128, A_MN, B_MN> {
@@ -351,6 +413,29 @@ template <int A_MN, int B_MN> struct wgmma<128, A_MN, B_MN> {
                        "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
                        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
                      : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
+    }
+    /* The first product of a sum: what d held before is nothing to it, so that it need not be kept. */
+    static __device__ __forceinline__ void start(float (&d)[64], uint64_t a, uint64_t b)
+    {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.ne.b32 p, 0, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
+                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                     "%64, %65, p, 1, 1, %66, %67;\n"
+                     "}"
+                     : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]), "=f"(d[4]), "=f"(d[5]), "=f"(d[6]), "=f"(d[7]),
+                       "=f"(d[8]), "=f"(d[9]), "=f"(d[10]), "=f"(d[11]), "=f"(d[12]), "=f"(d[13]), "=f"(d[14]), "=f"(d[15]),
+                       "=f"(d[16]), "=f"(d[17]), "=f"(d[18]), "=f"(d[19]), "=f"(d[20]), "=f"(d[21]), "=f"(d[22]), "=f"(d[23]),
+                       "=f"(d[24]), "=f"(d[25]), "=f"(d[26]), "=f"(d[27]), "=f"(d[28]), "=f"(d[29]), "=f"(d[30]), "=f"(d[31]),
+                       "=f"(d[32]), "=f"(d[33]), "=f"(d[34]), "=f"(d[35]), "=f"(d[36]), "=f"(d[37]), "=f"(d[38]), "=f"(d[39]),
+                       "=f"(d[40]), "=f"(d[41]), "=f"(d[42]), "=f"(d[43]), "=f"(d[44]), "=f"(d[45]), "=f"(d[46]), "=f"(d[47]),
+                       "=f"(d[48]), "=f"(d[49]), "=f"(d[50]), "=f"(d[51]), "=f"(d[52]), "=f"(d[53]), "=f"(d[54]), "=f"(d[55]),
+                       "=f"(d[56]), "=f"(d[57]), "=f"(d[58]), "=f"(d[59]), "=f"(d[60]), "=f"(d[61]), "=f"(d[62]), "=f"(d[63])
+                     : "l"(a), "l"(b), "n"(A_MN), "n"(B_MN));
     }
 };
 
@@ -393,6 +478,61 @@ template <int A_MN, int B_MN> struct wgmma<256, A_MN, B_MN> {
                      : "l"(a), "l"(b), "r"(first), "n"(A_MN), "n"(B_MN));
     }
 };
+
+/* The same with A from registers: a[0]: row 16 w + g, k 2q and 2q + 1; a[1]: row + 8; a[2], a[3]: the same rows, k + 8. They must keep
+ * their values until the product is done: wgmma_hold_left after the wait. */
+template <int N, int B_MN> struct wgmma_left;
+
+template <int B_MN> struct wgmma_left<64, B_MN> {
+    static __device__ __forceinline__ void run(float (&d)[32], const uint32_t *a, uint64_t b, int first)
+    {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.eq.b32 p, %37, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                     "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n"
+                     "}"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                       "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                       "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
+    }
+};
+
+template <int B_MN> struct wgmma_left<128, B_MN> {
+    static __device__ __forceinline__ void run(float (&d)[64], const uint32_t *a, uint64_t b, int first)
+    {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.eq.b32 p, %69, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
+                     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,\n"
+                     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,\n"
+                     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+                     "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n"
+                     "}"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                       "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),
+                       "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),
+                       "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),
+                       "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),
+                       "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+                       "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
+    }
+};
+
+template <int COUNT> __device__ __forceinline__ void wgmma_hold_left(uint32_t (&a)[COUNT])
+{
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        asm volatile("" : "+r"(a[i])::"memory");
+}
 
 #endif /* HOPPER_CODE */
 

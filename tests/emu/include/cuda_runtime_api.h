@@ -12,6 +12,7 @@ extern "C" {
 typedef enum cudaError {
     cudaSuccess = 0,
     cudaErrorInvalidValue,
+    cudaErrorInsufficientDriver,
     cudaErrorMemoryAllocation,
     cudaErrorInvalidConfiguration,
     cudaErrorInvalidClusterSize,
@@ -43,6 +44,8 @@ struct cudaDeviceProp {
 };
 
 cudaError_t cudaGetDeviceCount(int *n);
+cudaError_t cudaRuntimeGetVersion(int *version);
+cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int device);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total);

@@ -71,6 +71,7 @@ void emu_copies_wait(int left);
 
 void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *bar);
 void emu_bulk_store(void *global, const void *shared, unsigned bytes);
+void emu_bulk_add(float *global, const float *shared, unsigned bytes);
 void emu_tensor_load(void *shared, const struct CUtensorMap_st *map, int rank, const int *at, uint64_t *bar);
 /* To the same place in every block of the mask, with the same mbarrier there. */
 void emu_tensor_load_many(void *shared, const struct CUtensorMap_st *map, int rank, const int *at, uint64_t *bar, unsigned blocks);
@@ -83,6 +84,7 @@ void emu_send(unsigned shared, const void *bytes16, unsigned bar);
 /* ---- wgmma -------------------------------------------------------------------------------------------------------------------------------- */
 
 void emu_wgmma(float *d, int n, uint64_t a, uint64_t b, bool a_mn, bool b_mn, bool first);
+void emu_wgmma_left(float *d, int n, const uint32_t *a, uint64_t b, bool b_mn, bool first);
 void emu_wgmma_commit(void);
 void emu_wgmma_wait(int left);
 

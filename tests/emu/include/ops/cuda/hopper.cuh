@@ -13,6 +13,8 @@ int tensor_map_2d(struct lane *l, CUtensorMap *map, const void *data, int64_t ro
 int tensor_map_slices(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 int tensor_map_blocks(struct lane *l, CUtensorMap *map, const void *data, int64_t rows, int64_t parts, int64_t cols, int64_t stride, int box_rows, int box_cols);
 
+int tensor_map_heads(struct lane *l, CUtensorMap *map, const struct tensor *t, int box_rows);
+
 static inline uint32_t smem_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* ---- mbarrier ------------------------------------------------------------------------------------------------ */
@@ -39,6 +41,11 @@ static inline void tma_load_3d(void *dst, const CUtensorMap *map, int col, int r
 {
     int at[3] = {col, row, part};
     emu_tensor_load(dst, map, 3, at, bar);
+}
+static inline void tma_load_4d(void *dst, const CUtensorMap *map, int col, int row, int head, int batch, uint64_t *bar)
+{
+    int at[4] = {col, row, head, batch};
+    emu_tensor_load(dst, map, 4, at, bar);
 }
 static inline void tma_load_slice(void *dst, const CUtensorMap *map, int line, int row, uint64_t *bar)
 {
@@ -82,10 +89,21 @@ static inline void tma_add_4d(const CUtensorMap *map, int line, int row, int par
     emu_tensor_store(map, 4, at, src, true);
 }
 static inline void bulk_store(void *dst, const void *src, uint32_t bytes) { emu_bulk_store(dst, src, bytes); }
+static inline void bulk_add(float *dst, const float *src, uint32_t bytes) { emu_bulk_add(dst, src, bytes); }
 static inline void bulk_commit(void) { emu_bulk_commit(); }
 template <int LEFT> static inline void bulk_wait_read(void) { emu_bulk_wait(LEFT, true); }
 template <int LEFT> static inline void bulk_wait(void) { emu_bulk_wait(LEFT, false); }
 static inline void fence_async_proxy(void) { emu_fence_async(); }
+
+/* ---- turns --------------------------------------------------------------------------------------------------------- */
+
+static inline void turn_wait(const int *turn, int mine)
+{
+    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != mine)
+        __nanosleep(0);
+}
+static inline void turn_taken(void) {}
+static inline void turn_pass(int *turn) { __atomic_fetch_add(turn, 1, __ATOMIC_RELEASE); }
 
 /* ---- clusters ------------------------------------------------------------------------------------------------------ */
 
@@ -112,6 +130,11 @@ static inline void store_matrices(uint32_t row, uint32_t r0, uint32_t r1, uint32
     emu_meet(0xffffffffu, EMU_STORE_MATRICES, give, sizeof give, emu_store_matrices_all);
 }
 
+static inline void store_matrices_t(uint32_t row, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3)
+{
+    store_matrices(row, transpose8(r0), transpose8(r1), transpose8(r2), transpose8(r3));
+}
+
 /* ---- wgmma --------------------------------------------------------------------------------------------------------------- */
 
 static inline uint64_t wgmma_tile(const void *p, uint32_t leading, uint32_t stride)
@@ -125,6 +148,11 @@ template <int COUNT> static inline void wgmma_hold(float (&d)[COUNT]) { __asm__ 
 
 template <int N, int A_MN, int B_MN> struct wgmma {
     static inline void run(float (&d)[N / 2], uint64_t a, uint64_t b, int first) { emu_wgmma(d, N, a, b, A_MN != 0, B_MN != 0, first != 0); }
+    static inline void start(float (&d)[N / 2], uint64_t a, uint64_t b) { run(d, a, b, 1); }
 };
+template <int N, int B_MN> struct wgmma_left {
+    static inline void run(float (&d)[N / 2], const uint32_t *a, uint64_t b, int first) { emu_wgmma_left(d, N, a, b, B_MN != 0, first != 0); }
+};
+template <int COUNT> static inline void wgmma_hold_left(uint32_t (&a)[COUNT]) { __asm__ volatile("" ::"r"(a) : "memory"); }
 
 #endif
