@@ -335,7 +335,8 @@ static int join_depths(struct work *w, struct err *e)
         n = 1;
         if (w->atoms[i].name.scope != SCOPE_MTP)
             continue;
-        while (i + n < w->n && w->atoms[i + n].name.scope == SCOPE_MTP && w->atoms[i + n].name.depth == w->atoms[i].name.depth)
+        while (i + n < w->n && w->atoms[i + n].name.scope == SCOPE_MTP &&
+               w->atoms[i + n].name.depth == w->atoms[i].name.depth)
             n++;
         for (size_t k = i; k < i + n; k++)
             numbered |= w->atoms[k].name.layer >= 0;
@@ -344,8 +345,12 @@ static int join_depths(struct work *w, struct err *e)
             if (w->atoms[k].name.layer >= 0)
                 w->atoms[k].name.layer = NOT_NUMBERED;
         if (numbered && !pair)
-            TRY(add_note(w, arena_printf(&w->out->memory, "prediction depth %d stays in numbered layers: it is not one attention "
-                                         "layer and one MLP, as a Transformer's is", w->atoms[i].name.depth), e));
+            TRY(add_note(w,
+                         arena_printf(&w->out->memory,
+                                      "prediction depth %d stays in numbered layers: it is not one attention "
+                                      "layer and one MLP, as a Transformer's is",
+                                      w->atoms[i].name.depth),
+                         e));
     }
     return ST_OK;
 }
@@ -592,7 +597,9 @@ static int split_parts(struct work *w, struct err *e)
     for (size_t i = 0; i < n_atoms; i++) {
         struct atom atom = w->atoms[i];
         const int64_t *rows;
-        int n = atom.name.scope == SCOPE_PLAIN || atom.name.part != WHOLE ? 0 : part_rows(w->distributed, atom.name.leaf, &rows);
+        int n = atom.name.scope == SCOPE_PLAIN || atom.name.part != WHOLE
+                    ? 0
+                    : part_rows(w->distributed, atom.name.leaf, &rows);
         int axis = atom.name.scope == SCOPE_LAYER && atom.name.layer == NOT_NUMBERED;
         int64_t all = 0, at = 0;
         for (int k = 0; k < n; k++)
@@ -601,7 +608,8 @@ static int split_parts(struct work *w, struct err *e)
             continue;
         if (axis || atom.view.rank == 0 || atom.view.dim[0] != all)
             return err_set(e, ST_CONFLICT, "%s: '%s' is %s, but the parts of the model have %lld rows", w->file->label,
-                           shown(atom.stored, key, sizeof key), tensor_text(&atom.view, text, sizeof text), (long long)all);
+                           shown(atom.stored, key, sizeof key), tensor_text(&atom.view, text, sizeof text),
+                           (long long)all);
         int64_t row_bytes = all > 0 ? tensor_bytes(&atom.view) / all : 0;
         for (int k = 0; k < n; k++, at += rows[k - 1]) {
             struct atom part = atom;
@@ -661,8 +669,12 @@ int key_convert(struct key_output *out, const struct key_file *f, enum key_space
 {
     *out = (struct key_output){0};
     arena_init(&out->memory);
-    struct work w = {
-        .file = f, .to = to->layout, .layers = to->layers, .distributed = to->distributed, .glu_interleave = to->glu_interleave, .out = out};
+    struct work w = {.file = f,
+                     .to = to->layout,
+                     .layers = to->layers,
+                     .distributed = to->distributed,
+                     .glu_interleave = to->glu_interleave,
+                     .out = out};
     int st = convert(&w, space, e);
     key_stack_release(&w.stack);
     free(w.atoms);

@@ -10,8 +10,8 @@ static const char *const space_names[KEYS_SPACES] = {"model", "exp_avg", "exp_av
 
 const char *key_space_name(enum key_space s) { return space_names[s]; }
 
-/* exp_avg.<key>, as braid writes it, or Megatron's optimizer.state.exp_avg.<key>; where experts have an optimizer of their
- * own, chained_0. and chained_1. stand in front. */
+/* exp_avg.<key>, as braid writes it, or Megatron's optimizer.state.exp_avg.<key>; where experts have an optimizer of
+ * their own, chained_0. and chained_1. stand in front. */
 static enum key_space space_of(const char *stored, const char **key)
 {
     const char *rest = stored;

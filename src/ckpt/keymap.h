@@ -31,9 +31,9 @@ struct key_file {
     struct st_file *files[2];
     struct arena memory;
 };
-/* path: a checkpoint folder, a run folder (its newest checkpoint), a folder with megatron.json, model.safetensors and maybe
- * optimizer.safetensors (braid export --format=megatron, tools/megatron_dist.py) or a .safetensors file. A file says by
- * the entry KEY_GLU_INTERLEAVE of its metadata that its experts are interleaved; checkpoints never are. */
+/* path: a checkpoint folder, a run folder (its newest checkpoint), a folder with megatron.json, model.safetensors and
+ * maybe optimizer.safetensors (braid export --format=megatron, tools/megatron_dist.py) or a .safetensors file. A file
+ * says by the entry KEY_GLU_INTERLEAVE of its metadata that its experts are interleaved; checkpoints never are. */
 #define KEY_GLU_INTERLEAVE "glu_interleave"
 int key_file_open(struct key_file *f, const char *path, struct err *e);
 /* The same on an open checkpoint, which must outlive it. */
@@ -63,8 +63,8 @@ int keymap_load(const struct keymap *m, int i, const struct tensor *dst, struct 
 enum key_layout {
     KEYS_FLAT,    /* layers numbered one by one; decoder.final_norm */
     KEYS_LOGICAL, /* layers numbered by group, as a Transformer's; decoder.final_layernorm */
-    KEYS_STACKED, /* a Transformer's: as KEYS_LOGICAL, but one key for all layers, with a leading layer axis, where they are
-                   * alike; prediction depths of attention and MLP are one transformer_layer */
+    KEYS_STACKED, /* a Transformer's: as KEYS_LOGICAL, but one key for all layers, with a leading layer axis, where they
+                   * are alike; prediction depths of attention and MLP are one transformer_layer */
     KEYS_INDEXED, /* experts: weight0, weight1, ... */
     KEYS_GROUPED, /* experts: one weight with a leading expert axis */
     KEYS_LAYOUTS,

@@ -24,7 +24,7 @@ int key_parse(struct arena *a, const char *key, struct key_name *out, struct err
 /* How names are spelled in an output. */
 struct key_spelling {
     bool transformer; /* the final norm by a Transformer's name */
-    bool wrapped;     /* hyper-connections as a hybrid stack of Megatron's names them: inner_layer., hyper_connection. */
+    bool wrapped; /* hyper-connections as a hybrid stack of Megatron's names them: inner_layer., hyper_connection. */
     bool distributed; /* experts.experts., as a distributed checkpoint names what sits in a grouped module */
 };
 /* The name as text, in braid's spelling unless told otherwise. NULL: no memory. */

@@ -211,7 +211,8 @@ static int take_flag(struct parsing *p, const struct word *w, int *at, bool *fou
     if (row != NULL)
         st = apply_flag(p, row, w, value);
     else
-        st = err_set(p->e, ST_USAGE, "--%s %.64s is not in braid; docs/MEGATRON.md lists the values it has", w->name, value);
+        st = err_set(p->e, ST_USAGE, "--%s %.64s is not in braid; docs/MEGATRON.md lists the values it has", w->name,
+                     value);
 out:
     buf_release(&words);
     return st;

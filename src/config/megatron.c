@@ -1,6 +1,6 @@
-/* Flags of a Megatron run script that are no option here: what each value means. Most ask for what braid does anyway and
- * are accepted; some set an option; the others are refused with the reason. Flags that are options under another name are
- * in the table of options (ALIAS and FLAG in options.c), which is asked first. */
+/* Flags of a Megatron run script that are no option here: what each value means. Most ask for what braid does anyway
+ * and are accepted; some set an option; the others are refused with the reason. Flags that are options under another
+ * name are in the table of options (ALIAS and FLAG in options.c), which is asked first. */
 #include "config/config_int.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #define FUSED   "fused kernels are chosen by themselves"
 #define RUN_DIR "a run folder has metrics.jsonl, TensorBoard events and report.html"
-#define MESH    "parallel.pp cuts the stack into stages, parallel.ep spreads experts, and the other ranks share the batch"
+#define MESH    "parallel.pp cuts the stack into stages, parallel.ep spreads experts, other ranks share the batch"
 #define FP32    "gradients, master weights and moments are fp32"
 #define SAVES   "a checkpoint is one folder of safetensors, whatever ranks wrote it"
 #define ADAMW   "the optimizer is AdamW with one learning rate: train.lr, train.beta1, train.beta2, train.weight_decay"
@@ -17,13 +17,34 @@
 #define STAGES  "stages are cut evenly, by parallel.first_layers and last_layers, or with | in model.pattern"
 
 /* name, value ("*": any, "**": any number of words, NULL: a flag without one), ... */
-#define IS(n, v, why)           {.name = (n), .value = (v), .text = (why)}
-#define NOTED(n, v, why)        {.name = (n), .value = (v), .text = (why), .how = FLAG_NOTED}
-#define NOT(n, v, why)          {.name = (n), .value = (v), .text = (why), .how = FLAG_REFUSED}
-#define SETS(n, v, o, to_value) {.name = (n), .value = (v), .option = (o), .to = (to_value), .how = FLAG_SETS}
-#define AS(n, o, way)           {.name = (n), .value = "*", .option = (o), .how = (way)}
-#define IF(n, v, test, why)     {.name = (n), .value = (v), .text = (why), .how = FLAG_HOLDS, .holds = (test)}
-#define MOVES(n, v, o)          {.name = (n), .value = (v), .option = (o), .how = FLAG_MOVES}
+#define IS(n, v, why)                                                                                                  \
+    {                                                                                                                  \
+        .name = (n), .value = (v), .text = (why)                                                                       \
+    }
+#define NOTED(n, v, why)                                                                                               \
+    {                                                                                                                  \
+        .name = (n), .value = (v), .text = (why), .how = FLAG_NOTED                                                    \
+    }
+#define NOT(n, v, why)                                                                                                 \
+    {                                                                                                                  \
+        .name = (n), .value = (v), .text = (why), .how = FLAG_REFUSED                                                  \
+    }
+#define SETS(n, v, o, to_value)                                                                                        \
+    {                                                                                                                  \
+        .name = (n), .value = (v), .option = (o), .to = (to_value), .how = FLAG_SETS                                   \
+    }
+#define AS(n, o, way)                                                                                                  \
+    {                                                                                                                  \
+        .name = (n), .value = "*", .option = (o), .how = (way)                                                         \
+    }
+#define IF(n, v, test, why)                                                                                            \
+    {                                                                                                                  \
+        .name = (n), .value = (v), .text = (why), .how = FLAG_HOLDS, .holds = (test)                                   \
+    }
+#define MOVES(n, v, o)                                                                                                 \
+    {                                                                                                                  \
+        .name = (n), .value = (v), .option = (o), .how = FLAG_MOVES                                                    \
+    }
 
 static bool kv_heads_given(const struct config *c) { return c->model.kv_heads > 0; }
 static bool latent(const struct config *c) { return strpbrk(c->model.pattern, "+D") != NULL; }
@@ -31,6 +52,7 @@ static bool one_stage(const struct config *c) { return c->parallel.pp == 1; }
 static bool capacity_given(const struct config *c) { return c->model.router_capacity > 0; }
 static bool deterministic(const struct config *c) { return !c->gpu.fast; }
 static bool weights_given(const struct config *c) { return c->run.load[0] != '\0' || c->run.load_weights[0] != '\0'; }
+static bool vocab_given(const struct config *c) { return c->model.vocab > 0; }
 static bool documents(const struct config *c) { return c->data.eod_mask; }
 
 /* clang-format off */
@@ -50,7 +72,8 @@ const struct flag config_flags[] = {
     IS("rotary-seq-len-interpolation-factor", "1", "model.rope_scaling stretches rotary frequencies"),
     NOT("rotary-seq-len-interpolation-factor", "*", "--model.rope_scaling=linear and --model.rope_factor say the same"),
     IF("group-query-attention", NULL, kv_heads_given, "the number of groups is needed: --num-query-groups"),
-    IF("multi-latent-attention", NULL, latent, "latent attention is + in --hybrid-layer-pattern, such as '[+-]x3[+E]x58'"),
+    IF("multi-latent-attention", NULL, latent,
+        "latent attention is + in --hybrid-layer-pattern, such as '[+-]x3[+E]x58'"),
     IS("attention-dropout", "0", "attention weights are not dropped"),
     NOT("attention-dropout", "*", "attention weights are never dropped; model.dropout drops outputs of layers"),
     NOT("fp32-residual-connection", NULL, "the residual stream has the type of gpu.precision; fp32 makes it fp32"),
@@ -80,15 +103,18 @@ const struct flag config_flags[] = {
     IS("moe-router-fusion", NULL, FUSED),
     IS("moe-router-dtype", "fp32", "routers compute in fp32"),
     NOT("moe-router-dtype", "*", "routers compute in fp32"),
-    IF("moe-pad-expert-input-to-capacity", NULL, capacity_given, "there is no capacity without --moe-expert-capacity-factor"),
+    IF("moe-pad-expert-input-to-capacity", NULL, capacity_given,
+        "there is no capacity without --moe-expert-capacity-factor"),
     NOT("moe-apply-probs-on-input", NULL, "probabilities weigh what experts put out, which is another function"),
     IS("moe-router-load-balancing-type", "aux_loss", "--moe-aux-loss-coeff is model.aux_loss"),
     MOVES("moe-router-load-balancing-type", "seq_aux_loss", "model.seq_aux_loss"),
     MOVES("moe-router-load-balancing-type", "global_aux_loss", "model.global_aux_loss"),
     MOVES("moe-router-load-balancing-type", "none", NULL),
-    NOT("moe-router-load-balancing-type", "**", "tokens are balanced by losses (model.aux_loss, seq_aux_loss, global_aux_loss) or "
+    NOT("moe-router-load-balancing-type", "**",
+        "tokens are balanced by losses (model.aux_loss, seq_aux_loss, global_aux_loss) or "
         "model.router_bias; several losses are given by these names"),
-    NOTED("moe-shared-expert-overlap", NULL, "the schedule decides what runs beside the exchange; results are the same"),
+    NOTED("moe-shared-expert-overlap", NULL,
+        "the schedule decides what runs beside the exchange; results are the same"),
     NOTED("moe-per-layer-logging", NULL, RUN_DIR),
     /* ---- precision and optimizer ------------------------------------------------------------ */
     SETS("bf16", NULL, "gpu.precision", "bf16"),
@@ -124,7 +150,8 @@ const struct flag config_flags[] = {
     IS("override-opt_param-scheduler", NULL, "the schedule is the one that is given"),
     IS("calculate-per-token-loss", NULL, "losses are means over all labels of a batch"),
     IS("check-for-nan-in-loss-and-grad", NULL, "train.nonfinite=stop is the default"),
-    NOT("no-check-for-nan-in-loss-and-grad", NULL, "what is not finite is found before the update; train.nonfinite=skip goes on"),
+    NOT("no-check-for-nan-in-loss-and-grad", NULL,
+        "what is not finite is found before the update; train.nonfinite=skip goes on"),
     /* ---- kernels ---------------------------------------------------------------------------- */
     IS("use-flash-attn", NULL, "attention never holds the matrix of scores"),
     IS("attention-backend", "*", "attention never holds the matrix of scores"),
@@ -176,7 +203,8 @@ const struct flag config_flags[] = {
     AS("decoder-last-pipeline-num-layers", "parallel.last_layers", FLAG_LAYERS),
     IF("account-for-embedding-in-pipeline-split", NULL, one_stage, STAGES),
     IF("account-for-loss-in-pipeline-split", NULL, one_stage, STAGES),
-    NOT("num-layers-per-virtual-pipeline-stage", "*", "parallel.vpp is the number of virtual stages of each stage, whatever layers they have"),
+    NOT("num-layers-per-virtual-pipeline-stage", "*",
+        "parallel.vpp is the number of virtual stages of each stage, whatever layers they have"),
     NOT("pipeline-model-parallel-layout", "*", "| in --hybrid-layer-pattern cuts stages"),
     IS("distributed-backend", "*", "parallel.comm=auto takes NCCL between GPUs and what the launcher offers elsewhere"),
     AS("distributed-timeout-minutes", "parallel.timeout", FLAG_MINUTES),
@@ -184,10 +212,14 @@ const struct flag config_flags[] = {
     IS("disable-gloo-process-groups", NULL, "there are none"),
     NOTED("high-priority-stream-groups", "**", "streams have no priorities that could be set"),
     /* ---- data ------------------------------------------------------------------------------- */
-    IS("tokenizer-type", "HuggingFaceTokenizer", "data.tokenizer is the path of a tokenizer.json"),
-    NOT("tokenizer-type", "*", "data.tokenizer is bytes or the path of a tokenizer.json; token files need none"),
-    NOT("vocab-file", "*", "a tokenizer is one file: --tokenizer-model=tokenizer.json"),
-    NOT("merge-file", "*", "a tokenizer is one file: --tokenizer-model=tokenizer.json"),
+    IS("tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model is the path of its tokenizer.json"),
+    IS("tokenizer-type", "TikTokenizer", "--tokenizer-model is the path of its file"),
+    IF("tokenizer-type", "NullTokenizer", vocab_given, "the number of tokens is needed: --vocab-size"),
+    NOT("tokenizer-type", "*",
+        "a tokenizer is a tokenizer.json, a tiktoken file or GPT-2's encoder.json beside its vocab.bpe"),
+    NOT("tiktoken-pattern", "*", "data.token_pattern names the pattern or is one"),
+    NOT("vocab-file", "*", "--tokenizer-model takes GPT-2's encoder.json beside its vocab.bpe"),
+    NOT("merge-file", "*", "--tokenizer-model takes GPT-2's encoder.json beside its vocab.bpe"),
     NOT("mock-data", NULL, "data must be given: --data-path"),
     NOT("per-split-data-args-path", "*", "data.train and data.valid say the same, blends included"),
     IS("data-cache-path", "*", "sample i is a function of i: there is nothing to cache"),
@@ -198,13 +230,16 @@ const struct flag config_flags[] = {
     IS("dataloader-type", "single", "samples are taken in one order"),
     NOT("dataloader-type", "*", "samples are taken in one order, of which a resumed run continues the rest"),
     SETS("reset-attention-mask", NULL, "data.eod_mask", "on"),
-    IF("reset-position-ids", NULL, documents, "documents are kept apart by --reset-attention-mask, which starts positions anew, too"),
-    IF("eod-mask-loss", NULL, documents, "documents are kept apart by --reset-attention-mask, which leaves out their first labels, too"),
+    IF("reset-position-ids", NULL, documents,
+        "documents are kept apart by --reset-attention-mask, which starts positions anew, too"),
+    IF("eod-mask-loss", NULL, documents,
+        "documents are kept apart by --reset-attention-mask, which leaves out their first labels, too"),
     /* ---- checkpoints ------------------------------------------------------------------------ */
     IS("dist-ckpt-strictness", "raise_all", "what is missing or left over is an error"),
     IS("dist-ckpt-strictness", "raise_unexpected", "what is missing is an error"),
     IS("dist-ckpt-strictness", "assume_ok_unexpected", "what is missing is an error"),
-    NOT("dist-ckpt-strictness", "*", "loading never passes over anything; --run.load_weights with --run.load_allow names what to forgive"),
+    NOT("dist-ckpt-strictness", "*",
+        "loading never passes over anything; --run.load_weights with --run.load_allow names what to forgive"),
     NOTED("ckpt-format", "*", SAVES "; tools/megatron_dist.py makes torch_dist of it"),
     IS("use-dist-ckpt", NULL, SAVES),
     IS("dist-ckpt-optim-fully-reshardable", NULL, SAVES),
@@ -325,8 +360,8 @@ static int move_loss(struct config *c, const struct flag *f, struct err *e)
     if (f->option == NULL)
         return ST_OK;
     if (config_source_of(c, f->option).source == CFG_FROM_COMMAND)
-        return err_set(e, ST_USAGE, "%s is given twice on the command line, once as --moe-aux-loss-coeff with --%s %s", f->option,
-                       f->name, f->value);
+        return err_set(e, ST_USAGE, "%s is given twice on the command line, once as --moe-aux-loss-coeff with --%s %s",
+                       f->option, f->name, f->value);
     return set_number(c, f->option, given, e);
 }
 
@@ -351,9 +386,11 @@ static int resolve_one(struct config *c, const struct flag_use *u, struct err *e
     if (f->how == FLAG_SAMPLES)
         return take_samples(c, f, v, e);
     if (f->how == FLAG_FRACTION)
-        return set_number(c, f->option, floor(v * (double)(c->train.decay_steps > 0 ? c->train.decay_steps : c->train.steps)), e);
+        return set_number(c, f->option,
+                          floor(v * (double)(c->train.decay_steps > 0 ? c->train.decay_steps : c->train.steps)), e);
     if (f->how == FLAG_LAYERS) /* a Transformer's layer is two symbols of the pattern */
-        return set_number(c, f->option, v * (config_source_of(c, "model.pattern").source == CFG_FROM_DEFAULT ? 2 : 1), e);
+        return set_number(c, f->option, v * (config_source_of(c, "model.pattern").source == CFG_FROM_DEFAULT ? 2 : 1),
+                          e);
     return set_number(c, f->option, v * 60, e); /* FLAG_MINUTES */
 }
 
@@ -380,10 +417,16 @@ static void cell(struct buf *out, const char *text)
 
 void config_write_flags(struct buf *out)
 {
-    static const char *const outcome[] = {[FLAG_TAKEN] = "accepted", [FLAG_NOTED] = "accepted with a note", [FLAG_REFUSED] = "refused",
-                                          [FLAG_HOLDS] = "accepted if", [FLAG_SETS] = "sets", [FLAG_SAMPLES] = "sets, divided by the batch",
-                                          [FLAG_FRACTION] = "sets, as a share of the steps", [FLAG_MINUTES] = "sets, in seconds",
-                                          [FLAG_LAYERS] = "sets", [FLAG_MOVES] = "moves --moe-aux-loss-coeff"};
+    static const char *const outcome[] = {[FLAG_TAKEN] = "accepted",
+                                          [FLAG_NOTED] = "accepted with a note",
+                                          [FLAG_REFUSED] = "refused",
+                                          [FLAG_HOLDS] = "accepted if",
+                                          [FLAG_SETS] = "sets",
+                                          [FLAG_SAMPLES] = "sets, divided by the batch",
+                                          [FLAG_FRACTION] = "sets, as a share of the steps",
+                                          [FLAG_MINUTES] = "sets, in seconds",
+                                          [FLAG_LAYERS] = "sets",
+                                          [FLAG_MOVES] = "moves --moe-aux-loss-coeff"};
     buf_add(out, "| flag | value | outcome | because |\n|---|---|---|---|\n");
     for (int i = 0; i < config_n_flags; i++) {
         const struct flag *f = &config_flags[i];

@@ -1,5 +1,5 @@
-/* A checkpoint as Megatron's distributed checkpoints name and cut it, in safetensors: model.safetensors, the state of the
- * optimizer beside it, and megatron.json with what Megatron stores about the model. tools/megatron_dist.py makes a
+/* A checkpoint as Megatron's distributed checkpoints name and cut it, in safetensors: model.safetensors, the state of
+ * the optimizer beside it, and megatron.json with what Megatron stores about the model. tools/megatron_dist.py makes a
  * torch_dist folder of it. Values pass through one tensor at a time. */
 #include "ckpt/keymap.h"
 #include "train/interop.h"
@@ -79,7 +79,8 @@ static int add_tensor(struct part *p, const char *prefix, const struct st_item *
     if (name == NULL)
         return err_set(e, ST_NOMEM, "out of memory naming %s", item->name);
     bool convert = item->host.dtype == DT_F32 && !stays_fp32(item->name);
-    struct st_item out = {.name = name, .host = tensor_shape(convert ? dtype : item->host.dtype, item->host.rank, item->host.dim)};
+    struct st_item out = {.name = name,
+                          .host = tensor_shape(convert ? dtype : item->host.dtype, item->host.rank, item->host.dim)};
     p->items[p->n] = out;
     p->at[p->n++] = &item->host;
     return ST_OK;
@@ -100,7 +101,8 @@ static int write_part(struct part *p, const char *name, struct err *e)
 /* model.safetensors in the wanted type; the state of the optimizer, master weights included, in fp32. */
 static int write_tensors(struct writer *w, bool optimizer, struct err *e)
 {
-    static const char *const prefixes[KEYS_SPACES] = {"optimizer.state.fp32_param.", "optimizer.state.exp_avg.", "optimizer.state.exp_avg_sq."};
+    static const char *const prefixes[KEYS_SPACES] = {"optimizer.state.fp32_param.", "optimizer.state.exp_avg.",
+                                                      "optimizer.state.exp_avg_sq."};
     struct part p = {.w = w};
     int st, most = 0;
     arena_init(&p.names);
@@ -176,13 +178,13 @@ static json_t *value_json(const struct config *c, const char *option)
     int64_t integer;
     buf_init(&text, 0);
     const char *is = config_value_text(c, option, &text);
-    json_t *out = is == NULL                      ? NULL
-                  : !config_reads(c, option)      ? json_null()
-                  : strcmp(is, "on") == 0         ? json_true()
-                  : strcmp(is, "off") == 0        ? json_false()
-                  : parse_i64(is, &integer)       ? json_integer(integer)
-                  : parse_f64(is, &number)        ? json_real(number)
-                                                  : json_string(is);
+    json_t *out = is == NULL                 ? NULL
+                  : !config_reads(c, option) ? json_null()
+                  : strcmp(is, "on") == 0    ? json_true()
+                  : strcmp(is, "off") == 0   ? json_false()
+                  : parse_i64(is, &integer)  ? json_integer(integer)
+                  : parse_f64(is, &number)   ? json_real(number)
+                                             : json_string(is);
     buf_release(&text);
     return out;
 }
@@ -196,12 +198,13 @@ static json_t *args_json(const struct writer *w)
     for (int i = 0; ok && i < countof(args); i++)
         ok = json_object_set_new(out, args[i][0], value_json(w->cfg, args[i][1])) == 0;
     bool latent = strpbrk(p->symbols, "+D") != NULL;
-    json_t *more = json_pack("{s:i, s:s?, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers", gpt ? p->n_items : p->n_layers,
-                             "hybrid_layer_pattern", gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied, "swiglu",
-                             m->act == CFG_ACT_SWIGLU, "squared_relu", m->act == CFG_ACT_RELU2, "group_query_attention",
-                             m->kv_heads != m->heads, "normalization", "RMSNorm", "position_embedding_type",
-                             m->rope == CFG_ROPE_NONE ? "none" : "rope", "multi_latent_attention", latent, "enable_hyper_connections",
-                             m->mhc_streams > 1);
+    json_t *more =
+        json_pack("{s:i, s:s?, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers", gpt ? p->n_items : p->n_layers,
+                  "hybrid_layer_pattern", gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied,
+                  "swiglu", m->act == CFG_ACT_SWIGLU, "squared_relu", m->act == CFG_ACT_RELU2, "group_query_attention",
+                  m->kv_heads != m->heads, "normalization", "RMSNorm", "position_embedding_type",
+                  m->rope == CFG_ROPE_NONE ? "none" : "rope", "multi_latent_attention", latent,
+                  "enable_hyper_connections", m->mhc_streams > 1);
     ok = ok && more != NULL && json_object_update(out, more) == 0;
     json_decref(more);
     if (ok)
@@ -213,11 +216,13 @@ static json_t *args_json(const struct writer *w)
 static int write_json(const struct writer *w, bool optimizer, struct err *e)
 {
     const struct ckpt_counters *n = ckpt_counters(w->from);
-    json_t *a = args_json(w), *all = a ? json_pack("{s:i, s:I, s:I, s:I, s:b, s:s, s:O}", "version", 1, "iteration", (json_int_t)ckpt_step(w->from),
-                                                   "consumed_train_samples", (json_int_t)n->samples, "tokens", (json_int_t)n->tokens,
-                                                   "optimizer", optimizer, "layout", key_layout_name(w->layout), "args", a)
+    json_t *a = args_json(w), *all = a ? json_pack("{s:i, s:I, s:I, s:I, s:b, s:s, s:O}", "version", 1, "iteration",
+                                                   (json_int_t)ckpt_step(w->from), "consumed_train_samples",
+                                                   (json_int_t)n->samples, "tokens", (json_int_t)n->tokens, "optimizer",
+                                                   optimizer, "layout", key_layout_name(w->layout), "args", a)
                                        : NULL;
-    char *text = all ? json_dumps(all, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL, *path = path_join(w->tmp, "megatron.json");
+    char *text = all ? json_dumps(all, JSON_INDENT(2) | JSON_SORT_KEYS) : NULL,
+         *path = path_join(w->tmp, "megatron.json");
     int st = text && path ? ST_OK : err_set(e, ST_NOMEM, "out of memory writing megatron.json");
     if (st == ST_OK)
         st = file_write_atomic(path, text, strlen(text), e);
@@ -242,7 +247,10 @@ static int write_all(struct writer *w, struct buf *notes, struct err *e)
 {
     TRY(pattern_parse(w->pattern, w->cfg->model.pattern, e));
     struct key_part_rows rows = parts_of(&w->cfg->model);
-    struct key_layers layers = {.n = w->pattern->n_layers, .symbols = w->pattern->symbols, .item = w->pattern->item_of, .grouped = w->pattern->grouped};
+    struct key_layers layers = {.n = w->pattern->n_layers,
+                                .symbols = w->pattern->symbols,
+                                .item = w->pattern->item_of,
+                                .grouped = w->pattern->grouped};
     struct key_target to = {.layout = w->layout, .layers = &layers, .distributed = &rows};
     for (int s = 0; s <= KEYS_EXP_AVG_SQ; s++)
         TRY(key_convert(&w->out[s], &w->file, (enum key_space)s, &to, e));
@@ -263,7 +271,8 @@ static int write_all(struct writer *w, struct buf *notes, struct err *e)
     return ST_OK;
 }
 
-int export_megatron(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *layout, struct buf *notes, struct err *e)
+int export_megatron(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *layout,
+                    struct buf *notes, struct err *e)
 {
     struct writer w = {.from = from, .cfg = c, .opts = o};
     struct buf tmp;

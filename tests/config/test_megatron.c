@@ -1,18 +1,28 @@
-/* The flags of Megatron's run scripts: each of the usual ones with what it does here. docs/MEGATRON.md holds the table of
- * the others; `test_megatron --write docs/MEGATRON.md` renews it. */
+/* The flags of Megatron's run scripts: each of the usual ones with what it does here. docs/MEGATRON.md holds the table
+ * of the others; `test_megatron --write docs/MEGATRON.md` renews it. */
 #include "support.h"
 
 #include "config/config_int.h"
 
 enum { MAX_WORDS = 8 };
 
-/* Words of a script, and the option they set, "" (accepted, sets nothing), or a part of the answer if they are refused. */
+/* Words of a script, and the option they set, "" (accepted, sets nothing), or a part of the answer if they are refused.
+ */
 struct usual {
     const char *words, *option, *value, *refused;
 };
-#define SETS(words, option, value) {words, option, value, NULL}
-#define TAKEN(words)               {words, "", "", NULL}
-#define REFUSED(words, why)        {words, NULL, NULL, why}
+#define SETS(words, option, value)                                                                                     \
+    {                                                                                                                  \
+        words, option, value, NULL                                                                                     \
+    }
+#define TAKEN(words)                                                                                                   \
+    {                                                                                                                  \
+        words, "", "", NULL                                                                                            \
+    }
+#define REFUSED(words, why)                                                                                            \
+    {                                                                                                                  \
+        words, NULL, NULL, why                                                                                         \
+    }
 
 /* What pretraining scripts of GPT, mixture-of-experts and Mamba models give, one row per flag. */
 static const struct usual usual[] = {
@@ -67,6 +77,7 @@ static const struct usual usual[] = {
     SETS("--split 99,1,0", "data.split", "99,1,0"),
     TAKEN("--data-cache-path cache"),
     TAKEN("--tokenizer-type HuggingFaceTokenizer"),
+    SETS("--tokenizer-type NullTokenizer --vocab-size 1000", "model.vocab", "1000"),
     SETS("--tokenizer-model tokenizer.json", "data.tokenizer", "tokenizer.json"),
     TAKEN("--num-workers 2"),
     SETS("--save runs/a", "run.dir", "runs/a"),
@@ -145,6 +156,8 @@ static const struct usual refused[] = {
     REFUSED("--multi-latent-attention", "latent attention is +"),
     REFUSED("--rampup-batch-size 16 16 5859375", "the same in every step"),
     REFUSED("--optimizer muon", "AdamW"),
+    REFUSED("--tokenizer-type NullTokenizer", "--vocab-size"),
+    REFUSED("--tokenizer-type Llama2Tokenizer", "tokenizer.json"),
     REFUSED("--train-samples 800", "--global-batch-size"),
     REFUSED("--lr-warmup-fraction 2", "no number it can be"),
     REFUSED("--lr-warmup-samples x --global-batch-size 8", "no number it can be"),
@@ -263,7 +276,7 @@ static void the_table_fits_the_options(void **state)
 
 static const char begin[] = "<!-- flags: begin -->\n", end[] = "<!-- flags: end -->\n";
 
-/* The document with the table of now between its marks. */
+/* The document, with the current table between its marks. */
 static void make_doc(const char *path, struct buf *out)
 {
     FILE *f = fopen(path, "r");
