@@ -71,8 +71,8 @@ const struct option config_options[] = {
         "Layers of one multi-token-prediction depth, for a pattern without a / part: mtp_layers times "
         "/ and this is put behind it.")),
     ROW(model.mtp_layers, "0", OPT_MODEL, RANGE(0, 64), ALIAS("mtp-num-layers"), HELP(
-        "Number of depths made from mtp_pattern. A pattern with / parts has its own number, whatever "
-        "this says.")),
+        "Number of depths made from mtp_pattern, or of model.layers' kind where that makes the pattern. A pattern with "
+        "/ parts has its own number, whatever this says.")),
     ROW(model.hidden, "320", OPT_MODEL, RANGE(1, 65536), ALIAS("hidden-size"), HELP(
         "Width of the residual stream.")),
     ROW(model.heads, "5", OPT_MODEL, RANGE(1, 4096), ALIAS("num-attention-heads"), HELP(
@@ -137,7 +137,8 @@ const struct option config_options[] = {
     ROW(model.rope_scaling, "none", OPT_MODEL, ONE_OF(rope_scaling_values),
         FLAG("use-rope-scaling", "llama3"), HELP(
         "Stretch rotary frequencies for contexts longer than rope_original.")),
-    ROW(model.rope_factor, "1", OPT_MODEL, RANGE(1, 1e6), ALIAS("rope-scaling-factor"), HELP(
+    ROW(model.rope_factor, "1", OPT_MODEL, RANGE(1, 1e6),
+        .alias = {{"rope-scaling-factor", NULL}, {"rotary-scaling-factor", NULL}}, HELP(
         "How many times longer the context becomes by rope_scaling.")),
     ROW(model.rope_original, "4096", OPT_MODEL, RANGE(1, 1 << 30), HELP(
         "Context length before scaling, for llama3 and yarn.")),
@@ -150,10 +151,10 @@ const struct option config_options[] = {
     ROW(model.rope_beta_slow, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e6), HELP(
         "yarn scaling: channels with fewer turns than this over rope_original are stretched "
         "fully.")),
-    ROW(model.rope_mscale, "0", OPT_MODEL, RANGE(0, 1e3), HELP(
+    ROW(model.rope_mscale, "0", OPT_MODEL, RANGE(0, 1e3), ALIAS("mscale"), HELP(
         "yarn scaling: weight of the logarithmic attention factor. With rope_mscale_all_dim also "
         "0, the factor is 0.1 ln(rope_factor) + 1.")),
-    ROW(model.rope_mscale_all_dim, "0", OPT_MODEL, RANGE(0, 1e3), HELP(
+    ROW(model.rope_mscale_all_dim, "0", OPT_MODEL, RANGE(0, 1e3), ALIAS("mscale-all-dim"), HELP(
         "yarn scaling: weight in the factor that rope_mscale's is divided by.")),
     ROW(model.no_rope_freq, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("no-rope-freq"), HELP(
         "Every k-th attention layer, counted from 1, has no rotary embedding. 0 = all have it.")),

@@ -92,13 +92,19 @@ static bool pattern_given(const struct config *c)
 
 enum { TRANSFORMER_LAYERS = CONFIG_PATTERN_MAX / 4 }; /* a layer is 4 characters */
 
-/* As Megatron's --num-layers: attention and an MLP in each, or experts where their number is given. */
+/* As Megatron's --num-layers: attention and an MLP in each, or experts where their number is given. Prediction depths
+ * without a pattern of their own are such layers, too, where there is room for them. */
 static void transformer_pattern(const struct config *c, char made[CONFIG_RATIO_LAYERS + 1])
 {
     enum config_source s = config_source_of(c, "model.experts").source;
     const char *layer = s == CFG_FROM_DEFAULT || s == CFG_FROM_AUTO ? "[*-]" : "[*E]";
     for (int64_t i = 0; i < c->model.layers; i++)
         memcpy(made + 4 * i, layer, 5);
+    char *end = made + 4 * c->model.layers, depth[] = {'/', layer[1], layer[2], '\0'};
+    if (c->model.mtp_pattern[0] != '\0' || 4 * c->model.layers + 3 * c->model.mtp_layers > CONFIG_RATIO_LAYERS)
+        return;
+    for (int64_t k = 0; k < c->model.mtp_layers; k++)
+        memcpy(end + 3 * k, depth, sizeof depth);
 }
 
 /* The pattern that a number of layers means, by itself or with ratios, unless one is given. Impossible numbers are left

@@ -146,7 +146,6 @@ static const char *const args[][2] = {
     {"apply_layernorm_1p", "model.norm_zero_centered"},
     {"rotary_base", "model.rope_base"},
     {"rotary_percent", "model.rope_percent"},
-    {"mtp_num_layers", "model.mtp_layers"},
     {"q_lora_rank", "model.mla_q_rank"},
     {"kv_lora_rank", "model.mla_kv_rank"},
     {"qk_head_dim", "model.mla_nope"},
@@ -198,13 +197,13 @@ static json_t *args_json(const struct writer *w)
     for (int i = 0; ok && i < countof(args); i++)
         ok = json_object_set_new(out, args[i][0], value_json(w->cfg, args[i][1])) == 0;
     bool latent = strpbrk(p->symbols, "+D") != NULL;
-    json_t *more =
-        json_pack("{s:i, s:s?, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers", gpt ? p->n_items : p->n_layers,
-                  "hybrid_layer_pattern", gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied,
-                  "swiglu", m->act == CFG_ACT_SWIGLU, "squared_relu", m->act == CFG_ACT_RELU2, "group_query_attention",
-                  m->kv_heads != m->heads, "normalization", "RMSNorm", "position_embedding_type",
-                  m->rope == CFG_ROPE_NONE ? "none" : "rope", "multi_latent_attention", latent,
-                  "enable_hyper_connections", m->mhc_streams > 1);
+    json_t *more = json_pack("{s:i, s:i, s:s?, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers",
+                             gpt ? p->n_items : p->n_layers, "mtp_num_layers", p->n_mtp_depths, "hybrid_layer_pattern",
+                             gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied, "swiglu",
+                             m->act == CFG_ACT_SWIGLU, "squared_relu", m->act == CFG_ACT_RELU2, "group_query_attention",
+                             m->kv_heads != m->heads, "normalization", "RMSNorm", "position_embedding_type",
+                             m->rope == CFG_ROPE_NONE ? "none" : "rope", "multi_latent_attention", latent,
+                             "enable_hyper_connections", m->mhc_streams > 1);
     ok = ok && more != NULL && json_object_update(out, more) == 0;
     json_decref(more);
     if (ok)

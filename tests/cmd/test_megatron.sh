@@ -50,6 +50,7 @@ done
 ok "states stay in fp32" prints 'mixer.A_log  F32' ls_of "$dir/mega/model.safetensors"
 ok "master weights are there" prints 'fp32_param.decoder.layers.0.mixer.in_proj.weight.z  F32' ls_of "$dir/mega/optimizer.safetensors"
 ok "the arguments are there" grep -q '"hybrid_layer_pattern": "\[M\*E\]G\[M-\]/\*E"' "$dir/mega/megatron.json"
+ok "prediction depths are counted" grep -q '"mtp_num_layers": 1' "$dir/mega/megatron.json"
 ok "weights alone are rounded" runs train $sizes --model.pattern='[M*E]G[M-]/*E' --model.tied=off --run.load_weights="$dir/mega/model.safetensors" --run.dir="$dir/rounded"
 ok "so a step from them differs" test "$("$BRAID" ckpt diff "$dir/a" "$dir/rounded" >/dev/null; echo $?)" -eq 1
 there_and_back "a flat hybrid with hyper-connections" "" 'M*-E' --model.mhc=on

@@ -567,6 +567,9 @@ static void separate_depth_options_become_part_of_the_pattern(void **state)
     assert_depths(WORDS("--hybrid-layer-pattern=M*/MM", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=M*"), NULL,
                   "pattern-or-mtp-pattern");
     assert_depths(WORDS("--hybrid-layer-pattern=M*", "--mtp-num-layers=1"), NULL, "mtp-layers-need-pattern");
+    assert_depths(WORDS("--num-layers=2", "--mtp-num-layers=1"), "[*-][*-]/*-", NULL);
+    assert_depths(WORDS("--num-layers=1", "--num-experts=4", "--mtp-num-layers=2"), "[*E]/*E/*E", NULL);
+    assert_depths(WORDS("--num-layers=1", "--mtp-num-layers=1", "--mtp-hybrid-override-pattern=*"), "[*-]/*", NULL);
     assert_depths(WORDS("--hybrid-layer-pattern=M*", "--mtp-hybrid-override-pattern=MM"), NULL, "mtp-pattern-needs-layers");
     assert_depths(WORDS("--mtp-num-layers=1", "--mtp-hybrid-override-pattern=M/M"), NULL, "mtp-pattern-is-one-depth");
     /* Both spellings of the pattern are one option. */
