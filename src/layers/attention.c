@@ -10,6 +10,11 @@
  * Nodes: qkv, core, proj. core's backward writes the gradient of the whole qkv row: gate first, then
  * attention, then rotation and norm undone in place. */
 #include "layers/layer.h"
+#include "ops/attention/attention.h"
+#include "ops/cache/cache.h"
+#include "ops/gate/gate.h"
+#include "ops/gemm/gemm.h"
+#include "ops/rope/rope.h"
 
 #include <math.h>
 
@@ -157,7 +162,7 @@ static int core_bwd(const struct step_ctx *c)
     struct tensor dq = heads_of(m, dqkv, m->q_at, m->heads), dk = heads_of(m, dqkv, m->k_at, m->kv_heads);
     struct tensor o = tensor_split_last(&c->t[CB_O], m->heads, m->dim), d_o = tensor_split_last(&dout, m->heads, m->dim);
     struct attention_bwd_args a = {
-        .dout = batched(m, d_o), .q = batched(m, query(m, qkv, qk)), .k = batched(m, keys(m, qkv, qk)),
+        .d_o = batched(m, d_o), .q = batched(m, query(m, qkv, qk)), .k = batched(m, keys(m, qkv, qk)),
         .v = batched(m, heads_of(m, qkv, m->v_at, m->kv_heads)), .o = batched(m, o), .lse = c->t[CB_LSE], .sink = c->t[CB_SINK],
         .doc_start = doc_view(m, &c->t[CB_DOC]), .dq = batched(m, dq), .dk = batched(m, dk),
         .dv = batched(m, heads_of(m, dqkv, m->v_at, m->kv_heads)), .dsink = c->t[CB_DSINK], .work = c->t[CB_WORK],
@@ -269,7 +274,7 @@ static void declare_work(struct build *b, const struct attention *m, struct atte
     s->bwd_work = s->rope_work = NO_SLOT;
     if (!training(b))
         return;
-    struct attention_bwd_args w = {.dout = f.o, .q = f.q, .k = f.k, .v = f.v, .o = f.o, .dq = f.q, .dk = f.k, .dv = f.v,
+    struct attention_bwd_args w = {.d_o = f.o, .q = f.q, .k = f.k, .v = f.v, .o = f.o, .dq = f.q, .dk = f.k, .dv = f.v,
                                    .sink = f.sink, .dsink = f.sink, .scale = m->scale, .window = m->window};
     s->bwd_work = b->ops->attention_bwd_work ? build_work(b, "bwd_work", b->ops->attention_bwd_work(&w)) : NO_SLOT;
     struct rope_bwd_args r = {.dy = tensor_3d(NULL, b->dev->real, b->rows, m->heads, m->dim)};

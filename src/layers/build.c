@@ -1,5 +1,8 @@
 /* What layers call while they declare themselves: weights, slots, tables, the linear block. */
 #include "layers/layer.h"
+#include "ops/colsum/colsum.h"
+#include "ops/gemm/gemm.h"
+#include "ops/rope/rope.h"
 
 #include <math.h>
 #include <string.h>
@@ -158,14 +161,14 @@ static int linear_fwd(const struct step_ctx *c)
 static int linear_bwd(const struct step_ctx *c)
 {
     enum { DY, W, DX };
-    struct gemm_args a = {.a = c->t[DY], .b = c->t[W], .c = c->t[DX], .alpha = 1, .beta = c->add[DX] ? 1 : 0};
+    struct gemm_args a = {.a = c->t[DY], .b = c->t[W], .c = c->t[DX], .alpha = 1, .acc_c = c->add[DX]};
     return c->ops->gemm(c->lane, &a);
 }
 
 static int linear_dw(const struct step_ctx *c)
 {
     enum { DY, X, DW, DBIAS, WORK };
-    struct gemm_args a = {.a = c->t[DY], .b = c->t[X], .c = c->t[DW], .trans_a = true, .alpha = 1, .beta = c->add[DW] ? 1 : 0};
+    struct gemm_args a = {.a = c->t[DY], .b = c->t[X], .c = c->t[DW], .trans_a = true, .alpha = 1, .acc_c = c->add[DW]};
     TRY(c->ops->gemm(c->lane, &a));
     if (c->t[DBIAS].data == NULL)
         return ST_OK;

@@ -1,5 +1,7 @@
 /* The token embedding: x[t] = W[token[t]], then dropout. Its backward is a weight gradient only. */
 #include "layers/layer.h"
+#include "ops/dropout/dropout.h"
+#include "ops/embed/embed.h"
 
 struct embed {
     double dropout;

@@ -8,6 +8,7 @@
  *   f      [T, hidden]       = n Wout^T
  * mixer.h has all but the rule. */
 #include "layers/mixer.h"
+#include "ops/gdn/gdn.h"
 
 struct gdn {
     struct mixer m;

@@ -2,6 +2,8 @@
  * made in the same pass, while the chunk's logits are still in cache; so its weight gradient is the
  * first contribution to a tied embedding, in every schedule. Decoding writes logits instead. */
 #include "layers/layer.h"
+#include "ops/gemm/gemm.h"
+#include "ops/xent/xent.h"
 
 struct head {
     double z_loss;

@@ -14,6 +14,7 @@
  * Streams and norms can be made again from what is kept: coefficients and core outputs never are dropped by
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/joint_mhc_int.h"
+#include "ops/mhc/mhc.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,8 @@
 /* The last joint of a stack with n streams, and what closes streams in front of a cut; see joint_mhc.c. Where gates are learned and nobody but the head
  * wants the streams, combine, contraction and final norm are one op; otherwise two nodes, between which multi-token prediction takes the streams. */
 #include "layers/joint_mhc_int.h"
+#include "ops/mhc/mhc.h"
+#include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>
 #include <string.h>

@@ -5,6 +5,8 @@
  * backward: dx = ds + norm_backward(dh): the gradient of the stream has this one owner. df equals dx
  * without dropout, and then is the same slot. */
 #include "layers/layer.h"
+#include "ops/addnorm/addnorm.h"
+#include "ops/dropout/dropout.h"
 
 struct joint {
     double eps;

@@ -14,6 +14,7 @@
 
 #include "comm/comm.h"
 #include "config/config.h"
+#include "ops/rope/rope.h"
 #include "plan/plan.h"
 #include "tensor/params.h"
 

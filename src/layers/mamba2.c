@@ -8,6 +8,7 @@
  *   f      [T, hidden]       = n Wout^T
  * mixer.h has all but the state-space core. */
 #include "layers/mixer.h"
+#include "ops/ssd/ssd.h"
 
 struct mamba {
     struct mixer m;

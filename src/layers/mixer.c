@@ -1,5 +1,7 @@
 /* The recurrent cores' common part; see mixer.h. */
 #include "layers/mixer.h"
+#include "ops/conv1d/conv1d.h"
+#include "ops/gatednorm/gatednorm.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -10,6 +10,12 @@
  * Rotation pairs neighbouring channels (2c, 2c+1): the same scores as DeepSeek's de-interleaved form,
  * whose permutation of q and k cancels in their product. */
 #include "layers/layer.h"
+#include "ops/attention/attention.h"
+#include "ops/cache/cache.h"
+#include "ops/gemm/gemm.h"
+#include "ops/mlakeys/mlakeys.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rope/rope.h"
 
 #include <math.h>
 
@@ -140,7 +146,7 @@ static int core_bwd(const struct step_ctx *c)
     int64_t qk = m->nope + m->rope;
     struct tensor dk = heads3(&c->t[CB_DK], m->heads, qk);
     struct attention_bwd_args a = {
-        .dout = batched(m, heads3(&c->t[CB_DO], m->heads, m->v)), .q = batched(m, heads3(&c->t[CB_Q], m->heads, qk)),
+        .d_o = batched(m, heads3(&c->t[CB_DO], m->heads, m->v)), .q = batched(m, heads3(&c->t[CB_Q], m->heads, qk)),
         .k = batched(m, heads3(&c->t[CB_K], m->heads, qk)), .v = batched(m, values(m, &c->t[CB_KV])),
         .o = batched(m, heads3(&c->t[CB_O], m->heads, m->v)), .lse = c->t[CB_LSE], .doc_start = doc_view(m, &c->t[CB_DOC]),
         .dq = batched(m, heads3(&c->t[CB_DQ], m->heads, qk)), .dk = batched(m, dk), .dv = batched(m, values(m, &c->t[CB_DKV])),
@@ -231,7 +237,7 @@ static void declare_work(struct build *b, const struct mla *m, struct mla_slots 
     int64_t keys = b->mode == BUILD_DECODE ? b->cache_len : b->seq, qk = m->nope + m->rope;
     struct attention_fwd_args f = {.q = shape4(b, b->seq, m->heads, qk), .k = shape4(b, keys, m->heads, qk), .v = shape4(b, keys, m->heads, m->v),
                                    .o = shape4(b, b->seq, m->heads, m->v), .scale = m->scale};
-    struct attention_bwd_args w = {.dout = f.o, .q = f.q, .k = f.k, .v = f.v, .o = f.o, .dq = f.q, .dk = f.k, .dv = f.v, .scale = m->scale};
+    struct attention_bwd_args w = {.d_o = f.o, .q = f.q, .k = f.k, .v = f.v, .o = f.o, .dq = f.q, .dk = f.k, .dv = f.v, .scale = m->scale};
     s->fwd_work = b->ops->attention_fwd_work ? build_work(b, "fwd_work", b->ops->attention_fwd_work(&f)) : NO_SLOT;
     s->bwd_work = training(b) && b->ops->attention_bwd_work ? build_work(b, "bwd_work", b->ops->attention_bwd_work(&w)) : NO_SLOT;
 }

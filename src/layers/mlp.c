@@ -5,6 +5,7 @@
  *   f    [rows, hidden]   = act W2^T + b2
  * backward: dact = df W2; dpre = act'(pre) * dact; dh = dpre W1; dW2 = df^T act; dW1 = dpre^T h. */
 #include "layers/layer.h"
+#include "ops/act/act.h"
 
 struct mlp {
     struct act_rule rule;

@@ -20,6 +20,11 @@
  * replayed. */
 #include "layers/moe_ep.h"
 #include "layers/moe_experts.h"
+#include "ops/act/act.h"
+#include "ops/gate/gate.h"
+#include "ops/moeplan/moeplan.h"
+#include "ops/permute/permute.h"
+#include "ops/router/router.h"
 
 struct moe {
     int64_t experts, k, width, ffn, wide, vocab; /* wide: rows of fc1 */

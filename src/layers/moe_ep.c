@@ -15,6 +15,8 @@
  * large a slab was wanted, and the trainer takes the step again with more room before anything is updated (or the batch,
  * in evaluation). */
 #include "layers/moe_ep.h"
+#include "ops/epplan/epplan.h"
+#include "ops/permute/permute.h"
 
 #include <math.h>
 

@@ -4,6 +4,9 @@
  * gradient of fc2 or made again. Fused, as GPUs want it: fc1 makes pre and act; the backward of fc2 goes through the
  * activation and makes act again on the way, so that only pre is kept. On hosts both give the same bits. */
 #include "layers/moe_experts.h"
+#include "ops/act/act.h"
+#include "ops/expert/expert.h"
+#include "ops/gmm/gmm.h"
 
 static int group_fwd(const struct step_ctx *c)
 {

@@ -11,6 +11,10 @@
  * backward: dcat = dx W_eh; de and the contribution to dh_{k-1} through the two norms. h_{k-1} has two readers: with
  * one stream the head (in the forward half) and this entry, else this entry and, after it, the contraction. */
 #include "layers/layer.h"
+#include "ops/gemm/gemm.h"
+#include "ops/mhc/mhc.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/shift/shift.h"
 
 struct entry {
     double eps;
@@ -80,7 +84,7 @@ static int streams_fwd(const struct step_ctx *c)
     enum { EP, HN, W, X };
     const struct entry *m = c->self;
     struct mhc_expand_fwd_args e = {.x = c->t[EP], .y = c->t[X]};
-    struct gemm_args h = {.a = by_stream(m, &c->t[HN]), .b = c->t[W], .c = by_stream(m, &c->t[X]), .trans_b = true, .alpha = 1, .beta = 1};
+    struct gemm_args h = {.a = by_stream(m, &c->t[HN]), .b = c->t[W], .c = by_stream(m, &c->t[X]), .trans_b = true, .alpha = 1, .acc_c = true};
     TRY(c->ops->mhc_expand_fwd(c->lane, &e));
     return c->ops->gemm(c->lane, &h);
 }
@@ -100,7 +104,7 @@ static int streams_dw(const struct step_ctx *c)
     enum { DX, HN, DW };
     const struct entry *m = c->self;
     struct gemm_args a = {.a = by_stream(m, &c->t[DX]), .b = by_stream(m, &c->t[HN]), .c = c->t[DW], .trans_a = true, .alpha = 1,
-                          .beta = c->add[DW] ? 1 : 0};
+                          .acc_c = c->add[DW]};
     return c->ops->gemm(c->lane, &a);
 }
 

@@ -12,22 +12,26 @@ int op_arg_index(const struct op_desc *d, const char *name)
     return -1;
 }
 
-static int find_attr(const struct op_attr *attrs, int n, const char *name)
+
+int op_attr_index(const struct op_desc *d, const char *name)
 {
-    for (int i = 0; i < n; i++)
-        if (strcmp(attrs[i].name, name) == 0)
+    for (int i = 0; i < d->n_attrs; i++)
+        if (strcmp(d->attrs[i].name, name) == 0)
             return i;
     return -1;
 }
 
-int op_attr_index(const struct op_desc *d, const char *name)
+static int dim_index(const struct op_desc *d, const char *name)
 {
-    return find_attr(d->attrs, d->n_attrs, name);
+    for (int i = 0; i < d->n_dims; i++)
+        if (strcmp(d->dims[i].name, name) == 0)
+            return i;
+    return -1;
 }
 
 double op_dim(const struct op_call *c, const char *name)
 {
-    int i = find_attr(c->desc->dims, c->desc->n_dims, name);
+    int i = dim_index(c->desc, name);
     return i < 0 ? 0 : c->dim[i];
 }
 
@@ -45,7 +49,7 @@ enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real)
 
 bool op_call_set(struct op_call *c, const char *name, double value)
 {
-    int attr = op_attr_index(c->desc, name), dim = find_attr(c->desc->dims, c->desc->n_dims, name);
+    int attr = op_attr_index(c->desc, name), dim = dim_index(c->desc, name);
     if (attr >= 0)
         c->attr[attr] = value;
     if (dim >= 0)

@@ -9,32 +9,14 @@
 #ifndef BRAID_OPS_OPDESC_H
 #define BRAID_OPS_OPDESC_H
 
+#include "ops/op.h"
 #include "ops/ops.h"
 
 enum { OP_MAX_ARGS = 32, OP_MAX_ATTRS = 20, OP_MAX_DIMS = 8 };
 
-enum arg_role {
-    ARG_IN,   /* read */
-    ARG_OUT,  /* written */
-    ARG_OPT,  /* read; may be absent */
-    ARG_OOUT, /* written; may be absent */
-    ARG_WORK, /* scratch; size from .work */
-};
-enum arg_type { ARG_REAL, ARG_I32, ARG_I64, ARG_F64, ARG_U8, ARG_WIDE };
-
 /* Of the device's type or the wide one beside it: what gradients are taken of. */
 static inline bool arg_is_real(enum arg_type t) { return t == ARG_REAL || t == ARG_WIDE; }
 
-struct op_arg {
-    const char *name;
-    enum arg_role role;
-    enum arg_type type;
-    bool no_grad; /* an input gradcheck must not differentiate (tables, masks, saved statistics) */
-};
-struct op_attr {
-    const char *name;
-    double value; /* default */
-};
 /* One shape to test or time: values for the op's dims and attributes by name, e.g.
  * "rows=7 cols=33 eps=1e-5"; what is not named takes the descriptor's default. An optional tensor is
  * given unless the sample says "no_<name>=1". One with "gpu=1" is for GPUs only: too large for a CPU. */
@@ -59,7 +41,7 @@ struct op_desc {
     int n_args;
     const struct op_attr *attrs;
     int n_attrs;
-    const struct op_attr *dims; /* named sizes a sample sets, with defaults */
+    const struct op_dim *dims; /* named sizes a sample sets, with defaults */
     int n_dims;
     /* Shapes of the inputs from dims: samples (tests, bench). Sets dtype via arg type; data NULL. */
     void (*sample_shapes)(struct op_call *c);

@@ -1,5 +1,6 @@
 /* Op calls on a GPU: sending the tensors of a call there and back, and comparing with the reference; see opcheck.h. */
 #include "ops/opcheck.h"
+#include "ops/gemm/gemm.h"
 
 #include "dev/cuda.h"
 #include "ops/check.h"

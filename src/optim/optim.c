@@ -5,6 +5,8 @@
  * uses the stretch of an arena that holds them all, and knows where each begins in it. One rank has one bucket. With several
  * (shard.c) stretches may overlap, for parameters of different buckets alternate; what nodes touch of them never does. */
 #include "optim/optim_int.h"
+#include "ops/adamw/adamw.h"
+#include "ops/gradnorm/gradnorm.h"
 
 #include <math.h>
 

@@ -2,6 +2,7 @@
  * or captured; the library's results and those of our own kernels fit together; a wrong start harms nothing. Prints
  * "N passed, N failed" last. */
 #include "dev/cuda.h"
+#include "ops/attention/attention.h"
 #include "ops/check.h"
 #include "ops/ops.h"
 
@@ -206,7 +207,7 @@ int main(void)
     struct attention_fwd_args f = {.q = there(&b, rows(HEADS), 1, 1), .k = there(&b, rows(GROUPS), 2, 1), .v = there(&b, rows(GROUPS), 3, 1),
                                    .o = there(&b, rows(HEADS), 0, 0), .lse = there(&b, tensor_3d(NULL, DT_F32, BATCH, HEADS, SEQ), 0, 0), .scale = 0.125};
     f.work = there(&b, tensor_1d(NULL, DT_U8, ops->attention_fwd_work(&f)), 0, 0);
-    struct attention_bwd_args g = {.dout = there(&b, rows(HEADS), 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .dq = f.q, .dk = f.k,
+    struct attention_bwd_args g = {.d_o = there(&b, rows(HEADS), 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .dq = f.q, .dk = f.k,
                                    .dv = f.v, .scale = 0.125};
     for (int windowed = 0; windowed < 2; windowed++) {
         f.window = g.window = windowed ? 100 : 0;
@@ -215,7 +216,7 @@ int main(void)
         check_both_ways(&b, &f, &g);
         check_start(&b, &f);
     }
-    struct tensor *all[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &g.dout};
+    struct tensor *all[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &g.d_o};
     for (int i = 0; i < countof(all); i++)
         drop(&b, all[i]);
     dev_close(&b.dev);

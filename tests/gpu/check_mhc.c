@@ -4,6 +4,7 @@
  *
  *   check_mhc [SEED]...     default: 5 */
 #include "ops/opcheck.h"
+#include "ops/mhc/mhc.h"
 
 #include <math.h>
 #include <stdlib.h>

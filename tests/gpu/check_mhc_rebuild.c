@@ -3,6 +3,7 @@
  *
  *   check_mhc_rebuild */
 #include "ops/mhc/mhc_rebuild_int.h"
+#include "ops/mhc/mhc.h"
 #include "ops/opcheck.h"
 
 #include <stdlib.h>

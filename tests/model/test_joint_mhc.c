@@ -2,6 +2,7 @@
  * once, recompute by blocks, every schedule bit for bit, health numbers, options. Gradient checks of models with it
  * are in the general tests (tiny_models). */
 #include "tiny.h"
+#include "ops/mhc/mhc.h"
 
 static const char base[] = "model.pattern=*-*-*- model.mhc_streams=4 model.mhc_gating=0.5";
 

@@ -1,6 +1,8 @@
 /* act and gate beyond the descriptors' samples: in place, column layouts, the edges of the clamp,
  * values that are not finite, rejected arguments. */
 #include "bench.h"
+#include "ops/act/act.h"
+#include "ops/gate/gate.h"
 
 enum { ROWS = 5, F = 34 };
 

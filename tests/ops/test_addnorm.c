@@ -1,6 +1,8 @@
 /* addnorm beyond the descriptor's samples: in place, the mask of the dropout op, rejected
  * arguments. */
 #include "support.h"
+#include "ops/addnorm/addnorm.h"
+#include "ops/dropout/dropout.h"
 
 #include "ops/ops.h"
 

@@ -1,6 +1,7 @@
 /* gatednorm beyond the descriptor's samples: known values, both orders, in place, and what it
  * refuses. */
 #include "bench.h"
+#include "ops/gatednorm/gatednorm.h"
 
 static const enum dev_kind kinds[] = {DEV_REF, DEV_CPU};
 

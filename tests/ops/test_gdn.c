@@ -1,6 +1,7 @@
 /* gdn beyond the descriptor's samples: chunks against the recurrence, texts in pieces, documents,
  * what the delta rule is for, rejected arguments. */
 #include "support.h"
+#include "ops/gdn/gdn.h"
 
 #include "ops/ops.h"
 

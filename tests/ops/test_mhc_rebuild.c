@@ -1,6 +1,7 @@
 /* mhc_rebuild: the bits of the step-by-step path, on every device and instruction set; arguments it refuses. Values against the
  * reference are in the descriptor's tests. */
 #include "support.h"
+#include "ops/mhc/mhc.h"
 
 #include "ops/mhc/mhc_rebuild_int.h"
 #include "ops/opcheck.h"

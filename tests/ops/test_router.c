@@ -1,6 +1,7 @@
 /* router beyond the descriptors' samples: who is chosen, what biases, groups, capacity and tables
  * do, losses against known values, noise, values that are not finite, rejected arguments. */
 #include "bench.h"
+#include "ops/router/router.h"
 
 enum { T = 48, E = 16, K = 4 };
 

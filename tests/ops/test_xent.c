@@ -1,6 +1,7 @@
 /* xent: known losses, extreme logits, ignored labels, chunks, z-loss, errors. test_ops checks the
  * gradients of the plain loss and cpu against ref on awkward shapes. */
 #include "support.h"
+#include "ops/xent/xent.h"
 
 #include "ops/ops.h"
 

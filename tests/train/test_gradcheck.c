@@ -179,7 +179,7 @@ static int wrong_dw(const struct step_ctx *c)
                           .c = c->t[DW],
                           .trans_a = true,
                           .alpha = 1.001,
-                          .beta = c->add[DW] ? 1 : 0};
+                          .acc_c = c->add[DW]};
     return c->ops->gemm(c->lane, &a);
 }
 

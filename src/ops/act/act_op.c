@@ -1,5 +1,6 @@
 /* act: argument checks, cost, descriptors, test samples and bench shapes; see act.h. */
 #include "ops/check.h"
+#include "ops/act/act.h"
 #include "ops/opdesc.h"
 
 #include <math.h>
@@ -47,10 +48,10 @@ int act_bwd_check(const struct act_bwd_args *a, struct err *e)
 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
-static const struct op_attr dims[] = {{"rows", 5}, {"f", 33}};
+static const struct op_dim dims[] = {{"rows", 5}, {"f", 33}};
 enum { KIND, CLAMP, ALPHA, OFFSET, INTERLEAVE };
 static const struct op_attr attrs[] = {
-    {"kind", ACT_SWIGLU}, {"clamp", 0}, {"alpha", 1.702}, {"offset", 0}, {"interleave", 0},
+    {.name = "kind", .value = ACT_SWIGLU}, {.name = "clamp", .value = 0}, {.name = "alpha", .value = 1.702}, {.name = "offset", .value = 0}, {.name = "interleave", .value = 0},
 };
 
 static struct act_rule pack_rule(const struct op_call *c)

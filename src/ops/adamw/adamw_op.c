@@ -1,5 +1,6 @@
 /* adamw: argument checks, cost, descriptor, test samples and bench shapes; see adamw.h. */
 #include "ops/adamw/adamw_int.h"
+#include "ops/adamw/adamw.h"
 #include "ops/check.h"
 #include "ops/opdesc.h"
 
@@ -71,11 +72,11 @@ static const struct op_arg args[] = {
 /* step, lr, clip and skip are only for samples: they set what hyper and scale hold. parts: the elements are dealt
  * out to so many parameters of one call. */
 enum { DIM_N, DIM_STEP, DIM_LR, DIM_CLIP, DIM_SKIP, DIM_PARTS };
-static const struct op_attr dims[] = {
+static const struct op_dim dims[] = {
     {"n", 33}, {"step", 3}, {"lr", 0.01}, {"clip", 1}, {"skip", 0}, {"parts", 1}};
 enum { BETA1, BETA2, EPS, DECAY };
 static const struct op_attr attrs[] = {
-    {"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"decay", 0.1}};
+    {.name = "beta1", .value = 0.9}, {.name = "beta2", .value = 0.95}, {.name = "eps", .value = 1e-8}, {.name = "decay", .value = 0.1}};
 
 static void shapes(struct op_call *c)
 {

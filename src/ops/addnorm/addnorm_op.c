@@ -1,5 +1,7 @@
 /* addnorm: argument checks, cost, descriptors, test samples and bench shapes; see addnorm.h. */
 #include "ops/check.h"
+#include "ops/addnorm/addnorm.h"
+#include "ops/dropout/dropout.h"
 #include "ops/opdesc.h"
 
 #include <string.h>
@@ -62,7 +64,7 @@ int addnorm_bwd_check(const struct addnorm_bwd_args *a, struct err *e)
 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
-static const struct op_attr dims[] = {{"rows", 5}, {"d", 33}};
+static const struct op_dim dims[] = {{"rows", 5}, {"d", 33}};
 
 static struct tensor x_shape(const struct op_call *c)
 {
@@ -102,7 +104,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "rstd", .role = ARG_OOUT, .type = ARG_WIDE, .no_grad = true},
 };
 static const struct op_attr fwd_attrs[] = {
-    {"eps", 1e-5}, {"zero_centered", 0}, {"p", 0}, {"key", 77}, {"seq", 4}, {"close_only", 0},
+    {.name = "eps", .value = 1e-5}, {.name = "zero_centered", .value = 0}, {.name = "p", .value = 0}, {.name = "key", .value = 77}, {.name = "seq", .value = 4}, {.name = "close_only", .value = 0},
 };
 
 static void fwd_shapes(struct op_call *c)
@@ -164,7 +166,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr bwd_attrs[] = {
-    {"zero_centered", 0}, {"acc_dw", 0}, {"acc_dbias", 0}, {"p", 0}, {"key", 77}, {"seq", 4},
+    {.name = "zero_centered", .value = 0}, {.name = "acc_dw", .value = 0}, {.name = "acc_dbias", .value = 0}, {.name = "p", .value = 0}, {.name = "key", .value = 77}, {.name = "seq", .value = 4},
 };
 
 static void bwd_shapes(struct op_call *c)

@@ -4,6 +4,7 @@
  * every call it refuses, runs on kernels of ours. Both write and read the same lse, so a forward of one and a backward of
  * the other fit together. */
 #include "ops/attention/attention_cuda.cuh"
+#include "ops/attention/attention.h"
 
 /* ---- sums by row --------------------------------------------------------------------------------------------------- */
 
@@ -96,12 +97,12 @@ template <typename T> static attn_call<T> fwd_call(const struct attention_fwd_ar
 template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_args *a)
 {
     attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale);
-    c.dout = view_of<T>(&a->dout);
+    c.dout = view_of<T>(&a->d_o);
     c.dq = view_of<T>(&a->dq);
     c.dk = view_of<T>(&a->dk);
     c.dv = view_of<T>(&a->dv);
     c.delta = (float *)a->work.data;
-    c.aligned = c.aligned && aligned16(&a->dout) && aligned16(&a->dq) && aligned16(&a->dk) && aligned16(&a->dv);
+    c.aligned = c.aligned && aligned16(&a->d_o) && aligned16(&a->dq) && aligned16(&a->dk) && aligned16(&a->dv);
     return c;
 }
 
@@ -151,7 +152,7 @@ static int try_library_bwd(struct lane *l, const struct attention_bwd_args *a, b
     if (!library_bwd_shape(a) || present(&a->doc_start))
         return ST_OK;
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
-    x.dout = a->dout;
+    x.dout = a->d_o;
     x.dq = a->dq;
     x.dk = a->dk;
     x.dv = a->dv;

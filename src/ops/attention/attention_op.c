@@ -1,5 +1,6 @@
 /* attention: argument checks, cost, descriptors, test samples and bench shapes; see attention.h. */
 #include "ops/check.h"
+#include "ops/attention/attention.h"
 #include "ops/opdesc.h"
 
 /* Shapes that forward and backward share. */
@@ -60,7 +61,7 @@ int attention_bwd_check(const struct attention_bwd_args *a, struct err *e)
     const char *op = "attention_bwd";
     enum dtype real = a->q.dtype;
     TRY(check_common(op, &a->q, &a->k, &a->v, &a->sink, &a->doc_start, a->sink_zero, a->window, e));
-    CHECK_T(op, "do", &a->dout, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
+    CHECK_T(op, "do", &a->d_o, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
     CHECK_T(op, "o", &a->o, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
     CHECK_T(op, "lse", &a->lse, wide_of(real), 3, a->q.dim[0], a->q.dim[2], a->q.dim[1]);
     TRY(check_tensor(op, "dq", &a->dq, real, 4, a->q.dim, e));
@@ -87,7 +88,7 @@ int attention_start(const struct attention_fwd_args *a, int64_t *start, struct e
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { BATCH, S, SKV, H, G, D, DV };
-static const struct op_attr dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3},
+static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3},
                                       {"g", 3}, {"d", 8}, {"dv", 0}};
 
 /* skv and dv are s and d unless named. */
@@ -158,7 +159,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "lse", .role = ARG_OUT, .type = ARG_WIDE, .no_grad = true},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr fwd_attrs[] = {{"scale", 0.3}, {"window", 0}, {"sink_zero", 0}};
+static const struct op_attr fwd_attrs[] = {{.name = "scale", .value = 0.3}, {.name = "window", .value = 0}, {.name = "sink_zero", .value = 0}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -231,7 +232,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr bwd_attrs[] = {
-    {"scale", 0.3}, {"window", 0}, {"sink_zero", 0}, {"acc_dsink", 0}};
+    {.name = "scale", .value = 0.3}, {.name = "window", .value = 0}, {.name = "sink_zero", .value = 0}, {.name = "acc_dsink", .value = 0}};
 
 static void bwd_shapes(struct op_call *c)
 {
@@ -247,7 +248,7 @@ static void bwd_shapes(struct op_call *c)
 
 static struct attention_bwd_args bwd_pack(const struct op_call *c)
 {
-    return (struct attention_bwd_args){.dout = c->t[B_DO],
+    return (struct attention_bwd_args){.d_o = c->t[B_DO],
                                        .q = c->t[B_Q],
                                        .k = c->t[B_K],
                                        .v = c->t[B_V],

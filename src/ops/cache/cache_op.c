@@ -1,5 +1,6 @@
 /* cache_store: argument checks, cost, descriptor, test samples and bench shapes; see cache.h. */
 #include "ops/check.h"
+#include "ops/cache/cache.h"
 #include "ops/opdesc.h"
 
 int cache_store_check(const struct cache_store_args *a, struct err *e)
@@ -19,8 +20,8 @@ static const struct op_arg args[] = {
     {.name = "start", .type = ARG_I64, .no_grad = true},
     {.name = "cache", .role = ARG_OUT, .no_grad = true},
 };
-static const struct op_attr attrs[] = {{"max", 16}};
-static const struct op_attr dims[] = {{"b", 2}, {"s", 3}, {"g", 2}, {"d", 8}, {"at", 4}};
+static const struct op_attr attrs[] = {{.name = "max", .value = 16}};
+static const struct op_dim dims[] = {{"b", 2}, {"s", 3}, {"g", 2}, {"d", 8}, {"at", 4}};
 
 static void shapes(struct op_call *c)
 {

@@ -1,5 +1,6 @@
 /* colsum: argument checks, cost, descriptor, test samples and bench shapes; see colsum.h. */
 #include "ops/check.h"
+#include "ops/colsum/colsum.h"
 #include "ops/opdesc.h"
 
 int colsum_check(const struct colsum_args *a, struct err *e)
@@ -18,8 +19,8 @@ static const struct op_arg args[] = {
     {.name = "out", .role = ARG_OUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr attrs[] = {{"acc_out", 0}};
-static const struct op_attr dims[] = {{"rows", 5}, {"n", 33}};
+static const struct op_attr attrs[] = {{.name = "acc_out", .value = 0}};
+static const struct op_dim dims[] = {{"rows", 5}, {"n", 33}};
 
 static void shapes(struct op_call *c)
 {

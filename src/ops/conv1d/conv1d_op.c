@@ -1,5 +1,6 @@
 /* conv1d: argument checks, cost, descriptors, test samples and bench shapes; see conv1d.h. */
 #include "ops/check.h"
+#include "ops/conv1d/conv1d.h"
 #include "ops/opdesc.h"
 
 static int check_common(const char *op, const struct tensor *x, const struct tensor *w,
@@ -44,7 +45,7 @@ int conv1d_bwd_check(const struct conv1d_bwd_args *a, struct err *e)
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { BATCH, S, C, WIDTH };
-static const struct op_attr dims[] = {{"b", 2}, {"s", 7}, {"c", 5}, {"taps", 4}};
+static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"c", 5}, {"taps", 4}};
 
 static struct tensor rows_3d(const struct op_call *c, int64_t rows)
 {
@@ -78,7 +79,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "final", .role = ARG_OOUT, .no_grad = true},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr fwd_attrs[] = {{"silu", 1}};
+static const struct op_attr fwd_attrs[] = {{.name = "silu", .value = 1}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -144,7 +145,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "dinit", .role = ARG_OOUT},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"silu", 1}, {"acc_dw", 0}, {"acc_dbias", 0}};
+static const struct op_attr bwd_attrs[] = {{.name = "silu", .value = 1}, {.name = "acc_dw", .value = 0}, {.name = "acc_dbias", .value = 0}};
 
 static void bwd_shapes(struct op_call *c)
 {

@@ -1,5 +1,6 @@
 /* dropout: argument checks, cost, descriptors, test samples and bench shapes; see dropout.h. */
 #include "ops/check.h"
+#include "ops/dropout/dropout.h"
 #include "ops/opdesc.h"
 
 int dropout_check(const struct dropout_args *a, struct err *e)
@@ -27,9 +28,9 @@ static const struct op_arg args[] = {
     {.name = "info", .type = ARG_I64},
     {.name = "y", .role = ARG_OUT},
 };
-static const struct op_attr dims[] = {{"rows", 6}, {"d", 33}};
+static const struct op_dim dims[] = {{"rows", 6}, {"d", 33}};
 enum { ATTR_P, ATTR_KEY, ATTR_SEQ };
-static const struct op_attr attrs[] = {{"p", 0.1}, {"key", 12345}, {"seq", 4}};
+static const struct op_attr attrs[] = {{.name = "p", .value = 0.1}, {.name = "key", .value = 12345}, {.name = "seq", .value = 4}};
 
 static void shapes(struct op_call *c)
 {

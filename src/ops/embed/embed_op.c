@@ -1,5 +1,6 @@
 /* embed: argument checks, cost, descriptors, test samples and bench shapes; see embed.h. */
 #include "ops/check.h"
+#include "ops/embed/embed.h"
 #include "ops/embed/embed_int.h"
 #include "ops/opdesc.h"
 
@@ -41,7 +42,7 @@ int embed_token_check(const char *op, const struct tensor *token, int64_t vocab,
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { DIM_ROWS, DIM_VOCAB, DIM_D };
-static const struct op_attr dims[] = {{"rows", 7}, {"vocab", 11}, {"d", 33}};
+static const struct op_dim dims[] = {{"rows", 7}, {"vocab", 11}, {"d", 33}};
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 
@@ -103,7 +104,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "dw", .role = ARG_OUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"acc_dw", 0}};
+static const struct op_attr bwd_attrs[] = {{.name = "acc_dw", .value = 0}};
 
 static void bwd_shapes(struct op_call *c)
 {

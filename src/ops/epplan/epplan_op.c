@@ -1,5 +1,6 @@
 /* epplan: argument checks, cost, descriptors, test samples; see epplan.h. */
 #include "ops/check.h"
+#include "ops/epplan/epplan.h"
 #include "ops/opdesc.h"
 
 static int check_slabs(const char *op, const struct tensor *count, const struct tensor *slabs, struct err *e)
@@ -48,8 +49,8 @@ static const struct op_arg send_args[] = {
     {.name = "count", .role = ARG_OUT, .type = ARG_I32}, {.name = "rows", .role = ARG_OUT, .type = ARG_I32},
     {.name = "need", .role = ARG_OUT, .type = ARG_F64},
 };
-static const struct op_attr send_dims[] = {{"rows", 9}, {"k", 2}, {"experts", 8}};
-static const struct op_attr send_attrs[] = {{"ranks", 2}, {"cap", 18}};
+static const struct op_dim send_dims[] = {{"rows", 9}, {"k", 2}, {"experts", 8}};
+static const struct op_attr send_attrs[] = {{.name = "ranks", .value = 2}, {.name = "cap", .value = 18}};
 
 static void send_shapes(struct op_call *c)
 {
@@ -127,8 +128,8 @@ static const struct op_arg recv_args[] = {
     {.name = "from", .role = ARG_OUT, .type = ARG_I32}, {.name = "to", .role = ARG_OUT, .type = ARG_I32},
     {.name = "rows", .role = ARG_OUT, .type = ARG_I32},
 };
-static const struct op_attr recv_dims[] = {{"ranks", 3}, {"experts", 4}, {"most", 5}};
-static const struct op_attr recv_attrs[] = {{"cap", 20}};
+static const struct op_dim recv_dims[] = {{"ranks", 3}, {"experts", 4}, {"most", 5}};
+static const struct op_attr recv_attrs[] = {{.name = "cap", .value = 20}};
 
 static void recv_shapes(struct op_call *c) { c->t[R_COUNT] = tensor_2d(NULL, DT_NONE, (int64_t)c->dim[0], (int64_t)c->dim[1]); }
 

@@ -1,5 +1,8 @@
 /* expert: argument checks, the composition, cost, descriptors, test samples and bench shapes; see expert.h. */
 #include "ops/expert/expert_int.h"
+#include "ops/act/act.h"
+#include "ops/expert/expert.h"
+#include "ops/gmm/gmm.h"
 #include "ops/opdesc.h"
 
 #include <math.h>
@@ -85,9 +88,9 @@ int expert_down_bwd_by(const struct expert_parts *p, struct lane *l, const struc
 
 /* ---- descriptors ------------------------------------------------------------------------------------------------------------ */
 
-static const struct op_attr dims[] = {{"rows", 11}, {"in", 9}, {"f", 13}, {"experts", 3}, {"tail", 0}};
+static const struct op_dim dims[] = {{"rows", 11}, {"in", 9}, {"f", 13}, {"experts", 3}, {"tail", 0}};
 enum { KIND, CLAMP, ALPHA, SHIFT, INTERLEAVE };
-static const struct op_attr attrs[] = {{"kind", ACT_SWIGLU}, {"clamp", 0}, {"alpha", 1.702}, {"shift", 0}, {"interleave", 0}};
+static const struct op_attr attrs[] = {{.name = "kind", .value = ACT_SWIGLU}, {.name = "clamp", .value = 0}, {.name = "alpha", .value = 1.702}, {.name = "shift", .value = 0}, {.name = "interleave", .value = 0}};
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 

@@ -1,5 +1,6 @@
 /* gate: argument checks, cost, descriptors, test samples and bench shapes; see gate.h. */
 #include "ops/check.h"
+#include "ops/gate/gate.h"
 #include "ops/opdesc.h"
 
 #include <string.h>
@@ -34,7 +35,7 @@ int gate_bwd_check(const struct gate_bwd_args *a, struct err *e)
 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
-static const struct op_attr dims[] = {{"rows", 5}, {"heads", 0}, {"n", 33}, {"shared", 0}};
+static const struct op_dim dims[] = {{"rows", 5}, {"heads", 0}, {"n", 33}, {"shared", 0}};
 
 static struct tensor shape_of(const struct op_call *c, int64_t last)
 {

@@ -1,5 +1,6 @@
 /* gatednorm: argument checks, cost, descriptors, test samples and bench shapes; see gatednorm.h. */
 #include "ops/check.h"
+#include "ops/gatednorm/gatednorm.h"
 #include "ops/opdesc.h"
 
 static int check_common(const char *op, const struct tensor *x, const struct tensor *z,
@@ -43,7 +44,7 @@ int gatednorm_bwd_check(const struct gatednorm_bwd_args *a, struct err *e)
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 /* The attribute group is the size; shared: w holds one group's gains. */
-static const struct op_attr dims[] = {{"rows", 5}, {"d", 24}, {"shared", 0}};
+static const struct op_dim dims[] = {{"rows", 5}, {"d", 24}, {"shared", 0}};
 
 static struct tensor x_like(const struct op_call *c)
 {
@@ -90,7 +91,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "rstd", .role = ARG_OUT, .type = ARG_WIDE, .no_grad = true},
 };
 static const struct op_attr fwd_attrs[] = {
-    {"group", 8}, {"eps", 1e-5}, {"norm_first", 0}, {"zero_centered", 0}};
+    {.name = "group", .value = 8}, {.name = "eps", .value = 1e-5}, {.name = "norm_first", .value = 0}, {.name = "zero_centered", .value = 0}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -145,7 +146,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 static const struct op_attr bwd_attrs[] = {
-    {"group", 8}, {"norm_first", 0}, {"zero_centered", 0}, {"acc_dw", 0}};
+    {.name = "group", .value = 8}, {.name = "norm_first", .value = 0}, {.name = "zero_centered", .value = 0}, {.name = "acc_dw", .value = 0}};
 
 static void bwd_shapes(struct op_call *c)
 {

@@ -1,5 +1,6 @@
 /* gdn: argument checks, cost, descriptors, test samples and bench shapes; see gdn.h. */
 #include "ops/check.h"
+#include "ops/gdn/gdn.h"
 #include "ops/opdesc.h"
 
 #include <math.h>
@@ -74,7 +75,7 @@ int gdn_bwd_check(const struct gdn_bwd_args *a, struct err *e)
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { BATCH, S, HK, HV, DK, DV };
-static const struct op_attr dims[] = {{"b", 2},  {"s", 7},  {"hk", 2},
+static const struct op_dim dims[] = {{"b", 2},  {"s", 7},  {"hk", 2},
                                       {"hv", 4}, {"dk", 6}, {"dv", 5}};
 
 static int64_t size_of(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
@@ -173,7 +174,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "final", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr fwd_attrs[] = {{"chunk", 64}};
+static const struct op_attr fwd_attrs[] = {{.name = "chunk", .value = 64}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -273,7 +274,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "dinit", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"chunk", 64}, {"acc_dA_log", 0}, {"acc_ddt_bias", 0}};
+static const struct op_attr bwd_attrs[] = {{.name = "chunk", .value = 64}, {.name = "acc_dA_log", .value = 0}, {.name = "acc_ddt_bias", .value = 0}};
 
 static void bwd_shapes(struct op_call *c)
 {

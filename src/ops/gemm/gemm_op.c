@@ -1,5 +1,6 @@
 /* gemm: argument checks, cost, descriptor, test samples and bench shapes; see gemm.h. */
 #include "ops/check.h"
+#include "ops/gemm/gemm.h"
 #include "ops/opdesc.h"
 
 static int check_stride(const char *name, const struct tensor *t, struct err *e)
@@ -35,9 +36,9 @@ static const struct op_arg args[] = {
     {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
     {.name = "c", .role = ARG_OUT},
 };
-enum { TRANS_A, TRANS_B, ALPHA, BETA, WIDE_C };
-static const struct op_attr attrs[] = {{"trans_a", 0}, {"trans_b", 0}, {"alpha", 1}, {"beta", 0}, {"wide_c", 0}};
-static const struct op_attr dims[] = {{"m", 5}, {"n", 33}, {"k", 17}};
+enum { TRANS_A, TRANS_B, ALPHA, ACC_C, WIDE_C };
+static const struct op_attr attrs[] = {{.name = "trans_a", .value = 0}, {.name = "trans_b", .value = 0}, {.name = "alpha", .value = 1}, {.name = "acc_c", .value = 0}, {.name = "wide_c", .value = 0}};
+static const struct op_dim dims[] = {{"m", 5}, {"n", 33}, {"k", 17}};
 
 static void shapes(struct op_call *c)
 {
@@ -69,7 +70,7 @@ static int run(const struct ops *ops, struct lane *lane, const struct op_call *c
                           .trans_a = c->attr[TRANS_A] != 0,
                           .trans_b = c->attr[TRANS_B] != 0,
                           .alpha = c->attr[ALPHA],
-                          .beta = c->attr[BETA]};
+                          .acc_c = c->attr[ACC_C] != 0};
     return ops->gemm(lane, &a);
 }
 
@@ -81,7 +82,7 @@ static void cost(const struct op_call *c, struct op_cost *out)
     *out = (struct op_cost){.flops = 2 * c_elems * k,
                             .bytes = size * ((double)tensor_elems(&c->t[A_A]) +
                                              (double)tensor_elems(&c->t[A_B]) +
-                                             (c->attr[BETA] != 0 ? 2 : 1) * c_elems)};
+                                             (c->attr[ACC_C] != 0 ? 2 : 1) * c_elems)};
 }
 
 static const struct op_sample samples[] = {
@@ -91,38 +92,38 @@ static const struct op_sample samples[] = {
     {"m=7 n=0 k=3"},
     {"m=7 n=9 k=0"},
     {"m=7 n=9 k=0 no_bias=1"},
-    {"m=7 n=9 k=0 no_bias=1 beta=0.5"},
-    {"m=6 n=5 k=4 alpha=0 beta=2"},
+    {"m=7 n=9 k=0 no_bias=1 acc_c=1"},
+    {"m=6 n=5 k=4 alpha=0 acc_c=1"},
     {"m=65 n=129 k=33 trans_b=1"},
-    {"m=33 n=20 k=70 trans_a=1 beta=1 no_bias=1"},
-    {"m=17 n=19 k=23 trans_a=1 trans_b=1 alpha=0.5 beta=-2"},
+    {"m=33 n=20 k=70 trans_a=1 acc_c=1 no_bias=1"},
+    {"m=17 n=19 k=23 trans_a=1 trans_b=1 alpha=0.5 acc_c=1"},
     {"m=1 n=65 k=40 trans_b=1 no_bias=1"},
-    {"m=64 n=1 k=31 no_bias=1 beta=1"},
+    {"m=64 n=1 k=31 no_bias=1 acc_c=1"},
     {"m=9 n=11 k=13 strided=1"},
-    {"m=9 n=11 k=13 trans_a=1 trans_b=1 beta=1 strided=1"},
+    {"m=9 n=11 k=13 trans_a=1 trans_b=1 acc_c=1 strided=1"},
     {"m=130 n=67 k=257 no_bias=1 trans_b=1 strided=1"},
     /* Large enough for sgemm_cpu.c: tails of rows, columns and depth, one and two blocks of depth. */
     {"m=203 n=127 k=389 trans_b=1"},
-    {"m=72 n=136 k=200 trans_a=1 beta=1 wide_c=1 no_bias=1"},
+    {"m=72 n=136 k=200 trans_a=1 acc_c=1 wide_c=1 no_bias=1"},
     {"m=65 n=8 k=64 trans_b=1 wide_c=1"},
     {"m=203 n=160 k=70 no_bias=1 strided=1"},
-    {"m=70 n=96 k=770 trans_a=1 no_bias=1 alpha=0.5 beta=2 strided=1"},
-    {"m=77 n=125 k=385 trans_a=1 trans_b=1 beta=1"},
+    {"m=70 n=96 k=770 trans_a=1 no_bias=1 alpha=0.5 acc_c=1 strided=1"},
+    {"m=77 n=125 k=385 trans_a=1 trans_b=1 acc_c=1"},
 };
 /* Linear layers of a small model forward, by input and by weight; then a large one. */
 static const struct op_sample bench[] = {
     {"m=4096 n=960 k=320 trans_b=1 no_bias=1"},
     {"m=4096 n=320 k=960 no_bias=1"},
-    {"m=960 n=320 k=4096 trans_a=1 beta=1 no_bias=1"},
+    {"m=960 n=320 k=4096 trans_a=1 acc_c=1 no_bias=1"},
     {"m=4096 n=320 k=864 trans_b=1"},
     {"m=4096 n=864 k=320 no_bias=1"},
-    {"m=320 n=864 k=4096 trans_a=1 beta=1 no_bias=1"},
+    {"m=320 n=864 k=4096 trans_a=1 acc_c=1 no_bias=1"},
     {"m=2048 n=2048 k=2048 trans_b=1 no_bias=1"},
 };
 
 const struct op_desc gemm_desc = {
     .name = "gemm",
-    .summary = "c = alpha op(a) op(b) + beta c + bias",
+    .summary = "c (+)= alpha op(a) op(b), plus bias",
     OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
     .tolerance = 1e-5,

@@ -1,5 +1,6 @@
 /* gmm: argument checks, cost, descriptors, test samples and bench shapes; see gmm.h. */
 #include "ops/check.h"
+#include "ops/gmm/gmm.h"
 #include "ops/gmm/gmm_int.h"
 #include "ops/opdesc.h"
 
@@ -65,9 +66,9 @@ int gmm_offset_check(const char *op, const struct tensor *offset, int64_t rows, 
 /* ---- descriptors
  * --------------------------------------------------------------------------------------- */
 
-static const struct op_attr dims[] = {
+static const struct op_dim dims[] = {
     {"rows", 11}, {"in", 9}, {"out", 13}, {"experts", 3}, {"tail", 0}, {"balanced", 0}};
-static const struct op_attr bwd_attrs[] = {{"acc_dw", 0}, {"acc_dbias", 0}, {"acc_dprob", 0}};
+static const struct op_attr bwd_attrs[] = {{.name = "acc_dw", .value = 0}, {.name = "acc_dbias", .value = 0}, {.name = "acc_dprob", .value = 0}};
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 

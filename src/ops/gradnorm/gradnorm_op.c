@@ -1,6 +1,7 @@
 /* gradnorm (sqnorm and clip): checks, cost, descriptors, samples and bench shapes; see gradnorm.h.
  */
 #include "ops/check.h"
+#include "ops/gradnorm/gradnorm.h"
 #include "ops/opdesc.h"
 
 #include <math.h>
@@ -36,8 +37,8 @@ static const struct op_arg sqnorm_op_args[] = {
     {.name = "out", .role = ARG_OUT, .type = ARG_F64},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr sqnorm_attrs[] = {{"parts", 1}}; /* tensors in one call, of equal size or nearly */
-static const struct op_attr sqnorm_dims[] = {{"n", 33}};
+static const struct op_attr sqnorm_attrs[] = {{.name = "parts", .value = 1}}; /* tensors in one call, of equal size or nearly */
+static const struct op_dim sqnorm_dims[] = {{"n", 33}};
 enum { MAX_PARTS = 128 };
 
 static void sqnorm_shapes(struct op_call *c)
@@ -112,7 +113,8 @@ static const struct op_arg clip_op_args[] = {
     {.name = "loss", .role = ARG_OPT, .type = ARG_F64},
     {.name = "out", .role = ARG_OUT, .type = ARG_F64},
 };
-static const struct op_attr clip_dims[] = {{"k", 5}}, clip_attrs[] = {{"max_norm", 1}};
+static const struct op_dim clip_dims[] = {{"k", 5}};
+static const struct op_attr clip_attrs[] = {{.name = "max_norm", .value = 1}};
 
 static void clip_shapes(struct op_call *c)
 {

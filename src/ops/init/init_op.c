@@ -1,11 +1,12 @@
 /* init: descriptor, test samples and bench shapes; see init.h. */
 #include "ops/check.h"
+#include "ops/init/init.h"
 #include "ops/opdesc.h"
 
 enum { Y, COPY };
 static const struct op_arg args[] = {{.name = "y", .role = ARG_OUT, .type = ARG_WIDE}, {.name = "copy", .role = ARG_OOUT}};
 enum { KIND, A, B, N, KEY };
-static const struct op_attr attrs[] = {{"kind", INIT_NORMAL}, {"a", 0.02}, {"b", 1}, {"n", 100}, {"key", 1}};
+static const struct op_attr attrs[] = {{.name = "kind", .value = INIT_NORMAL}, {.name = "a", .value = 0.02}, {.name = "b", .value = 1}, {.name = "n", .value = 100}, {.name = "key", .value = 1}};
 
 static void shapes(struct op_call *c) { (void)c; }
 

@@ -1,5 +1,6 @@
 /* mlakeys: argument checks, cost, descriptors, test samples; see mlakeys.h. */
 #include "ops/check.h"
+#include "ops/mlakeys/mlakeys.h"
 #include "ops/opdesc.h"
 
 int mlakeys_fwd_check(const struct mlakeys_fwd_args *a, struct err *e)
@@ -27,7 +28,7 @@ int mlakeys_bwd_check(const struct mlakeys_bwd_args *a, struct err *e)
     return ST_OK;
 }
 
-static const struct op_attr dims[] = {{"tokens", 5}, {"heads", 3}, {"nope", 6}, {"rope", 4}};
+static const struct op_dim dims[] = {{"tokens", 5}, {"heads", 3}, {"nope", 6}, {"rope", 4}};
 
 static struct tensor shape3(const struct op_call *c, int64_t last)
 {
@@ -66,7 +67,7 @@ static void fwd_cost(const struct op_call *c, struct op_cost *out)
 
 enum { B_DK, B_DKV, B_DSHARED };
 static const struct op_arg bwd_args[] = {{.name = "dk"}, {.name = "dkv", .role = ARG_OOUT}, {.name = "dshared", .role = ARG_OOUT}};
-static const struct op_attr bwd_attrs[] = {{"nope", 6}};
+static const struct op_attr bwd_attrs[] = {{.name = "nope", .value = 6}};
 
 static void bwd_shapes(struct op_call *c) { c->t[B_DK] = shape3(c, (int64_t)(c->dim[2] + c->dim[3])); }
 

@@ -1,5 +1,6 @@
 /* moeplan: argument checks, cost, descriptor, test samples and bench shapes; see moeplan.h. */
 #include "ops/check.h"
+#include "ops/moeplan/moeplan.h"
 #include "ops/opdesc.h"
 
 int moeplan_check(const struct moeplan_args *a, struct err *e)
@@ -25,8 +26,8 @@ static const struct op_arg args[] = {
     {.name = "src", .role = ARG_OUT, .type = ARG_I32},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr dims[] = {{"rows", 9}, {"k", 2}, {"dropped", 0}};
-static const struct op_attr attrs[] = {{"experts", 5}};
+static const struct op_dim dims[] = {{"rows", 9}, {"k", 2}, {"dropped", 0}};
+static const struct op_attr attrs[] = {{.name = "experts", .value = 5}};
 
 static void shapes(struct op_call *c)
 {

@@ -2,6 +2,7 @@
  * permute.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/permute/permute.h"
 
 int permute_check(const struct permute_args *a, struct err *e)
 {
@@ -48,9 +49,9 @@ int unpermute_check(const struct unpermute_args *a, struct err *e)
 
 /* ---- samples: maps of a fixed routing, so that both directions agree ------------------------- */
 
-static const struct op_attr dims[] = {{"rows", 7}, {"d", 33}, {"experts", 4}, {"dropped", 0}};
-static const struct op_attr attrs[] = {{"k", 2}, {"acc_y", 0}};
-static const struct op_attr back_attrs[] = {{"k", 2}};
+static const struct op_dim dims[] = {{"rows", 7}, {"d", 33}, {"experts", 4}, {"dropped", 0}};
+static const struct op_attr attrs[] = {{.name = "k", .value = 2}, {.name = "acc_y", .value = 0}};
+static const struct op_attr back_attrs[] = {{.name = "k", .value = 2}};
 
 static int32_t expert_of(const struct op_call *c, int64_t choice)
 {

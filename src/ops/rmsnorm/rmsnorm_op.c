@@ -1,6 +1,7 @@
 /* rmsnorm: argument checks, cost, descriptors, test samples and bench shapes; see rmsnorm.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/rmsnorm/rmsnorm.h"
 
 int rmsnorm_fwd_check(const struct rmsnorm_fwd_args *a, struct err *e)
 {
@@ -35,7 +36,7 @@ int rmsnorm_bwd_check(const struct rmsnorm_bwd_args *a, struct err *e)
 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
-static const struct op_attr dims[] = {{"rows", 5}, {"heads", 0}, {"d", 33}};
+static const struct op_dim dims[] = {{"rows", 5}, {"heads", 0}, {"d", 33}};
 
 static void x_like(struct op_call *c, int arg)
 {
@@ -48,7 +49,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "x"}, {.name = "w", .role = ARG_OPT, .type = ARG_WIDE}, {.name = "y", .role = ARG_OUT},
     {.name = "rstd", .role = ARG_OUT, .type = ARG_WIDE, .no_grad = true},
 };
-static const struct op_attr fwd_attrs[] = {{"eps", 1e-5}, {"zero_centered", 0}};
+static const struct op_attr fwd_attrs[] = {{.name = "eps", .value = 1e-5}, {.name = "zero_centered", .value = 0}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -89,7 +90,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "dres", .role = ARG_OPT}, {.name = "dx", .role = ARG_OUT},
     {.name = "dw", .role = ARG_OOUT, .type = ARG_WIDE}, {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"zero_centered", 0}, {"acc_dw", 0}};
+static const struct op_attr bwd_attrs[] = {{.name = "zero_centered", .value = 0}, {.name = "acc_dw", .value = 0}};
 
 static void bwd_shapes(struct op_call *c)
 {

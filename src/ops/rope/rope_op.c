@@ -1,6 +1,7 @@
 /* rope: argument checks, cost, descriptors, test samples and bench shapes; see rope.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/rope/rope.h"
 
 /* Tables, positions and the number of rotated channels. */
 static int check_tables(const char *op, const struct tensor *x, const struct tensor *cos_table,
@@ -62,7 +63,7 @@ int rope_positions_check(const char *op, const struct tensor *pos, const struct 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { TOKENS, HEADS, WIDTH, ROTATED, POSITIONS };
-static const struct op_attr dims[] = {
+static const struct op_dim dims[] = {
     {"tokens", 5}, {"heads", 3}, {"d", 16}, {"rd", 16}, {"positions", 11}};
 
 static int64_t dim_of(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
@@ -98,7 +99,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "y", .role = ARG_OUT},
     {.name = "rstd", .role = ARG_OOUT, .type = ARG_WIDE, .no_grad = true},
 };
-static const struct op_attr fwd_attrs[] = {{"eps", 1e-5}, {"zero_centered", 0}, {"interleaved", 0}};
+static const struct op_attr fwd_attrs[] = {{.name = "eps", .value = 1e-5}, {.name = "zero_centered", .value = 0}, {.name = "interleaved", .value = 0}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -160,7 +161,7 @@ static const struct op_arg bwd_args[] = {
     {.name = "dw", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"zero_centered", 0}, {"interleaved", 0}, {"acc_dw", 0}};
+static const struct op_attr bwd_attrs[] = {{.name = "zero_centered", .value = 0}, {.name = "interleaved", .value = 0}, {.name = "acc_dw", .value = 0}};
 
 static void bwd_shapes(struct op_call *c)
 {

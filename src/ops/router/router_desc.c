@@ -1,9 +1,10 @@
 /* router: descriptors, test samples and bench shapes; see router.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/router/router.h"
 #include "ops/router/router_int.h"
 
-static const struct op_attr dims[] = {{"rows", 12}, {"experts", 8}, {"bias", 0}, {"hashed", 0}};
+static const struct op_dim dims[] = {{"rows", 12}, {"experts", 8}, {"bias", 0}, {"hashed", 0}};
 enum { D_ROWS, D_E, D_BIAS, D_HASHED };
 enum { VOCAB = 11 };
 
@@ -29,15 +30,13 @@ enum {
     A_HASHED = A_ACC_STAT
 };
 #define RULE_ATTRS                                                                                 \
-    {"k", 2}, {"score", 0}, {"pre_softmax", 0}, {"norm", 1}, {"groups", 0}, {"group_topk", 0},     \
-        {"scale", 1}, {"capacity", 0}, {"drop_late", 0}, {"aux", 0}, {"seq_aux", 0},               \
-        {"global_aux", 0}, {"z", 0},                                                               \
-    {                                                                                              \
-        "seq", 4                                                                                   \
-    }
+    {.name = "k", .value = 2}, {.name = "score", .value = 0}, {.name = "pre_softmax", .value = 0}, {.name = "norm", .value = 1}, {.name = "groups", .value = 0}, {.name = "group_topk", .value = 0},     \
+        {.name = "scale", .value = 1}, {.name = "capacity", .value = 0}, {.name = "drop_late", .value = 0}, {.name = "aux", .value = 0}, {.name = "seq_aux", .value = 0},               \
+        {.name = "global_aux", .value = 0}, {.name = "z", .value = 0},                                                               \
+    {.name = "seq", .value = 4}
 static const struct op_attr fwd_attrs[] = {
-    RULE_ATTRS, {"acc_stat", 0}, {"acc_tally", 0}, {"acc_global", 0}};
-static const struct op_attr bwd_attrs[] = {RULE_ATTRS, {"hashed", 0}};
+    RULE_ATTRS, {.name = "acc_stat", .value = 0}, {.name = "acc_tally", .value = 0}, {.name = "acc_global", .value = 0}};
+static const struct op_attr bwd_attrs[] = {RULE_ATTRS, {.name = "hashed", .value = 0}};
 
 static struct router_rule rule_of(const struct op_call *c)
 {
@@ -316,9 +315,9 @@ const struct op_desc router_bwd_desc = {
 
 /* ---- noise, jitter, bias --------------------------------------------------------------------- */
 
-static const struct op_attr noise_dims[] = {{"rows", 6}, {"d", 33}};
+static const struct op_dim noise_dims[] = {{"rows", 6}, {"d", 33}};
 static const struct op_attr noise_attrs[] = {
-    {"eps", 0.1}, {"key", 12345}, {"seq", 4}, {"acc_y", 0}};
+    {.name = "eps", .value = 0.1}, {.name = "key", .value = 12345}, {.name = "seq", .value = 4}, {.name = "acc_y", .value = 0}};
 
 enum { N_X, N_INFO, N_Y };
 static const struct op_arg jitter_args[] = {
@@ -421,8 +420,8 @@ const struct op_desc router_noise_desc = {
 enum { U_TALLY, U_BIAS };
 static const struct op_arg bias_args[] = {{.name = "tally", .type = ARG_F64},
                                           {.name = "bias", .role = ARG_OUT, .type = ARG_WIDE}};
-static const struct op_attr bias_attrs[] = {{"rate", 0.001}};
-static const struct op_attr bias_dims[] = {{"experts", 7}};
+static const struct op_attr bias_attrs[] = {{.name = "rate", .value = 0.001}};
+static const struct op_dim bias_dims[] = {{"experts", 7}};
 
 static void bias_shapes(struct op_call *c)
 {

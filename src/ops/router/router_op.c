@@ -2,6 +2,7 @@
  * router.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/router/router.h"
 #include "ops/router/router_int.h"
 
 static int check_rule(const char *op, const struct router_rule *r, int64_t rows, int64_t n,

@@ -1,6 +1,7 @@
 /* shift: argument checks, cost, descriptor; see shift.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/shift/shift.h"
 
 int shift_check(const struct shift_args *a, struct err *e)
 {
@@ -17,8 +18,8 @@ static const struct op_arg args[] = {
     {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
     {.name = "y", .role = ARG_OUT, .type = ARG_I32},
 };
-static const struct op_attr attrs[] = {{"fill", -1}};
-static const struct op_attr dims[] = {{"rows", 3}, {"seq", 17}};
+static const struct op_attr attrs[] = {{.name = "fill", .value = -1}};
+static const struct op_dim dims[] = {{"rows", 3}, {"seq", 17}};
 
 static void shapes(struct op_call *c)
 {

@@ -1,6 +1,7 @@
 /* ssd: argument checks, cost, descriptors, test samples and bench shapes; see ssd.h. */
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/ssd/ssd.h"
 
 #include <math.h>
 
@@ -79,7 +80,7 @@ int ssd_bwd_check(const struct ssd_bwd_args *a, struct err *e)
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { BATCH, S, H, P, G, N };
-static const struct op_attr dims[] = {{"b", 2}, {"s", 7}, {"h", 4}, {"p", 5}, {"g", 2}, {"n", 6}};
+static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"h", 4}, {"p", 5}, {"g", 2}, {"n", 6}};
 
 static int64_t size_of(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 static struct tensor per_row(const struct op_call *c, int heads, int width)
@@ -164,7 +165,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "final", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr fwd_attrs[] = {{"chunk", 128}, {"dt_min", 0}, {"dt_max", 0}};
+static const struct op_attr fwd_attrs[] = {{.name = "chunk", .value = 128}, {.name = "dt_min", .value = 0}, {.name = "dt_max", .value = 0}};
 
 static void fwd_shapes(struct op_call *c)
 {
@@ -267,8 +268,8 @@ static const struct op_arg bwd_args[] = {
     {.name = "dinit", .role = ARG_OOUT, .type = ARG_WIDE},
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
-static const struct op_attr bwd_attrs[] = {{"chunk", 128},    {"dt_min", 0},       {"dt_max", 0},
-                                           {"acc_dA_log", 0}, {"acc_ddt_bias", 0}, {"acc_dD", 0}};
+static const struct op_attr bwd_attrs[] = {{.name = "chunk", .value = 128},    {.name = "dt_min", .value = 0},       {.name = "dt_max", .value = 0},
+                                           {.name = "acc_dA_log", .value = 0}, {.name = "acc_ddt_bias", .value = 0}, {.name = "acc_dD", .value = 0}};
 
 static void bwd_shapes(struct op_call *c)
 {

@@ -2,6 +2,7 @@
  */
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/xent/xent.h"
 #include "ops/xent/xent_int.h"
 
 #include <math.h>
@@ -76,7 +77,7 @@ int64_t xent_rows_at_once(const struct xent_args *a)
 /* ---- descriptors: the loss alone, and loss with gradients ------------------------------------ */
 
 enum { DIM_ROWS, DIM_D, DIM_VOCAB };
-static const struct op_attr dims[] = {{"rows", 7}, {"d", 9}, {"vocab", 13}};
+static const struct op_dim dims[] = {{"rows", 7}, {"d", 9}, {"vocab", 13}};
 
 /* Same positions in both descriptors up to LABEL. */
 enum { H, W, BIAS, LABEL };
@@ -92,7 +93,7 @@ static const struct op_arg fwd_args[] = {
     {.name = "work", .role = ARG_WORK, .type = ARG_U8},
 };
 enum { FWD_CHUNK, FWD_ACC_LOSS };
-static const struct op_attr fwd_attrs[] = {{"chunk", 0}, {"acc_loss", 0}};
+static const struct op_attr fwd_attrs[] = {{.name = "chunk", .value = 0}, {.name = "acc_loss", .value = 0}};
 
 static void input_shapes(struct op_call *c)
 {
@@ -186,7 +187,7 @@ static const struct op_arg bwd_args[] = {
 };
 enum { BWD_CHUNK, BWD_Z_LOSS, BWD_ACC_LOSS, BWD_ACC_DW, BWD_ACC_DBIAS };
 static const struct op_attr bwd_attrs[] = {
-    {"chunk", 0}, {"z_loss", 0}, {"acc_loss", 0}, {"acc_dw", 0}, {"acc_dbias", 0},
+    {.name = "chunk", .value = 0}, {.name = "z_loss", .value = 0}, {.name = "acc_loss", .value = 0}, {.name = "acc_dw", .value = 0}, {.name = "acc_dbias", .value = 0},
 };
 
 static void bwd_shapes(struct op_call *c)
