@@ -159,12 +159,11 @@ struct linear {
     slot_id x, y, dy, dx; /* dy, dx: NO_SLOT unless training (or no dx wanted) */
     struct weight w, bias;
     int64_t in, out;
-    bool add_dx;   /* dx meets other contributions */
-    bool no_replay; /* y must not be recomputed */
 };
 int linear_declare(struct build *b, const char *name, const struct linear *l); /* node */
-/* The same backward, but a forward (and replay) of its own that does more than the product. */
-int linear_declare_with(struct build *b, const char *name, const struct linear *l, step_fn fn, const void *self, const struct use *uses, int n);
+/* The same in two halves, between which a core may append to the forward phase what is to be recomputed with it. */
+int linear_forward(struct build *b, const char *name, const struct linear *l); /* node */
+void linear_backward(struct build *b, int node, const struct linear *l);
 /* RoPE settings of the model for `dim` rotated channels. */
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim);
 

@@ -1,12 +1,12 @@
 /* An op described once: its field list. A contract header (<op>/<op>.h) lists the tensors and numbers of an op,
  *
- *     #define RMSNORM_BWD(T, N, S, op)       \
+ *     #define RMSNORM_BWD_FIELDS(T, N, S, op)  \
  *         T(op, dy, IN, REAL, "... d")       \
  *         T(op, w, OPT, WIDE, "d")           \
  *         T(op, dw, OPT_SUM, WIDE, "=w @w")  \
  *         T(op, work, WORK, U8, "")          \
  *         N(op, bool, zero_centered, 0)
- *     OP_ARGS(rmsnorm_bwd, RMSNORM_BWD)
+ *     OP_ARGS(rmsnorm_bwd, RMSNORM_BWD_FIELDS)
  *
  * and nothing else names them: struct rmsnorm_bwd_args, the table of fields and attributes that tests, `braid op` and the
  * planner use, argument checks, shapes of outputs and samples follow from the list.
@@ -115,6 +115,9 @@ struct op_dim {
 #define OP_NO_FIELD_(op, name, role, type, shape)
 #define OP_NO_ATTR_(op, type, name, value)
 #define OP_NO_STRUCT_(op, declaration)
+/* A tensor inside a member, and one that only samples have: OP_FIELD_IN(dropout, "info", rule.info, OPT, I64, "4"). */
+#define OP_FIELD_IN(op, fname, path, frole, ftype, fshape) \
+    {.name = fname, .type = ARG_##ftype, .shape = fshape, .at = offsetof(struct op##_args, path), OP_ROLE_##frole},
 /* A number inside a member: OP_ATTR_IN(act_fwd, double, "clamp", rule.clamp, 0). */
 #define OP_ATTR_IN(op, ctype, aname, path, avalue) {.name = aname, .value = avalue, .kind = ATTR_##ctype, .at = offsetof(struct op##_args, path)}
 

@@ -12,7 +12,7 @@
 #include "ops/op.h"
 #include "ops/ops.h"
 
-enum { OP_MAX_ARGS = 32, OP_MAX_ATTRS = 20, OP_MAX_DIMS = 8 };
+enum { OP_ARGS_BYTES = 4096, OP_MAX_ARGS = 32, OP_MAX_ATTRS = 20, OP_MAX_DIMS = 8 };
 
 /* Of the device's type or the wide one beside it: what gradients are taken of. */
 static inline bool arg_is_real(enum arg_type t) { return t == ARG_REAL || t == ARG_WIDE; }
@@ -37,6 +37,15 @@ struct op_call {
 struct op_desc {
     const char *name;    /* "rmsnorm_fwd" */
     const char *summary; /* one line for `braid op --help` */
+    /* The op itself: its fields, its args struct, calls through a device's table. */
+    const struct op_arg *fields;
+    int n_fields;
+    size_t args_bytes;
+    int (*check)(const void *args, struct err *e);
+    bool (*there)(const struct ops *ops);
+    int (*call)(const struct ops *ops, struct lane *lane, const void *args);
+    int64_t (*work_bytes)(const struct ops *ops, const void *args);
+    /* What samples and `braid op` see. */
     const struct op_arg *args;
     int n_args;
     const struct op_attr *attrs;
@@ -61,9 +70,27 @@ struct op_desc {
     int n_bench;
 };
 
+/* Before a descriptor: the tables of the op's field list; in it: the op. */
+#define OP_TABLES(op, LIST) OP_TABLES_AND(op, LIST, )
+#define OP_TABLES_AND(op, LIST, more)                                                                                    \
+    static const struct op_arg op##_fields[] = {LIST(OP_FIELD_, OP_NO_ATTR_, OP_NO_STRUCT_, op) more};                     \
+    static int op##_check_any(const void *a_, struct err *e) { return op##_check(a_, e); }                            \
+    static bool op##_there(const struct ops *o) { return o->op != NULL; }                                                  \
+    static int op##_call(const struct ops *o, struct lane *l, const void *a_) { return o->op(l, a_); }                 \
+    static int64_t op##_work_bytes(const struct ops *o, const void *a_) { return o->op##_work ? o->op##_work(a_) : 0; } \
+    _Static_assert(sizeof(struct op##_args) <= OP_ARGS_BYTES, "raise OP_ARGS_BYTES")
+#define OP_IS(op)                                                                                                        \
+    .name = #op, .fields = op##_fields, .n_fields = countof(op##_fields), .args_bytes = sizeof(struct op##_args),           \
+    .check = op##_check_any, .there = op##_there, .call = op##_call, .work_bytes = op##_work_bytes
+
 /* In a descriptor: a list and its length. */
 #define OP_LIST(field, list) .field = list, .n_##field = countof(list)
 
+#define OP(name, ref, cpu, cuda) extern const struct op_desc name##_desc;
+#define ALIAS(name, op) extern const struct op_desc name##_desc;
+#include "ops/ops.def"
+#undef OP
+#undef ALIAS
 const struct op_desc *const *op_registry(int *n);
 const struct op_desc *op_find(const char *name);
 int op_arg_index(const struct op_desc *d, const char *name);  /* -1 if absent */

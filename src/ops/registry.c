@@ -3,12 +3,6 @@
 
 #include <string.h>
 
-#define OP(name, ref, cpu, cuda)   extern const struct op_desc name##_desc;
-#define ALIAS(name, op) extern const struct op_desc name##_desc;
-#include "ops/ops.def"
-#undef OP
-#undef ALIAS
-
 const struct op_desc *const *op_registry(int *n)
 {
     static const struct op_desc *const all[] = {

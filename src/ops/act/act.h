@@ -29,19 +29,19 @@ struct act_rule {
     double clamp, alpha, offset;
     int64_t interleave; /* 0: gate and up are halves */
 };
-#define ACT_FWD(T, N, S, op)          \
+#define ACT_FWD_FIELDS(T, N, S, op)   \
     T(op, x, IN, REAL, "rows gate*f") \
     T(op, prob, OPT, WIDE, "rows")    \
     T(op, y, OUT, REAL, "rows f")     \
     S(op, struct act_rule rule)
-OP_ARGS(act_fwd, ACT_FWD);
-#define ACT_BWD(T, N, S, op)                  \
+OP_ARGS(act_fwd, ACT_FWD_FIELDS);
+#define ACT_BWD_FIELDS(T, N, S, op)           \
     T(op, dy, IN, REAL, "rows f")             \
     T(op, x, IN, REAL, "rows gate*f")         \
     T(op, prob, OPT, WIDE, "rows")            \
     T(op, dx, OUT, REAL, "rows gate*f")       \
     T(op, dprob, OPT_OUT, WIDE, "rows @prob") \
     S(op, struct act_rule rule)
-OP_ARGS(act_bwd, ACT_BWD);
+OP_ARGS(act_bwd, ACT_BWD_FIELDS);
 
 #endif

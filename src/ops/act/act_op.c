@@ -210,8 +210,9 @@ static const struct op_sample bench[] = {
     {"rows=32768 f=1024 kind=0 gpu=1"},
 };
 
+OP_TABLES(act_fwd, ACT_FWD_FIELDS);
 const struct op_desc act_fwd_desc = {
-    .name = "act_fwd",
+    OP_IS(act_fwd),
     .summary = "the nonlinearity of an MLP, gated or plain",
     OP_LIST(args, fwd_args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -220,8 +221,9 @@ const struct op_desc act_fwd_desc = {
     .tolerance = 2e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(act_bwd, ACT_BWD_FIELDS);
 const struct op_desc act_bwd_desc = {
-    .name = "act_bwd",
+    OP_IS(act_bwd),
     .summary = "gradient of act_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

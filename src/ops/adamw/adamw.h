@@ -15,7 +15,7 @@ struct adamw_part {
     struct tensor p, g, m, v, copy;
     double decay;
 };
-#define ADAMW(T, N, S, op)               \
+#define ADAMW_FIELDS(T, N, S, op)        \
     T(op, p, STATE, WIDE, "n")           \
     T(op, g, IN, WIDE, "n")              \
     T(op, m, STATE, WIDE, "n")           \
@@ -29,7 +29,7 @@ struct adamw_part {
     N(op, double, decay, 0.1) \
     N(op, int, n_more, 0)                \
     S(op, const struct adamw_part *more)
-OP_ARGS(adamw, ADAMW);
+OP_ARGS(adamw, ADAMW_FIELDS);
 /* Parameter k of the call, 0 <= k <= n_more. */
 static inline struct adamw_part adamw_part_at(const struct adamw_args *a, int k)
 {

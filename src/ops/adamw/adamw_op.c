@@ -170,8 +170,9 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=33554432 parts=16 gpu=1"}};
 
+OP_TABLES(adamw, ADAMW_FIELDS);
 const struct op_desc adamw_desc = {
-    .name = "adamw",
+    OP_IS(adamw),
     .summary = "one AdamW update of a parameter, in place",
     OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,

@@ -15,7 +15,7 @@
 #include "ops/op.h"
 #include "ops/dropout/dropout.h"
 
-#define ADDNORM_FWD(T, N, S, op)            \
+#define ADDNORM_FWD_FIELDS(T, N, S, op)     \
     T(op, x, IN, REAL, "rows d")            \
     T(op, f, OPT, REAL, "rows d")           \
     T(op, bias, OPT, WIDE, "d &f")          \
@@ -26,8 +26,8 @@
     N(op, double, eps, 1e-5)                \
     N(op, bool, zero_centered, 0)           \
     S(op, struct dropout_rule drop)
-OP_ARGS(addnorm_fwd, ADDNORM_FWD);
-#define ADDNORM_BWD(T, N, S, op)       \
+OP_ARGS(addnorm_fwd, ADDNORM_FWD_FIELDS);
+#define ADDNORM_BWD_FIELDS(T, N, S, op) \
     T(op, dy, OPT, REAL, "rows d")     \
     T(op, ds, OPT, REAL, "rows d")     \
     T(op, s, OPT, REAL, "rows d +dy")  \
@@ -40,6 +40,6 @@ OP_ARGS(addnorm_fwd, ADDNORM_FWD);
     T(op, work, WORK, U8, "")          \
     N(op, bool, zero_centered, 0)      \
     S(op, struct dropout_rule drop)
-OP_ARGS(addnorm_bwd, ADDNORM_BWD);
+OP_ARGS(addnorm_bwd, ADDNORM_BWD_FIELDS);
 
 #endif

@@ -266,8 +266,9 @@ static const struct op_sample bwd_bench[] = {
     {"rows=16384 d=2048 no_df=1 no_dbias=1"},
 };
 
+OP_TABLES_AND(addnorm_fwd, ADDNORM_FWD_FIELDS, OP_FIELD_IN(addnorm_fwd, "info", drop.info, OPT, I64, "4"));
 const struct op_desc addnorm_fwd_desc = {
-    .name = "addnorm_fwd",
+    OP_IS(addnorm_fwd),
     .summary = "residual add with bias and dropout, then rmsnorm",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -277,8 +278,9 @@ const struct op_desc addnorm_fwd_desc = {
     .narrow = 2e-3, /* the stream is rounded before it is normed */
     .samples = samples, .n_samples = countof(samples) - BACKWARD_ONLY, OP_LIST(bench, bench),
 };
+OP_TABLES_AND(addnorm_bwd, ADDNORM_BWD_FIELDS, OP_FIELD_IN(addnorm_bwd, "info", drop.info, OPT, I64, "4"));
 const struct op_desc addnorm_bwd_desc = {
-    .name = "addnorm_bwd",
+    OP_IS(addnorm_bwd),
     .summary = "gradient of addnorm_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

@@ -19,7 +19,7 @@
 
 #include "ops/op.h"
 
-#define ATTENTION_FWD(T, N, S, op)    \
+#define ATTENTION_FWD_FIELDS(T, N, S, op) \
     T(op, q, IN, REAL, "b s h d")     \
     T(op, k, IN, REAL, "b skv g d")   \
     T(op, v, IN, REAL, "b skv g dv")  \
@@ -32,8 +32,8 @@
     N(op, double, scale, 0.3)         \
     N(op, int64_t, window, 0)         \
     N(op, bool, sink_zero, 0)
-OP_ARGS(attention_fwd, ATTENTION_FWD);
-#define ATTENTION_BWD(T, N, S, op)         \
+OP_ARGS(attention_fwd, ATTENTION_FWD_FIELDS);
+#define ATTENTION_BWD_FIELDS(T, N, S, op)  \
     T(op, d_o, IN, REAL, "b s h dv")       \
     T(op, q, IN, REAL, "b s h d")          \
     T(op, k, IN, REAL, "b skv g d")        \
@@ -50,7 +50,7 @@ OP_ARGS(attention_fwd, ATTENTION_FWD);
     N(op, double, scale, 0.3)              \
     N(op, int64_t, window, 0)              \
     N(op, bool, sink_zero, 0)
-OP_ARGS(attention_bwd, ATTENTION_BWD);
+OP_ARGS(attention_bwd, ATTENTION_BWD_FIELDS);
 /* Why cuDNN does not take calls of these shapes on a GPU; NULL: it does, where it is installed and nothing of doc_start and start
  * is given. */
 OP_C const char *attention_not_library(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *sink,

@@ -342,8 +342,9 @@ static const struct op_sample bench[] = {
     {"b=4 s=4096 h=16 g=4 d=128 scale=0.088 window=1024 sink_zero=1 no_sink=1 no_doc_start=1 no_start=1 gpu=1"},
 };
 
+OP_TABLES(attention_fwd, ATTENTION_FWD_FIELDS);
 const struct op_desc attention_fwd_desc = {
-    .name = "attention_fwd",
+    OP_IS(attention_fwd),
     .summary = "causal grouped-query attention with window, documents and sink",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -353,8 +354,9 @@ const struct op_desc attention_fwd_desc = {
     .narrow = 1e-3,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(attention_bwd, ATTENTION_BWD_FIELDS);
 const struct op_desc attention_bwd_desc = {
-    .name = "attention_bwd",
+    OP_IS(attention_bwd),
     .summary = "gradient of attention_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

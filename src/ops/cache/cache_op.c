@@ -70,8 +70,9 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"b=16 s=256 g=2 d=64 at=0 max=1024"}};
 
+OP_TABLES(cache_store, CACHE_STORE_FIELDS);
 const struct op_desc cache_store_desc = {
-    .name = "cache_store",
+    OP_IS(cache_store),
     .summary = "put new rows of keys or values into a decode cache",
     OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,

@@ -64,8 +64,9 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"rows=4096 n=320"}, {"rows=4096 n=1728"}, {"rows=16384 n=2048"}, {"rows=16384 n=8192 gpu=1"}};
 
+OP_TABLES(colsum, COLSUM_FIELDS);
 const struct op_desc colsum_desc = {
-    .name = "colsum",
+    OP_IS(colsum),
     .summary = "sum over rows: the gradient of a bias",
     OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,

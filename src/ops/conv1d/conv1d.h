@@ -18,7 +18,7 @@
 
 enum { CONV1D_MAX_WIDTH = 16, CONV1D_BLOCK = 64 };
 
-#define CONV1D_FWD(T, N, S, op)                 \
+#define CONV1D_FWD_FIELDS(T, N, S, op)          \
     T(op, x, IN, REAL, "b s c")                 \
     T(op, w, IN, WIDE, "c taps")                \
     T(op, bias, OPT, WIDE, "c")                 \
@@ -29,8 +29,8 @@ enum { CONV1D_MAX_WIDTH = 16, CONV1D_BLOCK = 64 };
     T(op, final, OPT_SAVED, REAL, "b taps-1 c") \
     T(op, work, WORK, U8, "")                   \
     N(op, bool, silu, 1)
-OP_ARGS(conv1d_fwd, CONV1D_FWD);
-#define CONV1D_BWD(T, N, S, op)                     \
+OP_ARGS(conv1d_fwd, CONV1D_FWD_FIELDS);
+#define CONV1D_BWD_FIELDS(T, N, S, op)              \
     T(op, dy, IN, REAL, "b s c")                    \
     T(op, x, IN, REAL, "b s c")                     \
     T(op, w, IN, WIDE, "c taps")                    \
@@ -43,6 +43,6 @@ OP_ARGS(conv1d_fwd, CONV1D_FWD);
     T(op, dinit, OPT_OUT, REAL, "b taps-1 c &init") \
     T(op, work, WORK, U8, "")                       \
     N(op, bool, silu, 1)
-OP_ARGS(conv1d_bwd, CONV1D_BWD);
+OP_ARGS(conv1d_bwd, CONV1D_BWD_FIELDS);
 
 #endif

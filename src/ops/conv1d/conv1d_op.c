@@ -229,8 +229,9 @@ static const struct op_sample bench[] = {
     {"b=4 s=4096 c=6144 no_init=1 no_start=1 no_final=1 gpu=1"},
 };
 
+OP_TABLES(conv1d_fwd, CONV1D_FWD_FIELDS);
 const struct op_desc conv1d_fwd_desc = {
-    .name = "conv1d_fwd",
+    OP_IS(conv1d_fwd),
     .summary = "causal convolution of each channel, with bias, SiLU, documents and decode state",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -239,8 +240,9 @@ const struct op_desc conv1d_fwd_desc = {
     .tolerance = 2e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(conv1d_bwd, CONV1D_BWD_FIELDS);
 const struct op_desc conv1d_bwd_desc = {
-    .name = "conv1d_bwd",
+    OP_IS(conv1d_bwd),
     .summary = "gradient of conv1d_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

@@ -15,11 +15,11 @@ struct dropout_rule {
     struct tensor info;
 };
 
-#define DROPOUT(T, N, S, op)        \
+#define DROPOUT_FIELDS(T, N, S, op) \
     T(op, x, IN, REAL, "rows d")    \
     T(op, y, OUT, REAL, "rows d")   \
     S(op, struct dropout_rule rule)
-OP_ARGS(dropout, DROPOUT);
+OP_ARGS(dropout, DROPOUT_FIELDS);
 
 /* The one mask: four channels share a draw. threshold = dropout_threshold(p). */
 HOST_DEVICE static inline uint32_t dropout_threshold(double p) { return (uint32_t)(p * 4294967296.0); }

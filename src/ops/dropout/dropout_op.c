@@ -93,8 +93,9 @@ static const struct op_sample bench[] = {
     {"rows=16384 d=2048 seq=4096"},
 };
 
+OP_TABLES_AND(dropout, DROPOUT_FIELDS, OP_FIELD_IN(dropout, "info", rule.info, OPT, I64, "4"));
 const struct op_desc dropout_desc = {
-    .name = "dropout",
+    OP_IS(dropout),
     .summary = "zero a random share of the channels, scale the rest",
     OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,

@@ -7,16 +7,16 @@
 
 #include "ops/op.h"
 
-#define EMBED_FWD(T, N, S, op)      \
+#define EMBED_FWD_FIELDS(T, N, S, op) \
     T(op, token, IN, I32, "rows")   \
     T(op, w, IN, REAL, "vocab d !") \
     T(op, y, OUT, REAL, "rows d")
-OP_ARGS(embed_fwd, EMBED_FWD);
-#define EMBED_BWD(T, N, S, op)        \
+OP_ARGS(embed_fwd, EMBED_FWD_FIELDS);
+#define EMBED_BWD_FIELDS(T, N, S, op) \
     T(op, token, IN, I32, "rows")     \
     T(op, dy, IN, REAL, "rows d")     \
     T(op, dw, SUM, WIDE, "vocab d !") \
     T(op, work, WORK, U8, "")
-OP_ARGS(embed_bwd, EMBED_BWD);
+OP_ARGS(embed_bwd, EMBED_BWD_FIELDS);
 
 #endif

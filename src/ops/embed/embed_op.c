@@ -167,8 +167,9 @@ static const struct op_sample bench[] = {
     {"rows=16384 vocab=32768 d=2048 acc_dw=1 gpu=1"},
 };
 
+OP_TABLES(embed_fwd, EMBED_FWD_FIELDS);
 const struct op_desc embed_fwd_desc = {
-    .name = "embed_fwd",
+    OP_IS(embed_fwd),
     .summary = "rows of a table by token",
     OP_LIST(args, fwd_args), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -177,8 +178,9 @@ const struct op_desc embed_fwd_desc = {
     .tolerance = 1e-7,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(embed_bwd, EMBED_BWD_FIELDS);
 const struct op_desc embed_bwd_desc = {
-    .name = "embed_bwd",
+    OP_IS(embed_bwd),
     .summary = "gradient of embed_fwd: sums of rows by token",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

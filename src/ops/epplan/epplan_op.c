@@ -112,8 +112,9 @@ static const struct op_sample send_samples[] = {{"rows=9 k=2 cap=18"},
                                                 {"rows=1000 k=8 experts=64 ranks=8 cap=1100"}};
 static const struct op_sample send_bench[] = {{"rows=16384 k=8 experts=64 ranks=8 cap=24576"}};
 
+OP_TABLES(epsend, EPSEND_FIELDS);
 const struct op_desc epsend_desc = {
-    .name = "epsend", .summary = "places of routed rows in the slabs that go to other ranks",
+    OP_IS(epsend), .summary = "places of routed rows in the slabs that go to other ranks",
     OP_LIST(args, send_args), OP_LIST(attrs, send_attrs), OP_LIST(dims, send_dims),
     .sample_shapes = send_shapes, .infer = send_infer, .run = send_run, .cost = send_cost,
     .sample_fill = send_fill, .tolerance = 0,
@@ -172,8 +173,9 @@ static const struct op_sample recv_samples[] = {{"ranks=3 experts=4 most=5"},
                                                 {"ranks=8 experts=32 most=40 cap=1100"}};
 static const struct op_sample recv_bench[] = {{"ranks=8 experts=8 most=4096 cap=24576"}};
 
+OP_TABLES(eprecv, EPRECV_FIELDS);
 const struct op_desc eprecv_desc = {
-    .name = "eprecv", .summary = "received rows sorted by local expert: ranges and both maps",
+    OP_IS(eprecv), .summary = "received rows sorted by local expert: ranges and both maps",
     OP_LIST(args, recv_args), OP_LIST(attrs, recv_attrs), OP_LIST(dims, recv_dims),
     .sample_shapes = recv_shapes, .infer = recv_infer, .run = recv_run, .cost = recv_cost,
     .sample_fill = recv_fill, .tolerance = 0,

@@ -13,7 +13,7 @@
 #include "ops/op.h"
 #include "ops/act/act.h"
 
-#define EXPERT_UP(T, N, S, op)                 \
+#define EXPERT_UP_FIELDS(T, N, S, op)          \
     T(op, x, IN, REAL, "rows in")              \
     T(op, w, IN, REAL, "experts gate*f in !")  \
     T(op, bias, OPT, WIDE, "experts gate*f !") \
@@ -22,8 +22,8 @@
     T(op, pre, OUT, REAL, "rows gate*f")       \
     T(op, y, OUT, REAL, "rows f")              \
     S(op, struct act_rule rule)
-OP_ARGS(expert_up, EXPERT_UP);
-#define EXPERT_DOWN_BWD(T, N, S, op)          \
+OP_ARGS(expert_up, EXPERT_UP_FIELDS);
+#define EXPERT_DOWN_BWD_FIELDS(T, N, S, op)   \
     T(op, dz, IN, REAL, "rows in")            \
     T(op, w, IN, REAL, "experts in f !")      \
     T(op, bias, OPT, WIDE, "experts in")      \
@@ -35,7 +35,7 @@ OP_ARGS(expert_up, EXPERT_UP);
     T(op, dprob, OPT_OUT, WIDE, "rows @prob") \
     T(op, work, WORK, U8, "")                 \
     S(op, struct act_rule rule)
-OP_ARGS(expert_down_bwd, EXPERT_DOWN_BWD);
+OP_ARGS(expert_down_bwd, EXPERT_DOWN_BWD_FIELDS);
 /* Why no kernel of a GPU has this activation beside the product; NULL: one has (bf16 on Hopper). */
 OP_C const char *expert_not_fused(const struct act_rule *r);
 

@@ -291,8 +291,9 @@ static const struct op_sample bench[] = {
     {"rows=16384 in=2048 f=1024 experts=256 no_bias=1 gpu=1"},
 };
 
+OP_TABLES(expert_up, EXPERT_UP_FIELDS);
 const struct op_desc expert_up_desc = {
-    .name = "expert_up",
+    OP_IS(expert_up),
     .summary = "first matrix of experts, activation and probability",
     .args = up_args,
     .n_args = countof(up_args),
@@ -312,8 +313,9 @@ const struct op_desc expert_up_desc = {
     .bench = bench,
     .n_bench = countof(bench),
 };
+OP_TABLES(expert_down_bwd, EXPERT_DOWN_BWD_FIELDS);
 const struct op_desc expert_down_bwd_desc = {
-    .name = "expert_down_bwd",
+    OP_IS(expert_down_bwd),
     .summary = "gradients through the second matrix of experts and the activation",
     .args = down_args,
     .n_args = countof(down_args),

@@ -135,8 +135,9 @@ static const struct op_sample bench[] = {
     {"rows=4096 n=320"}, {"rows=4096 heads=5 n=64"}, {"rows=4096 n=864 shared=1"}, {"rows=16384 n=2048 gpu=1"},
     {"rows=16384 n=2048 shared=1 gpu=1"}};
 
+OP_TABLES(gate_fwd, GATE_FWD_FIELDS);
 const struct op_desc gate_fwd_desc = {
-    .name = "gate_fwd",
+    OP_IS(gate_fwd),
     .summary = "x times the sigmoid of a gate",
     OP_LIST(args, fwd_args), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -144,8 +145,9 @@ const struct op_desc gate_fwd_desc = {
     .tolerance = 2e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(gate_bwd, GATE_BWD_FIELDS);
 const struct op_desc gate_bwd_desc = {
-    .name = "gate_bwd",
+    OP_IS(gate_bwd),
     .summary = "gradient of gate_fwd",
     OP_LIST(args, bwd_args), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

@@ -16,7 +16,7 @@
 
 enum { GATEDNORM_BLOCK = 64 };
 
-#define GATEDNORM_FWD(T, N, S, op)           \
+#define GATEDNORM_FWD_FIELDS(T, N, S, op)    \
     T(op, x, IN, REAL, "rows d")             \
     T(op, z, IN, REAL, "rows d")             \
     T(op, w, IN, WIDE, "d|group")            \
@@ -26,8 +26,8 @@ enum { GATEDNORM_BLOCK = 64 };
     N(op, int64_t, group, 8)                 \
     N(op, bool, norm_first, 0)               \
     N(op, bool, zero_centered, 0)
-OP_ARGS(gatednorm_fwd, GATEDNORM_FWD);
-#define GATEDNORM_BWD(T, N, S, op)        \
+OP_ARGS(gatednorm_fwd, GATEDNORM_FWD_FIELDS);
+#define GATEDNORM_BWD_FIELDS(T, N, S, op) \
     T(op, dy, IN, REAL, "rows d")         \
     T(op, x, IN, REAL, "rows d")          \
     T(op, z, IN, REAL, "rows d")          \
@@ -40,6 +40,6 @@ OP_ARGS(gatednorm_fwd, GATEDNORM_FWD);
     N(op, int64_t, group, 8)              \
     N(op, bool, norm_first, 0)            \
     N(op, bool, zero_centered, 0)
-OP_ARGS(gatednorm_bwd, GATEDNORM_BWD);
+OP_ARGS(gatednorm_bwd, GATEDNORM_BWD_FIELDS);
 
 #endif

@@ -217,8 +217,9 @@ static const struct op_sample bench[] = {{"rows=4096 d=1024 group=128"},
                                          {"rows=16384 d=4096 group=512 gpu=1"},
                                          {"rows=16384 d=4096 group=128 norm_first=1 shared=1 gpu=1"}};
 
+OP_TABLES(gatednorm_fwd, GATEDNORM_FWD_FIELDS);
 const struct op_desc gatednorm_fwd_desc = {
-    .name = "gatednorm_fwd",
+    OP_IS(gatednorm_fwd),
     .summary = "grouped RMSNorm with a SiLU gate before or after it",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -227,8 +228,9 @@ const struct op_desc gatednorm_fwd_desc = {
     .tolerance = 3e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(gatednorm_bwd, GATEDNORM_BWD_FIELDS);
 const struct op_desc gatednorm_bwd_desc = {
-    .name = "gatednorm_bwd",
+    OP_IS(gatednorm_bwd),
     .summary = "gradient of gatednorm_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

@@ -29,7 +29,7 @@
 enum { GDN_MAX_CHUNK = 1 << 16 };
 #define GDN_EPS 1e-6
 
-#define GDN_FWD(T, N, S, op)                             \
+#define GDN_FWD_FIELDS(T, N, S, op)                      \
     T(op, q, IN, REAL, "b s hk dk")                      \
     T(op, k, IN, REAL, "b s hk dk")                      \
     T(op, v, IN, REAL, "b s hv dv")                      \
@@ -45,8 +45,8 @@ enum { GDN_MAX_CHUNK = 1 << 16 };
     T(op, final, OPT_OUT, WIDE, "b hv dk dv")            \
     T(op, work, WORK, U8, "")                            \
     N(op, int64_t, chunk, 64)
-OP_ARGS(gdn_fwd, GDN_FWD);
-#define GDN_BWD(T, N, S, op)                      \
+OP_ARGS(gdn_fwd, GDN_FWD_FIELDS);
+#define GDN_BWD_FIELDS(T, N, S, op)               \
     T(op, d_o, IN, REAL, "b s hv dv")             \
     T(op, dfinal, OPT, WIDE, "b hv dk dv")        \
     T(op, q, IN, REAL, "b s hk dk")               \
@@ -68,6 +68,6 @@ OP_ARGS(gdn_fwd, GDN_FWD);
     T(op, dinit, OPT_OUT, WIDE, "b hv dk dv")     \
     T(op, work, WORK, U8, "")                     \
     N(op, int64_t, chunk, 64)
-OP_ARGS(gdn_bwd, GDN_BWD);
+OP_ARGS(gdn_bwd, GDN_BWD_FIELDS);
 
 #endif

@@ -377,8 +377,9 @@ static const struct op_sample bench[] = {
      "no_dfinal=1"},
 };
 
+OP_TABLES(gdn_fwd, GDN_FWD_FIELDS);
 const struct op_desc gdn_fwd_desc = {
-    .name = "gdn_fwd",
+    OP_IS(gdn_fwd),
     .summary = "gated delta rule, in chunks",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -388,8 +389,9 @@ const struct op_desc gdn_fwd_desc = {
     .narrow = 3e-3, /* S, R, X and P are rounded where they meet */
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(gdn_bwd, GDN_BWD_FIELDS);
 const struct op_desc gdn_bwd_desc = {
-    .name = "gdn_bwd",
+    OP_IS(gdn_bwd),
     .summary = "gradient of gdn_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

@@ -8,7 +8,7 @@
 
 #include "ops/op.h"
 
-#define GEMM(T, N, S, op)       \
+#define GEMM_FIELDS(T, N, S, op) \
     T(op, a, IN, REAL, "")      \
     T(op, b, IN, REAL, "")      \
     T(op, c, SUM, REAL, "")     \
@@ -16,6 +16,6 @@
     N(op, bool, trans_a, 0)     \
     N(op, bool, trans_b, 0)     \
     N(op, double, alpha, 1)
-OP_ARGS(gemm, GEMM);
+OP_ARGS(gemm, GEMM_FIELDS);
 
 #endif

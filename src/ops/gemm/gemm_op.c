@@ -121,8 +121,9 @@ static const struct op_sample bench[] = {
     {"m=2048 n=2048 k=2048 trans_b=1 no_bias=1"},
 };
 
+OP_TABLES(gemm, GEMM_FIELDS);
 const struct op_desc gemm_desc = {
-    .name = "gemm",
+    OP_IS(gemm),
     .summary = "c (+)= alpha op(a) op(b), plus bias",
     OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,

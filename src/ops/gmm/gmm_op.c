@@ -244,8 +244,9 @@ static const struct op_sample bwd_bench[] = {
     {"rows=131072 in=2048 out=2048 experts=64 no_bias=1 no_prob=1 no_dx=1 acc_dw=1 gpu=1"},
 };
 
+OP_TABLES(gmm_fwd, GMM_FWD_FIELDS);
 const struct op_desc gmm_fwd_desc = {
-    .name = "gmm_fwd",
+    OP_IS(gmm_fwd),
     .summary = "grouped linear: a weight matrix for each range of rows",
     .args = fwd_args,
     .n_args = countof(fwd_args),
@@ -263,8 +264,9 @@ const struct op_desc gmm_fwd_desc = {
     .bench = bench,
     .n_bench = countof(bench),
 };
+OP_TABLES(gmm_bwd, GMM_BWD_FIELDS);
 const struct op_desc gmm_bwd_desc = {
-    .name = "gmm_bwd",
+    OP_IS(gmm_bwd),
     .summary = "gradients of gmm_fwd",
     .args = bwd_args,
     .n_args = countof(bwd_args),

@@ -96,8 +96,9 @@ static const struct op_sample sqnorm_samples[] = {
 };
 static const struct op_sample sqnorm_bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=268435456 parts=96 gpu=1"}};
 
+OP_TABLES(sqnorm, SQNORM_FIELDS);
 const struct op_desc sqnorm_desc = {
-    .name = "sqnorm",
+    OP_IS(sqnorm),
     .summary = "sum of squares, in double",
     OP_LIST(args, sqnorm_op_args), OP_LIST(attrs, sqnorm_attrs), OP_LIST(dims, sqnorm_dims),
     .sample_shapes = sqnorm_shapes, .infer = sqnorm_infer, .run = sqnorm_run, .cost = sqnorm_cost,
@@ -158,8 +159,9 @@ static const struct op_sample clip_samples[] = {
 };
 static const struct op_sample clip_bench[] = {{"k=200"}};
 
+OP_TABLES(clip, CLIP_FIELDS);
 const struct op_desc clip_desc = {
-    .name = "clip",
+    OP_IS(clip),
     .summary = "gradient norm, clip coefficient and skip flag",
     OP_LIST(args, clip_op_args), OP_LIST(attrs, clip_attrs), OP_LIST(dims, clip_dims),
     .sample_shapes = clip_shapes, .infer = clip_infer, .run = clip_run, .cost = clip_cost,

@@ -9,7 +9,7 @@
 
 #include "ops/op.h"
 
-#define INIT(T, N, S, op)           \
+#define INIT_FIELDS(T, N, S, op)    \
     T(op, y, OUT, WIDE, "n")        \
     T(op, copy, OPT_OUT, REAL, "n") \
     N(op, double, a, 0.02)          \
@@ -19,7 +19,7 @@
     N(op, int64_t, first, 0)        \
     N(op, uint64_t, key, 1)         \
     S(op, enum init_kind kind)
-OP_ARGS(init, INIT);
+OP_ARGS(init, INIT_FIELDS);
 /* Host versions are one: there is nothing to choose between slow and fast. */
 int init_host(const struct init_args *a, struct err *e);
 

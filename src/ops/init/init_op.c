@@ -38,8 +38,9 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"n=1048576"}};
 
+OP_TABLES(init, INIT_FIELDS);
 const struct op_desc init_desc = {
-    .name = "init", .summary = "initial values of a parameter, from its key",
+    OP_IS(init), .summary = "initial values of a parameter, from its key",
     OP_LIST(args, args), OP_LIST(attrs, attrs),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
     .tolerance = 1e-7,

@@ -394,7 +394,9 @@ MHC_DESC(mhc_aggregate_fwd, "weighted sum of the streams", "mhc_aggregate_bwd", 
 MHC_DESC(mhc_aggregate_bwd, "gradient of mhc_aggregate_fwd", NULL, 5e-6, aggregate_bwd_samples, countof(aggregate_bwd_samples), bench);
 MHC_DESC(mhc_combine_fwd, "mix the streams and add a sublayer's output to each", "mhc_combine_bwd", 2e-6, samples, countof(samples), bench);
 MHC_DESC(mhc_combine_bwd, "gradient of mhc_combine_fwd", NULL, 5e-6, combine_bwd_samples, countof(combine_bwd_samples), bench);
-MHC_DESC(mhc_expand_fwd, "copy one stream to n", "mhc_expand_bwd", 1e-7, samples, countof(samples), bench);
-MHC_DESC(mhc_expand_bwd, "gradient of mhc_expand_fwd", NULL, 1e-6, expand_bwd_samples, countof(expand_bwd_samples), bench);
+OP_TABLES(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS);
+MHC_DESC_FIELDS(mhc_expand_fwd, "copy one stream to n", "mhc_expand_bwd", 1e-7, samples, countof(samples), bench);
+OP_TABLES(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS);
+MHC_DESC_FIELDS(mhc_expand_bwd, "gradient of mhc_expand_fwd", NULL, 1e-6, expand_bwd_samples, countof(expand_bwd_samples), bench);
 MHC_DESC(mhc_contract_fwd, "n streams to one: mean, or by learned gates", "mhc_contract_bwd", 5e-6, contract_samples, countof(contract_samples) - 3, bench);
 MHC_DESC(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples, countof(contract_samples), bench);

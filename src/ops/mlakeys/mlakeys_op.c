@@ -100,15 +100,17 @@ static const struct op_sample samples[] = {{"tokens=5 heads=3 nope=6 rope=4"}, {
 enum { BACKWARD_ONLY = 2 }; /* gradcheck wants every gradient of an input that is there */
 static const struct op_sample bench[] = {{"tokens=4096 heads=8 nope=128 rope=64"}, {"tokens=16384 heads=16 nope=128 rope=64 gpu=1"}};
 
+OP_TABLES(mlakeys_fwd, MLAKEYS_FWD_FIELDS);
 const struct op_desc mlakeys_fwd_desc = {
-    .name = "mlakeys_fwd", .summary = "keys of multi-latent attention from own and shared parts",
+    OP_IS(mlakeys_fwd), .summary = "keys of multi-latent attention from own and shared parts",
     OP_LIST(args, fwd_args), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
     .backward = "mlakeys_bwd", .tolerance = 1e-7,
     .samples = samples, .n_samples = countof(samples) - BACKWARD_ONLY, OP_LIST(bench, bench),
 };
+OP_TABLES(mlakeys_bwd, MLAKEYS_BWD_FIELDS);
 const struct op_desc mlakeys_bwd_desc = {
-    .name = "mlakeys_bwd", .summary = "gradient of mlakeys_fwd",
+    OP_IS(mlakeys_bwd), .summary = "gradient of mlakeys_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
     .tolerance = 1e-6,

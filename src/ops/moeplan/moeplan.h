@@ -9,13 +9,13 @@
 
 #include "ops/op.h"
 
-#define MOEPLAN(T, N, S, op)             \
+#define MOEPLAN_FIELDS(T, N, S, op)      \
     T(op, idx, IN, I32, "rows k !")      \
     T(op, offset, OUT, I32, "experts+1") \
     T(op, row, OUT, I32, "rows k !")     \
     T(op, src, OUT, I32, "rows*k")       \
     T(op, work, WORK, U8, "")
-OP_ARGS(moeplan, MOEPLAN);
+OP_ARGS(moeplan, MOEPLAN_FIELDS);
 
 /* The host versions are one: integers leave nothing to choose between slow and fast. */
 int moeplan_host(const struct moeplan_args *a, struct err *e);

@@ -84,8 +84,9 @@ static const struct op_sample bench[] = {{"rows=4096 k=8 experts=64"},
                                          {"rows=16384 k=8 experts=64"},
                                          {"rows=16384 k=8 experts=256"}};
 
+OP_TABLES(moeplan, MOEPLAN_FIELDS);
 const struct op_desc moeplan_desc = {
-    .name = "moeplan",
+    OP_IS(moeplan),
     .summary = "stable sort of tokens by expert: row ranges and both maps",
     OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,

@@ -187,8 +187,9 @@ static int permute_bwd_run(const struct ops *ops, struct lane *lane, const struc
     return ops->unpermute(lane, &a);
 }
 
+OP_TABLES(permute, PERMUTE_FIELDS);
 const struct op_desc permute_desc = {
-    .name = "permute",
+    OP_IS(permute),
     .summary = "copy token rows to the rows of their experts",
     OP_LIST(args, permute_args_list), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = permute_shapes, .infer = permute_infer, .run = permute_run, .cost = copy_cost,
@@ -273,8 +274,9 @@ static int unpermute_bwd_run(const struct ops *ops, struct lane *lane, const str
     return ops->permute(lane, &a);
 }
 
+OP_TABLES(unpermute, UNPERMUTE_FIELDS);
 const struct op_desc unpermute_desc = {
-    .name = "unpermute",
+    OP_IS(unpermute),
     .summary = "sum the expert rows of each token, in order of choice",
     OP_LIST(args, unpermute_args_list), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = unpermute_shapes, .infer = unpermute_infer, .run = unpermute_run, .cost = copy_cost,

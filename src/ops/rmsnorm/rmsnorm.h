@@ -13,15 +13,15 @@
 
 enum { RMSNORM_BLOCK = 64 };
 
-#define RMSNORM_FWD(T, N, S, op)    \
+#define RMSNORM_FWD_FIELDS(T, N, S, op) \
     T(op, x, IN, REAL, "... d")     \
     T(op, w, OPT, WIDE, "d")        \
     T(op, y, OUT, REAL, "... d")    \
     T(op, rstd, SAVED, WIDE, "all") \
     N(op, double, eps, 1e-5)        \
     N(op, bool, zero_centered, 0)
-OP_ARGS(rmsnorm_fwd, RMSNORM_FWD);
-#define RMSNORM_BWD(T, N, S, op)     \
+OP_ARGS(rmsnorm_fwd, RMSNORM_FWD_FIELDS);
+#define RMSNORM_BWD_FIELDS(T, N, S, op) \
     T(op, dy, IN, REAL, "... d")     \
     T(op, x, IN, REAL, "... d")      \
     T(op, w, OPT, WIDE, "d")         \
@@ -31,6 +31,6 @@ OP_ARGS(rmsnorm_fwd, RMSNORM_FWD);
     T(op, dw, OPT_SUM, WIDE, "d @w") \
     T(op, work, WORK, U8, "")        \
     N(op, bool, zero_centered, 0)
-OP_ARGS(rmsnorm_bwd, RMSNORM_BWD);
+OP_ARGS(rmsnorm_bwd, RMSNORM_BWD_FIELDS);
 
 #endif

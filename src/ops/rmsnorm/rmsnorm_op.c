@@ -140,15 +140,17 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=16384 d=2048"}};
 
+OP_TABLES(rmsnorm_fwd, RMSNORM_FWD_FIELDS);
 const struct op_desc rmsnorm_fwd_desc = {
-    .name = "rmsnorm_fwd", .summary = "root-mean-square norm with gain",
+    OP_IS(rmsnorm_fwd), .summary = "root-mean-square norm with gain",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
     .backward = "rmsnorm_bwd", .tolerance = 2e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(rmsnorm_bwd, RMSNORM_BWD_FIELDS);
 const struct op_desc rmsnorm_bwd_desc = {
-    .name = "rmsnorm_bwd", .summary = "gradient of rmsnorm_fwd, plus a by-passing gradient",
+    OP_IS(rmsnorm_bwd), .summary = "gradient of rmsnorm_fwd, plus a by-passing gradient",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
     .tolerance = 5e-6,

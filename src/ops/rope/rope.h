@@ -15,7 +15,7 @@
 
 #include "ops/op.h"
 
-#define ROPE_FWD(T, N, S, op)                          \
+#define ROPE_FWD_FIELDS(T, N, S, op)                   \
     T(op, x, IN, REAL, "tokens heads d")               \
     T(op, w, OPT, WIDE, "d")                           \
     T(op, cos, OPT_FIXED, WIDE, "positions half")      \
@@ -26,8 +26,8 @@
     N(op, double, eps, 1e-5)                           \
     N(op, bool, zero_centered, 0)                      \
     N(op, bool, interleaved, 0)
-OP_ARGS(rope_fwd, ROPE_FWD);
-#define ROPE_BWD(T, N, S, op)                    \
+OP_ARGS(rope_fwd, ROPE_FWD_FIELDS);
+#define ROPE_BWD_FIELDS(T, N, S, op)             \
     T(op, dy, IN, REAL, "tokens heads d")        \
     T(op, x, OPT, REAL, "tokens heads d +w")     \
     T(op, w, OPT, WIDE, "d")                     \
@@ -40,7 +40,7 @@ OP_ARGS(rope_fwd, ROPE_FWD);
     T(op, work, WORK, U8, "")                    \
     N(op, bool, zero_centered, 0)                \
     N(op, bool, interleaved, 0)
-OP_ARGS(rope_bwd, ROPE_BWD);
+OP_ARGS(rope_bwd, ROPE_BWD_FIELDS);
 /* Host only: every pos must name a row of the tables. */
 int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table,
                          struct err *e);

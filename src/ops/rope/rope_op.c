@@ -244,8 +244,9 @@ static const struct op_sample bench[] = {
     {"tokens=16384 heads=16 d=128 rd=128 positions=4096 gpu=1"},
 };
 
+OP_TABLES(rope_fwd, ROPE_FWD_FIELDS);
 const struct op_desc rope_fwd_desc = {
-    .name = "rope_fwd",
+    OP_IS(rope_fwd),
     .summary = "per-head norm and rotary position embedding",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -254,8 +255,9 @@ const struct op_desc rope_fwd_desc = {
     .tolerance = 2e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(rope_bwd, ROPE_BWD_FIELDS);
 const struct op_desc rope_bwd_desc = {
-    .name = "rope_bwd",
+    OP_IS(rope_bwd),
     .summary = "gradient of rope_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

@@ -70,7 +70,7 @@ struct router_rule {
     struct router_coef coef;
     int64_t seq; /* rows of one sequence */
 };
-#define ROUTER_FWD(T, N, S, op)                       \
+#define ROUTER_FWD_FIELDS(T, N, S, op)                \
     T(op, logits, IN, WIDE, "rows experts")           \
     T(op, bias, OPT_FIXED, WIDE, "experts")           \
     T(op, token, OPT, I32, "rows &table")             \
@@ -84,8 +84,8 @@ struct router_rule {
     T(op, global, OPT_SUM, F64, "experts+1")          \
     T(op, work, WORK, U8, "")                         \
     S(op, struct router_rule rule)
-OP_ARGS(router_fwd, ROUTER_FWD);
-#define ROUTER_BWD(T, N, S, op)                   \
+OP_ARGS(router_fwd, ROUTER_FWD_FIELDS);
+#define ROUTER_BWD_FIELDS(T, N, S, op)            \
     T(op, dprobs, IN, WIDE, "rows k")             \
     T(op, dloss, OPT, F64, "1")                   \
     T(op, logits, IN, WIDE, "rows experts")       \
@@ -94,26 +94,26 @@ OP_ARGS(router_fwd, ROUTER_FWD);
     T(op, dlogits, OUT, REAL, "rows experts")     \
     N(op, bool, hashed, 0)                        \
     S(op, struct router_rule rule)
-OP_ARGS(router_bwd, ROUTER_BWD);
-#define ROUTER_NOISE(T, N, S, op)      \
+OP_ARGS(router_bwd, ROUTER_BWD_FIELDS);
+#define ROUTER_NOISE_FIELDS(T, N, S, op) \
     T(op, info, IN, I64, "4")          \
     T(op, logits, OUT, WIDE, "rows d") \
     N(op, uint64_t, key, 12345)        \
     N(op, int64_t, seq, 4)
-OP_ARGS(router_noise, ROUTER_NOISE);
-#define ROUTER_JITTER(T, N, S, op) \
+OP_ARGS(router_noise, ROUTER_NOISE_FIELDS);
+#define ROUTER_JITTER_FIELDS(T, N, S, op) \
     T(op, x, IN, REAL, "rows d")   \
     T(op, info, IN, I64, "4")      \
     T(op, y, SUM, REAL, "rows d")  \
     N(op, double, eps, 0.1)        \
     N(op, uint64_t, key, 12345)    \
     N(op, int64_t, seq, 4)
-OP_ARGS(router_jitter, ROUTER_JITTER);
-#define ROUTER_BIAS(T, N, S, op)        \
+OP_ARGS(router_jitter, ROUTER_JITTER_FIELDS);
+#define ROUTER_BIAS_FIELDS(T, N, S, op) \
     T(op, tally, IN, F64, "experts")    \
     T(op, bias, STATE, WIDE, "experts") \
     N(op, double, rate, 0.001)
-OP_ARGS(router_bias, ROUTER_BIAS);
+OP_ARGS(router_bias, ROUTER_BIAS_FIELDS);
 
 static inline bool router_balances(const struct router_rule *r)
 {

@@ -293,8 +293,9 @@ static const struct op_sample bench[] = {
     {"rows=4096 experts=256 k=8 seq=1024 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01"},
     {"rows=16384 experts=256 k=8 seq=4096 score=1 bias=1 groups=8 group_topk=4 seq_aux=0.01 gpu=1"}};
 
+OP_TABLES(router_fwd, ROUTER_FWD_FIELDS);
 const struct op_desc router_fwd_desc = {
-    .name = "router_fwd",
+    OP_IS(router_fwd),
     .summary = "top-k experts and their probabilities, with balance and z losses",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -303,8 +304,9 @@ const struct op_desc router_fwd_desc = {
     .tolerance = 3e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(router_bwd, ROUTER_BWD_FIELDS);
 const struct op_desc router_bwd_desc = {
-    .name = "router_bwd",
+    OP_IS(router_bwd),
     .summary = "gradient of router_fwd with respect to the logits",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
@@ -398,8 +400,9 @@ static const struct op_sample noise_samples[] = {
     {"rows=6 d=33"}, {"rows=0 d=4"}, {"rows=9 d=1 seq=3 acc_y=1"}, {"rows=3 d=130 strided=1"}};
 static const struct op_sample noise_bench[] = {{"rows=4096 d=64"}, {"rows=4096 d=1024"}, {"rows=16384 d=2048 seq=4096 gpu=1"}};
 
+OP_TABLES(router_jitter, ROUTER_JITTER_FIELDS);
 const struct op_desc router_jitter_desc = {
-    .name = "router_jitter",
+    OP_IS(router_jitter),
     .summary = "multiply by uniform noise around 1; its own backward",
     OP_LIST(args, jitter_args), OP_LIST(attrs, noise_attrs), OP_LIST(dims, noise_dims),
     .sample_shapes = jitter_shapes, .infer = jitter_infer, .run = jitter_run, .cost = jitter_cost,
@@ -407,8 +410,9 @@ const struct op_desc router_jitter_desc = {
     .tolerance = 1e-6,
     OP_LIST(samples, noise_samples), OP_LIST(bench, noise_bench),
 };
+OP_TABLES(router_noise, ROUTER_NOISE_FIELDS);
 const struct op_desc router_noise_desc = {
-    .name = "router_noise",
+    OP_IS(router_noise),
     .summary = "standard normal logits, for a balanced load",
     OP_LIST(args, noise_args), OP_LIST(attrs, noise_attrs), OP_LIST(dims, noise_dims),
     .sample_shapes = noise_shapes, .infer = noise_infer, .run = noise_run, .cost = noise_cost,
@@ -459,8 +463,9 @@ static const struct op_sample bias_samples[] = {
     {"experts=7"}, {"experts=1"}, {"experts=64 rate=0.5"}};
 static const struct op_sample bias_bench[] = {{"experts=256"}};
 
+OP_TABLES(router_bias, ROUTER_BIAS_FIELDS);
 const struct op_desc router_bias_desc = {
-    .name = "router_bias",
+    OP_IS(router_bias),
     .summary = "move the selection bias of each expert towards balance",
     OP_LIST(args, bias_args), OP_LIST(attrs, bias_attrs), OP_LIST(dims, bias_dims),
     .sample_shapes = bias_shapes, .infer = bias_infer, .run = bias_run, .cost = bias_cost,

@@ -59,8 +59,9 @@ static const struct op_sample samples[] = {{"rows=3 seq=17"}, {"rows=2 seq=9 no_
                                            {"rows=0 seq=4"}, {"rows=2 seq=0"}};
 static const struct op_sample bench[] = {{"rows=16 seq=4096"}};
 
+OP_TABLES(shift, SHIFT_FIELDS);
 const struct op_desc shift_desc = {
-    .name = "shift", .summary = "ids one place to the left within rows and documents",
+    OP_IS(shift), .summary = "ids one place to the left within rows and documents",
     OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
     .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
     .sample_fill = fill,

@@ -22,7 +22,7 @@
 
 enum { SSD_HEADS = 8, SSD_MAX_CHUNK = 1 << 20 };
 
-#define SSD_FWD(T, N, S, op)                          \
+#define SSD_FWD_FIELDS(T, N, S, op)                   \
     T(op, x, IN, REAL, "b s h p")                     \
     T(op, dt, IN, REAL, "b s h")                      \
     T(op, A_log, IN, WIDE, "h")                       \
@@ -40,8 +40,8 @@ enum { SSD_HEADS = 8, SSD_MAX_CHUNK = 1 << 20 };
     N(op, int64_t, chunk, 128)                        \
     N(op, double, dt_min, 0)                          \
     N(op, double, dt_max, 0)
-OP_ARGS(ssd_fwd, SSD_FWD);
-#define SSD_BWD(T, N, S, op)                   \
+OP_ARGS(ssd_fwd, SSD_FWD_FIELDS);
+#define SSD_BWD_FIELDS(T, N, S, op)            \
     T(op, dy, IN, REAL, "b s h p")             \
     T(op, dfinal, OPT, WIDE, "b h n p")        \
     T(op, x, IN, REAL, "b s h p")              \
@@ -65,6 +65,6 @@ OP_ARGS(ssd_fwd, SSD_FWD);
     N(op, int64_t, chunk, 128)                 \
     N(op, double, dt_min, 0)                   \
     N(op, double, dt_max, 0)
-OP_ARGS(ssd_bwd, SSD_BWD);
+OP_ARGS(ssd_bwd, SSD_BWD_FIELDS);
 
 #endif

@@ -380,8 +380,9 @@ static const struct op_sample bench[] = {
      "no_dfinal=1 gpu=1"},
 };
 
+OP_TABLES(ssd_fwd, SSD_FWD_FIELDS);
 const struct op_desc ssd_fwd_desc = {
-    .name = "ssd_fwd",
+    OP_IS(ssd_fwd),
     .summary = "state-space core of Mamba-2, in chunks",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
@@ -391,8 +392,9 @@ const struct op_desc ssd_fwd_desc = {
     .narrow = 3e-3, /* final: of inputs times decays, rounded for the tensor cores */
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(ssd_bwd, SSD_BWD_FIELDS);
 const struct op_desc ssd_bwd_desc = {
-    .name = "ssd_bwd",
+    OP_IS(ssd_bwd),
     .summary = "gradient of ssd_fwd",
     OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,

@@ -16,7 +16,7 @@
 
 #include "ops/op.h"
 
-#define XENT(T, N, S, op)                        \
+#define XENT_FIELDS(T, N, S, op)                 \
     T(op, h, IN, REAL, "rows d")                 \
     T(op, w, IN, REAL, "vocab d")                \
     T(op, bias, OPT, WIDE, "vocab")              \
@@ -31,7 +31,7 @@
     T(op, work, WORK, U8, "")                    \
     N(op, double, z_loss, 0)                     \
     N(op, int64_t, chunk, 0)
-OP_ARGS(xent, XENT);
+OP_ARGS(xent, XENT_FIELDS);
 /* Rows per chunk: next power of two of rows / ceil(V/d) (the scheme of Liger), but enough rows to keep the
  * GEMM fast and few enough to keep a small vocabulary's logits in cache. */
 enum { XENT_CHUNK_MIN = 128, XENT_CHUNK_MAX = 1024 };

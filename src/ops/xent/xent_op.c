@@ -292,8 +292,9 @@ static const struct op_sample bwd_bench[] = {
     {"rows=16384 d=2048 vocab=50304 no_bias=1"},
 };
 
+OP_TABLES(xent, XENT_FIELDS);
 const struct op_desc xent_desc = {
-    .name = "xent",
+    OP_IS(xent),
     .summary = "head and cross entropy in chunks of rows, loss only",
     OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
     .sample_shapes = input_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
