@@ -40,6 +40,7 @@ struct op_arg {
     size_t at;     /* the tensor in the args struct */
     size_t acc_at; /* bool acc_<name> beside it: true adds, false overwrites; 0: none */
 };
+#define OP_NOWHERE SIZE_MAX /* op_arg.at: only samples have this tensor */
 enum attr_kind { ATTR_NONE, ATTR_double, ATTR_bool, ATTR_int, ATTR_int64_t, ATTR_uint64_t };
 struct op_attr {
     const char *name;
@@ -118,7 +119,10 @@ struct op_dim {
 /* A tensor inside a member, and one that only samples have: OP_FIELD_IN(dropout, "info", rule.info, OPT, I64, "4"). */
 #define OP_FIELD_IN(op, fname, path, frole, ftype, fshape) \
     {.name = fname, .type = ARG_##ftype, .shape = fshape, .at = offsetof(struct op##_args, path), OP_ROLE_##frole},
+#define OP_EXTRA(fname, frole, ftype, fshape) {.name = fname, .type = ARG_##ftype, .shape = fshape, .at = OP_NOWHERE, OP_ROLE_##frole},
 /* A number inside a member: OP_ATTR_IN(act_fwd, double, "clamp", rule.clamp, 0). */
-#define OP_ATTR_IN(op, ctype, aname, path, avalue) {.name = aname, .value = avalue, .kind = ATTR_##ctype, .at = offsetof(struct op##_args, path)}
+#define OP_ATTR_IN(op, ctype, aname, path, avalue) {.name = aname, .value = avalue, .kind = ATTR_##ctype, .at = offsetof(struct op##_args, path)},
+/* One that only samples and `braid op` know. */
+#define OP_ATTR_EXTRA(aname, avalue) {.name = aname, .value = avalue},
 
 #endif

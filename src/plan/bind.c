@@ -31,8 +31,10 @@ static bool writes(const struct op_arg *f) { return f->role == ARG_OUT || f->rol
 /* Every required field is there, and no two results go to one place. */
 static bool bound_well(struct graph *g, int node, enum phase_id ph, const struct op_desc *op, void *args)
 {
-    for (int i = 0; i < op->n_fields; i++) {
-        const struct op_arg *f = &op->fields[i];
+    for (int i = 0; i < op->n_args; i++) {
+        const struct op_arg *f = &op->args[i];
+        if (f->at == OP_NOWHERE)
+            continue;
         const struct tensor *t = field_at(f, args);
         if (t->data == NULL && (f->role == ARG_IN || f->role == ARG_OUT)) {
             failed(g, node, ph, "is not bound to a slot", op->name, f->name, "");
@@ -43,8 +45,8 @@ static bool bound_well(struct graph *g, int node, enum phase_id ph, const struct
             return false;
         }
         for (int k = 0; k < i; k++)
-            if (t->data != NULL && writes(f) && writes(&op->fields[k]) && field_at(&op->fields[k], args)->data == t->data) {
-                failed(g, node, ph, "is bound to the same place as field ", op->name, f->name, op->fields[k].name);
+            if (t->data != NULL && writes(f) && op->args[k].at != OP_NOWHERE && writes(&op->args[k]) && field_at(&op->args[k], args)->data == t->data) {
+                failed(g, node, ph, "is bound to the same place as field ", op->name, f->name, op->args[k].name);
                 return false;
             }
     }
@@ -58,8 +60,8 @@ static void bind_work(struct graph *g, int node, enum phase_id ph, const struct 
     int64_t bytes = op->work_bytes(g->ops, args);
     char name[96];
     const char *last = strrchr(g->nodes[node].name, '.');
-    for (int i = 0; i < op->n_fields; i++) {
-        if (op->fields[i].role != ARG_WORK || bytes <= 0)
+    for (int i = 0; i < op->n_args; i++) {
+        if (op->args[i].role != ARG_WORK || bytes <= 0)
             continue;
         snprintf(name, sizeof name, "%s_%s_work", last ? last + 1 : g->nodes[node].name, phase_name(ph));
         if (p->work < 0)
@@ -67,7 +69,7 @@ static void bind_work(struct graph *g, int node, enum phase_id ph, const struct 
         if (p->work < 0)
             return;
         g->slots[p->work].shape = tensor_1d(NULL, DT_U8, max_i64(bytes, g->slots[p->work].shape.dim[0]));
-        *field_at(&op->fields[i], args) = of(g, p->work);
+        *field_at(&op->args[i], args) = of(g, p->work);
     }
 }
 
@@ -104,7 +106,7 @@ static struct op_bound *add_call(struct graph *g, struct phase *p, const struct 
     if (mem_grow((void **)&p->call, &p->cap_calls, (size_t)p->n_calls + 1, sizeof *p->call, &g->err) != ST_OK)
         return NULL;
     struct op_bound *c = &p->call[p->n_calls];
-    *c = (struct op_bound){.op = op, .args = graph_own(g, op->args_bytes), .field = graph_own(g, (size_t)op->n_fields * sizeof *c->field)};
+    *c = (struct op_bound){.op = op, .args = graph_own(g, op->args_bytes), .field = graph_own(g, (size_t)op->n_args * sizeof *c->field)};
     return c->args != NULL && c->field != NULL ? c : NULL;
 }
 
@@ -123,7 +125,7 @@ void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc 
     if (c == NULL)
         return;
     memcpy(c->args, args, op->args_bytes);
-    if (g->ops == NULL || !op->there(g->ops)) {
+    if (g->ops == NULL || op->there == NULL || !op->there(g->ops)) {
         err_set(&g->err, ST_UNSUPPORTED, "node %s (%s): device '%s' has no op %s", g->nodes[node].name, phase_name(ph), g->ops ? g->ops->name : "none", op->name);
         return;
     }
@@ -138,8 +140,10 @@ void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc 
     }
     /* Within a call all reads come before all writes. */
     for (int pass = 0; pass < 2; pass++)
-        for (int i = 0; i < op->n_fields; i++) {
-            const struct op_arg *f = &op->fields[i];
+        for (int i = 0; i < op->n_args; i++) {
+            const struct op_arg *f = &op->args[i];
+            if (f->at == OP_NOWHERE)
+                continue;
             const struct tensor *t = field_at(f, c->args);
             bool reads = f->role == ARG_IN || f->role == ARG_OPT;
             if (t->data == NULL || reads != (pass == 0))
@@ -190,7 +194,7 @@ int graph_run_ops(const struct step_ctx *c)
         memcpy(args.bytes, call->args, call->op->args_bytes);
         for (int i = 0; i < call->n_fields; i++) {
             const struct bound_field *b = &call->field[i];
-            const struct op_arg *f = &call->op->fields[b->field];
+            const struct op_arg *f = &call->op->args[b->field];
             field_at(f, args.bytes)->data = (char *)c->t[b->use].data + b->offset;
             bool adds = b->adds || (b->sums && c->add[b->use]);
             if (f->acc_at != 0)

@@ -484,7 +484,7 @@ static void many_threads_and_few_heads_give_the_same_bits(void **state)
             struct lane lane = {.dev = &dev, .err = &e};
             assert_ok(op_call_sample(&c[i], d, &samples[s], ops_for(&dev), &e), &e);
             assert_ok(op_call_alloc(&c[i], &memory[i], 3, false, &e), &e);
-            assert_ok(d->run(ops_for(&dev), &lane, &c[i]), &e);
+            assert_ok(op_call_run(ops_for(&dev), &lane, &c[i]), &e);
             dev_close(&dev);
         }
         static const char *const outputs[] = {"dq", "dk", "dv", "dsink"};
@@ -515,8 +515,8 @@ static void check_table(const struct ops *ops, const char *name, const char *isa
         assert_ok(op_call_sample(&slow, d, &d->samples[s], &ops_ref, &e), &e);
         assert_ok(op_call_alloc(&fast, &fm, 5, op_sample_flag(&d->samples[s], "strided"), &e), &e);
         assert_ok(op_call_alloc(&slow, &sm, 5, false, &e), &e);
-        assert_ok(d->run(ops, &fast_lane, &fast), &e);
-        assert_ok(d->run(&ops_ref, &ref_lane, &slow), &e);
+        assert_ok(op_call_run(ops, &fast_lane, &fast), &e);
+        assert_ok(op_call_run(&ops_ref, &ref_lane, &slow), &e);
         assert_true(op_guards_intact(&fast, &fm));
         for (int i = 0; i < d->n_args; i++) {
             if ((d->args[i].role != ARG_OUT && d->args[i].role != ARG_OOUT) ||

@@ -302,7 +302,7 @@ static void bad_arguments_are_refused(void **state)
     head_open(&s, DEV_CPU, 9, 6, 20, true);
     struct xent_args good = s.a;
     s.a.dw = (struct tensor){0};
-    assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dw is missing");
+    assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dh is given without dw");
     s.a = good;
     s.a.dbias = (struct tensor){0};
     assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dbias is missing");

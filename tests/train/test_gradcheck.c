@@ -1,6 +1,7 @@
 /* train/: gradients of whole models against central differences in double, over the options of the
  * layers. */
 #include "tiny.h"
+#include "ops/gemm/gemm.h"
 #include "train/train.h"
 
 /* Each line is a model; together they switch every option that changes the maths. */

@@ -33,7 +33,7 @@ extern "C" int gemm_cuda(struct lane *l, const struct gemm_args *a)
     if (m == 0 || n == 0)
         return ST_OK;
     if (k == 0 || a->alpha == 0) {
-        BY_REAL(a->c.dtype, T, LAUNCH(l, scale_rows<T>, grid_over(m, n), 256, 0, (T *)a->c.data, a->c.stride[0], (float)a->beta, m, n));
+        BY_REAL(a->c.dtype, T, LAUNCH(l, scale_rows<T>, grid_over(m, n), 256, 0, (T *)a->c.data, a->c.stride[0], a->acc_c ? 1.0f : 0.0f, m, n));
     } else {
         struct blas_call g = {};
         g.a = a->a.data;

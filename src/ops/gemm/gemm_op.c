@@ -29,60 +29,38 @@ int gemm_check(const struct gemm_args *a, struct err *e)
 
 /* ---- descriptor ---------------------------------------------------------------------------- */
 
-enum { A_A, A_B, A_BIAS, A_C };
-static const struct op_arg args[] = {
-    {.name = "a"},
-    {.name = "b"},
-    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "c", .role = ARG_OUT},
-};
-enum { TRANS_A, TRANS_B, ALPHA, ACC_C, WIDE_C };
-static const struct op_attr attrs[] = {{.name = "trans_a", .value = 0}, {.name = "trans_b", .value = 0}, {.name = "alpha", .value = 1}, {.name = "acc_c", .value = 0}, {.name = "wide_c", .value = 0}};
 static const struct op_dim dims[] = {{"m", 5}, {"n", 33}, {"k", 17}};
 
 static void shapes(struct op_call *c)
 {
     int64_t m = (int64_t)c->dim[0], n = (int64_t)c->dim[1], k = (int64_t)c->dim[2];
-    bool ta = c->attr[TRANS_A] != 0, tb = c->attr[TRANS_B] != 0;
-    c->t[A_A] = tensor_2d(NULL, DT_NONE, ta ? k : m, ta ? m : k);
-    c->t[A_B] = tensor_2d(NULL, DT_NONE, tb ? n : k, tb ? k : n);
-    c->t[A_BIAS] = tensor_1d(NULL, DT_NONE, n);
+    bool ta = op_attr(c, "trans_a") != 0, tb = op_attr(c, "trans_b") != 0;
+    c->t[op_arg_index(c->desc, "a")] = tensor_2d(NULL, DT_NONE, ta ? k : m, ta ? m : k);
+    c->t[op_arg_index(c->desc, "b")] = tensor_2d(NULL, DT_NONE, tb ? n : k, tb ? k : n);
 }
 
+/* Which sizes meet depends on trans_a and trans_b; wide_c asks for a wide result. */
 static int infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
     (void)ops;
-    const struct tensor *a = &c->t[A_A], *b = &c->t[A_B];
+    const struct tensor *a = &c->t[op_arg_index(c->desc, "a")], *b = &c->t[op_arg_index(c->desc, "b")];
     if (a->rank != 2 || b->rank != 2)
-        return err_set(e, ST_INVALID, "gemm: a has rank %d and b rank %d, expected 2", a->rank,
-                       b->rank);
-    c->t[A_C] =
-        tensor_2d(NULL, c->attr[WIDE_C] != 0 ? wide_of(a->dtype) : a->dtype, a->dim[c->attr[TRANS_A] != 0], b->dim[c->attr[TRANS_B] == 0]);
+        return err_set(e, ST_INVALID, "gemm: a has rank %d and b rank %d, expected 2", a->rank, b->rank);
+    c->t[op_arg_index(c->desc, "c")] = tensor_2d(NULL, op_attr(c, "wide_c") != 0 ? wide_of(a->dtype) : a->dtype,
+                                                 a->dim[op_attr(c, "trans_a") != 0], b->dim[op_attr(c, "trans_b") == 0]);
     return ST_OK;
-}
-
-static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct gemm_args a = {.a = c->t[A_A],
-                          .b = c->t[A_B],
-                          .c = c->t[A_C],
-                          .bias = c->t[A_BIAS],
-                          .trans_a = c->attr[TRANS_A] != 0,
-                          .trans_b = c->attr[TRANS_B] != 0,
-                          .alpha = c->attr[ALPHA],
-                          .acc_c = c->attr[ACC_C] != 0};
-    return ops->gemm(lane, &a);
 }
 
 static void cost(const struct op_call *c, struct op_cost *out)
 {
-    double k = (double)c->t[A_A].dim[c->attr[TRANS_A] == 0],
-           size = (double)dtype_bytes(c->t[A_A].dtype);
-    double c_elems = (double)tensor_elems(&c->t[A_C]);
+    OP_UNPACK(gemm, a, c);
+    double k = (double)a->a.dim[a->trans_a ? 0 : 1],
+           size = (double)dtype_bytes(a->a.dtype);
+    double c_elems = (double)tensor_elems(&a->c);
     *out = (struct op_cost){.flops = 2 * c_elems * k,
-                            .bytes = size * ((double)tensor_elems(&c->t[A_A]) +
-                                             (double)tensor_elems(&c->t[A_B]) +
-                                             (c->attr[ACC_C] != 0 ? 2 : 1) * c_elems)};
+                            .bytes = size * ((double)tensor_elems(&a->a) +
+                                             (double)tensor_elems(&a->b) +
+                                             (a->acc_c ? 2 : 1) * c_elems)};
 }
 
 static const struct op_sample samples[] = {
@@ -121,12 +99,14 @@ static const struct op_sample bench[] = {
     {"m=2048 n=2048 k=2048 trans_b=1 no_bias=1"},
 };
 
-OP_TABLES(gemm, GEMM_FIELDS);
+OP_FIELDS(gemm, GEMM_FIELDS, );
+OP_ATTRS(gemm, GEMM_FIELDS, OP_ATTR_EXTRA("wide_c", 0));
+OP_CALLS(gemm);
 const struct op_desc gemm_desc = {
     OP_IS(gemm),
     .summary = "c (+)= alpha op(a) op(b), plus bias",
-    OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
-    .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
+    OP_LIST(dims, dims),
+    .sample_shapes = shapes, .infer = infer, .cost = cost,
     .tolerance = 1e-5,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

@@ -58,14 +58,9 @@ extern const struct op_dim mhc_dims[2];
     }
 #define MHC_DESC(op, text, back, tol, sample_list, n_sample_list, bench_list) \
     MHC_DESC_ROUNDED(op, text, back, tol, 0, sample_list, n_sample_list, bench_list)
-/* With the tables of a field list before it. */
-#define MHC_DESC_FIELDS(op, text, back, tol, sample_list, n_sample_list, bench_list) \
-    MHC_DESC_OF(OP_IS(op), op, text, back, tol, 0, sample_list, n_sample_list, bench_list)
 /* With an allowance for what bf16 rounds on the way. */
 #define MHC_DESC_ROUNDED(op, text, back, tol, rounded, sample_list, n_sample_list, bench_list) \
-    MHC_DESC_OF(.name = #op, op, text, back, tol, rounded, sample_list, n_sample_list, bench_list)
-#define MHC_DESC_OF(is, op, text, back, tol, rounded, sample_list, n_sample_list, bench_list) \
-    const struct op_desc op##_desc = {is,                                                 \
+    const struct op_desc op##_desc = {.name = #op,                                        \
                                       .summary = text,                                    \
                                       .args = op##_arg_list,                              \
                                       .n_args = countof(op##_arg_list),                   \

@@ -282,17 +282,8 @@ MHC_INFER_WORK(mhc_combine_bwd, "KKCvnmiKCnmv.")
 
 /* ---- expand, contract -------------------------------------------------------------------------------------------- */
 
-static const struct op_arg mhc_expand_fwd_arg_list[] = {IN(x), OUT(y)};
-static const struct op_attr mhc_expand_fwd_attrs[] = {{.name = "streams", .value = 4}};
-static struct mhc_expand_fwd_args mhc_expand_fwd_pack(const struct op_call *c) { return (struct mhc_expand_fwd_args){.x = T(x), .y = T(y)}; }
-MHC_FUNCTIONS(mhc_expand_fwd, "CK", 0)
-MHC_INFER(mhc_expand_fwd, "CK")
-
-static const struct op_arg mhc_expand_bwd_arg_list[] = {IN(dy), OUT(dx)};
-static const struct op_attr mhc_expand_bwd_attrs[] = {{.name = "streams", .value = 4}};
-static struct mhc_expand_bwd_args mhc_expand_bwd_pack(const struct op_call *c) { return (struct mhc_expand_bwd_args){.dy = T(dy), .dx = T(dx)}; }
-MHC_FUNCTIONS(mhc_expand_bwd, "KC", 1)
-MHC_INFER(mhc_expand_bwd, "KC")
+static void expand_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, 0, out); }
+static void sum_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, 1, out); }
 
 /* Attribute mean: no parameters, whatever the sample gives. */
 static const struct op_arg mhc_contract_fwd_arg_list[] = {IN(x), WOPT(w), WOPT(base), WOPT(scale), OUT(y), {.name = "m", .role = ARG_OOUT, .no_grad = true, .type = ARG_WIDE},
@@ -394,9 +385,19 @@ MHC_DESC(mhc_aggregate_fwd, "weighted sum of the streams", "mhc_aggregate_bwd", 
 MHC_DESC(mhc_aggregate_bwd, "gradient of mhc_aggregate_fwd", NULL, 5e-6, aggregate_bwd_samples, countof(aggregate_bwd_samples), bench);
 MHC_DESC(mhc_combine_fwd, "mix the streams and add a sublayer's output to each", "mhc_combine_bwd", 2e-6, samples, countof(samples), bench);
 MHC_DESC(mhc_combine_bwd, "gradient of mhc_combine_fwd", NULL, 5e-6, combine_bwd_samples, countof(combine_bwd_samples), bench);
-OP_TABLES(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS);
-MHC_DESC_FIELDS(mhc_expand_fwd, "copy one stream to n", "mhc_expand_bwd", 1e-7, samples, countof(samples), bench);
-OP_TABLES(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS);
-MHC_DESC_FIELDS(mhc_expand_bwd, "gradient of mhc_expand_fwd", NULL, 1e-6, expand_bwd_samples, countof(expand_bwd_samples), bench);
+OP_FIELDS(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, );
+OP_ATTRS(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, OP_ATTR_EXTRA("streams", 4));
+OP_CALLS(mhc_expand_fwd);
+const struct op_desc mhc_expand_fwd_desc = {
+    OP_IS(mhc_expand_fwd), .summary = "copy one stream to n", OP_LIST(dims, mhc_dims), .cost = expand_cost,
+    .backward = "mhc_expand_bwd", .tolerance = 1e-7, OP_LIST(samples, samples), OP_LIST(bench, bench),
+};
+OP_FIELDS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, );
+OP_ATTRS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, OP_ATTR_EXTRA("streams", 4));
+OP_CALLS(mhc_expand_bwd);
+const struct op_desc mhc_expand_bwd_desc = {
+    OP_IS(mhc_expand_bwd), .summary = "gradient of mhc_expand_fwd", OP_LIST(dims, mhc_dims), .cost = sum_cost,
+    .tolerance = 1e-6, OP_LIST(samples, expand_bwd_samples), OP_LIST(bench, bench),
+};
 MHC_DESC(mhc_contract_fwd, "n streams to one: mean, or by learned gates", "mhc_contract_bwd", 5e-6, contract_samples, countof(contract_samples) - 3, bench);
 MHC_DESC(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples, countof(contract_samples), bench);

@@ -5,6 +5,7 @@
  * 24 rows of w split on the way: on Hopper in mhc_project_ring.cu and, dx and dw together, in mhc_project_back.cu; dx elsewhere in mhc_project_pass.cu. The rest goes to
  * plain kernels. */
 #include "ops/mhc/mhc_cuda.cuh"
+#include "ops/gemm/gemm.h"
 
 __device__ __forceinline__ bf16 high_half(float v) { return __float2bfloat16_rn(v); }
 __device__ __forceinline__ bf16 low_half(float v) { return __float2bfloat16_rn(v - __bfloat162float(__float2bfloat16_rn(v))); }

@@ -27,7 +27,7 @@
     T(op, logits, OPT_SAVED, REAL, "rows vocab") \
     T(op, dh, OPT_OUT, REAL, "rows d @dw")       \
     T(op, dw, OPT_SUM, WIDE, "vocab d @dh")      \
-    T(op, dbias, OPT_SUM, WIDE, "vocab")         \
+    T(op, dbias, OPT_SUM, WIDE, "vocab &bias &dh") \
     T(op, work, WORK, U8, "")                    \
     N(op, double, z_loss, 0)                     \
     N(op, int64_t, chunk, 0)
