@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* While a graph is declared, the data of a tensor is (slot + 1) << SLOT_SHIFT plus the byte offset of a view. */
-enum { SLOT_SHIFT = 40 };
+enum { SLOT_SHIFT = 44 };
 _Static_assert(sizeof(void *) == 8, "slots are told apart by the upper bits of an address");
 
 struct tensor of(const struct graph *g, slot_id slot)
