@@ -3,7 +3,6 @@
  * and write elsewhere. The rows are 2^26 elements apart in address space that is only reserved, so
  * gigabytes are spanned and kilobytes are used. */
 #include "ops/gdn/gdn.h"
-#include "ops/conv1d/conv1d.h"
 #include "ops/ssd/ssd.h"
 #include "support.h"
 

@@ -96,7 +96,7 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work)
         LAUNCH(l, write_dp<float>, grid, 256, 0, *a, rows, n, padded, (float *)dp);
         g.a = strided_2d(dp, DT_F32, rows, n, padded);
         g.c = a->dw;
-        g.beta = a->acc ? 1 : 0;
+        g.acc_c = a->acc;
         return gemm_cuda(l, &g);
     }
     float *sums = carve_floats(&c, 2 * padded * stride);
