@@ -7,7 +7,7 @@
  *     embed -> joint -> core -> joint -> core -> ... -> joint -> head
  *
  * Add a core: one file with, in this order, maths and a shape legend, sizes, params, nodes and slots,
- * step functions, cost, the const struct core_kind; then a line in cores.c and a tiny pattern in
+ * cost, the const struct core_kind; then a line in cores.c and a tiny pattern in
  * tests/tiny.h. Gradcheck, recompute, schedule, checkpoint and plan tests then find it. */
 #ifndef BRAID_LAYERS_H
 #define BRAID_LAYERS_H
