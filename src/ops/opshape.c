@@ -26,7 +26,8 @@ struct sizes {
 
 static const struct tensor *tensor_at(const struct sizes *s, int i)
 {
-    return s->call ? &s->call->t[i] : (const struct tensor *)(const void *)((const char *)s->args + s->desc->args[i].at);
+    return s->call ? &s->call->t[i]
+                   : (const struct tensor *)(const void *)((const char *)s->args + s->desc->args[i].at);
 }
 
 static bool is_there(const struct sizes *s, int i)
@@ -37,7 +38,9 @@ static bool is_there(const struct sizes *s, int i)
 
 static bool is_input(const struct op_arg *a) { return a->role == ARG_IN || a->role == ARG_OPT; }
 
-/* ---- words ------------------------------------------------------------------------------------------------------ */
+/* ---- words
+ * ------------------------------------------------------------------------------------------------------
+ */
 
 /* The next word of a shape text; false at its end. */
 static bool next_word(const char **text, const char **word, size_t *length)
@@ -71,7 +74,9 @@ static bool has_word(const char *text, const char *want)
     return false;
 }
 
-/* ---- names ------------------------------------------------------------------------------------------------------- */
+/* ---- names
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 static int64_t number_in(const void *args, const struct op_attr *a)
 {
@@ -119,7 +124,8 @@ static void learn(struct sizes *s, const char *name, size_t length, int64_t valu
     }
 }
 
-/* ---- one size: terms with operators between ------------------------------------------------------------------------ */
+/* ---- one size: terms with operators between
+ * ------------------------------------------------------------------------ */
 
 struct term {
     const char *name;
@@ -211,7 +217,9 @@ static int64_t allowed(const struct sizes *s, const char *word, size_t length, i
     return first;
 }
 
-/* ---- whole shapes ----------------------------------------------------------------------------------------------------- */
+/* ---- whole shapes
+ * -----------------------------------------------------------------------------------------------------
+ */
 
 /* Words for single dimensions; whether leading ones come before them. */
 static int count_sizes(const char *text, bool *lead)
@@ -253,7 +261,8 @@ static void bind_tensor(struct sizes *s, int i)
     }
 }
 
-/* The shape the text asks for; sizes it leaves open are -1. have: what the tensor is, NULL: nothing yet. */
+/* The shape the text asks for; sizes it leaves open are -1. have: what the tensor is, NULL: nothing
+ * yet. */
 static int wanted(const struct sizes *s, int i, const struct tensor *have, int64_t *dim)
 {
     const char *text = s->desc->args[i].shape, *word;
@@ -276,7 +285,9 @@ static int wanted(const struct sizes *s, int i, const struct tensor *have, int64
     return rank;
 }
 
-/* ---- checks ------------------------------------------------------------------------------------------------------------ */
+/* ---- checks
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
 /* Must it be there, may it be there, given what else is? */
 static int check_presence(const struct sizes *s, int i, struct err *e)
@@ -292,16 +303,19 @@ static int check_presence(const struct sizes *s, int i, struct err *e)
         if (other < 0 || s->call != NULL) /* inputs alone cannot tell */
             continue;
         if (!there && only < 0 && is_there(s, other))
-            return err_set(e, ST_INVALID, "%s: tensor %s is missing, %s is given", s->desc->name, a->name, s->desc->args[other].name);
+            return err_set(e, ST_INVALID, "%s: tensor %s is missing, %s is given", s->desc->name, a->name,
+                           s->desc->args[other].name);
         if (there && needs < 0 && !is_there(s, other))
-            return err_set(e, ST_INVALID, "%s: %s is given without %s", s->desc->name, a->name, s->desc->args[other].name);
+            return err_set(e, ST_INVALID, "%s: %s is given without %s", s->desc->name, a->name,
+                           s->desc->args[other].name);
     }
     if (!there && (a->role == ARG_IN || (a->role == ARG_OUT && s->call == NULL)))
         return err_set(e, ST_INVALID, "%s: tensor %s is missing", s->desc->name, a->name);
     return ST_OK;
 }
 
-/* The type that "real" means in this call: that of the first real tensor, or of the first wide one. */
+/* The type that "real" means in this call: that of the first real tensor, or of the first wide one.
+ */
 static enum dtype real_of(const struct sizes *s)
 {
     for (int pass = 0; pass < 2; pass++)
@@ -320,11 +334,13 @@ static int check_tensors(struct sizes *s, bool inputs_only, struct err *e)
     if (real != DT_NONE && real != DT_BF16 && real != DT_F32 && real != DT_F64)
         return err_set(e, ST_INVALID, "%s: tensors of type %s, expected real numbers", d->name, dtype_name(real));
     for (int i = 0; i < d->n_args; i++)
-        if ((!inputs_only || is_input(&d->args[i])) && d->args[i].at != OP_NOWHERE && d->args[i].role != ARG_WORK && is_there(s, i))
+        if ((!inputs_only || is_input(&d->args[i])) && d->args[i].at != OP_NOWHERE && d->args[i].role != ARG_WORK &&
+            is_there(s, i))
             bind_tensor(s, i);
     for (int i = 0; i < d->n_args; i++) {
         const struct op_arg *a = &d->args[i];
-        if (a->role == ARG_WORK || (inputs_only && !is_input(a)) || (a->at == OP_NOWHERE && s->call == NULL) || a->shape[0] == '\0')
+        if (a->role == ARG_WORK || (inputs_only && !is_input(a)) || (a->at == OP_NOWHERE && s->call == NULL) ||
+            a->shape[0] == '\0')
             continue;
         TRY(check_presence(s, i, e));
         if (!is_there(s, i))
@@ -346,9 +362,11 @@ int op_check_fields(const struct op_desc *d, const void *args, struct err *e)
     return check_tensors(&s, false, e);
 }
 
-/* ---- samples and inference ---------------------------------------------------------------------------------------------- */
+/* ---- samples and inference
+ * ---------------------------------------------------------------------------------------------- */
 
-/* An optional output goes without what it depends on: another field, or the input whose gradient it is. */
+/* An optional output goes without what it depends on: another field, or the input whose gradient it
+ * is. */
 static bool wants_output(const struct sizes *s, int i)
 {
     const struct op_arg *a = &s->desc->args[i];
@@ -385,7 +403,8 @@ int op_infer_shapes(struct op_call *c, const struct ops *ops, struct err *e)
         int rank = wanted(&s, i, NULL, dim);
         for (int k = 0; k < rank; k++)
             if (dim[k] < 0)
-                return err_set(e, ST_INVALID, "%s: dimension %d of %s cannot be told from the inputs", d->name, k, d->args[i].name);
+                return err_set(e, ST_INVALID, "%s: dimension %d of %s cannot be told from the inputs", d->name, k,
+                               d->args[i].name);
         c->t[i] = tensor_shape(op_arg_dtype(&d->args[i], ops->real), rank, dim);
     }
     return ST_OK;

@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-/* While a graph is declared, the data of a tensor is (slot + 1) << SLOT_SHIFT plus the byte offset of a view. */
+/* While a graph is declared, the data of a tensor is (slot + 1) << SLOT_SHIFT plus the byte offset
+ * of a view. */
 enum { SLOT_SHIFT = 44 };
 _Static_assert(sizeof(void *) == 8, "slots are told apart by the upper bits of an address");
 
@@ -17,13 +18,18 @@ struct tensor of(const struct graph *g, slot_id slot)
 }
 
 static slot_id slot_of(const struct tensor *t) { return (slot_id)((uintptr_t)t->data >> SLOT_SHIFT) - 1; }
-static int64_t offset_of(const struct tensor *t) { return (int64_t)((uintptr_t)t->data & (((uintptr_t)1 << SLOT_SHIFT) - 1)); }
+static int64_t offset_of(const struct tensor *t)
+{
+    return (int64_t)((uintptr_t)t->data & (((uintptr_t)1 << SLOT_SHIFT) - 1));
+}
 
 static struct tensor *field_at(const struct op_arg *f, void *args) { return (struct tensor *)((char *)args + f->at); }
 
-static void failed(struct graph *g, int node, enum phase_id ph, const char *what, const char *op, const char *field, const char *other)
+static void failed(struct graph *g, int node, enum phase_id ph, const char *what, const char *op, const char *field,
+                   const char *other)
 {
-    err_set(&g->err, ST_INTERNAL, "node %s (%s): field %s of %s %s%s", g->nodes[node].name, phase_name(ph), field, op, what, other);
+    err_set(&g->err, ST_INTERNAL, "node %s (%s): field %s of %s %s%s", g->nodes[node].name, phase_name(ph), field, op,
+            what, other);
 }
 
 static bool writes(const struct op_arg *f) { return f->role == ARG_OUT || f->role == ARG_OOUT; }
@@ -45,7 +51,8 @@ static bool bound_well(struct graph *g, int node, enum phase_id ph, const struct
             return false;
         }
         for (int k = 0; k < i; k++)
-            if (t->data != NULL && writes(f) && op->args[k].at != OP_NOWHERE && writes(&op->args[k]) && field_at(&op->args[k], args)->data == t->data) {
+            if (t->data != NULL && writes(f) && op->args[k].at != OP_NOWHERE && writes(&op->args[k]) &&
+                field_at(&op->args[k], args)->data == t->data) {
                 failed(g, node, ph, "is bound to the same place as field ", op->name, f->name, op->args[k].name);
                 return false;
             }
@@ -84,7 +91,8 @@ static int use_of(struct graph *g, struct phase *p, slot_id slot)
     return p->n_uses++;
 }
 
-/* How the phase uses the slot, from the role of a field and from what the phase has done with it before. */
+/* How the phase uses the slot, from the role of a field and from what the phase has done with it
+ * before. */
 static void note_field(struct graph *g, struct phase *p, const struct op_arg *f, struct bound_field *b, bool is_new)
 {
     struct use *u = &p->use[b->use];
@@ -106,7 +114,8 @@ static struct op_bound *add_call(struct graph *g, struct phase *p, const struct 
     if (mem_grow((void **)&p->call, &p->cap_calls, (size_t)p->n_calls + 1, sizeof *p->call, &g->err) != ST_OK)
         return NULL;
     struct op_bound *c = &p->call[p->n_calls];
-    *c = (struct op_bound){.op = op, .args = graph_own(g, op->args_bytes), .field = graph_own(g, (size_t)op->n_args * sizeof *c->field)};
+    *c = (struct op_bound){
+        .op = op, .args = graph_own(g, op->args_bytes), .field = graph_own(g, (size_t)op->n_args * sizeof *c->field)};
     return c->args != NULL && c->field != NULL ? c : NULL;
 }
 
@@ -126,7 +135,8 @@ void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc 
         return;
     memcpy(c->args, args, op->args_bytes);
     if (g->ops == NULL || op->there == NULL || !op->there(g->ops)) {
-        err_set(&g->err, ST_UNSUPPORTED, "node %s (%s): device '%s' has no op %s", g->nodes[node].name, phase_name(ph), g->ops ? g->ops->name : "none", op->name);
+        err_set(&g->err, ST_UNSUPPORTED, "node %s (%s): device '%s' has no op %s", g->nodes[node].name, phase_name(ph),
+                g->ops ? g->ops->name : "none", op->name);
         return;
     }
     if (!bound_well(g, node, ph, op, c->args))

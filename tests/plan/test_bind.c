@@ -1,4 +1,5 @@
-/* Op calls of a graph: what a field's role makes of the slot bound to it, views, scratch, and what is refused, by name. */
+/* Op calls of a graph: what a field's role makes of the slot bound to it, views, scratch, and what
+ * is refused, by name. */
 #include "ops/colsum/colsum.h"
 #include "ops/gate/gate.h"
 #include "ops/gemm/gemm.h"
@@ -28,14 +29,16 @@ static const struct use *use_of(const struct rig *r, int node, enum phase_id ph,
     return NULL;
 }
 
-/* Halves of one slot as the two inputs of an op; the result of the first call is the input of the second. */
+/* Halves of one slot as the two inputs of an op; the result of the first call is the input of the
+ * second. */
 static void views_and_calls_in_a_row_give_what_the_ops_give(void **state)
 {
     (void)state;
     struct rig r;
     rig_init(&r);
     struct graph *g = &r.g;
-    slot_id both = param(&r, "both", ARENA_PARAM, 3, 8), y = matrix(&r, "y", 3, 4), out = param(&r, "out", ARENA_GRAD, 1, 4);
+    slot_id both = param(&r, "both", ARENA_PARAM, 3, 8), y = matrix(&r, "y", 3, 4),
+            out = param(&r, "out", ARENA_GRAD, 1, 4);
     struct tensor t = of(g, both), row = of(g, out);
     int n = graph_node(g, "node", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = tensor_cols(&t, 0, 4), .g = tensor_cols(&t, 4, 4), .y = of(g, y));
@@ -46,7 +49,8 @@ static void views_and_calls_in_a_row_give_what_the_ops_give(void **state)
     assert_int_equal(use_of(&r, n, PH_FWD, out)->mode, USE_ADD);
     rig_run(&r, true);
     rig_run(&r, false); /* a second microbatch adds */
-    const double *in = (const double *)(const void *)r.m.base[ARENA_PARAM], *sum = (const double *)(const void *)r.m.base[ARENA_GRAD];
+    const double *in = (const double *)(const void *)r.m.base[ARENA_PARAM],
+                 *sum = (const double *)(const void *)r.m.base[ARENA_GRAD];
     for (int c = 0; c < 4; c++) {
         double want = 0;
         for (int k = 0; k < 3; k++)
@@ -66,7 +70,8 @@ static void a_required_field_that_is_not_bound_is_named(void **state)
     graph_scope(g, 2, "core");
     int n = graph_node(g, "gate", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, x), .y = of(g, y));
-    assert_fails(graph_check(g, &r.e), ST_INTERNAL, &r.e, "node 2.core.gate (fwd): field g of gate_fwd is not bound to a slot");
+    assert_fails(graph_check(g, &r.e), ST_INTERNAL, &r.e,
+                 "node 2.core.gate (fwd): field g of gate_fwd is not bound to a slot");
     rig_release(&r);
 }
 
@@ -79,7 +84,8 @@ static void two_results_in_one_place_are_named(void **state)
     slot_id x = matrix(&r, "x", 3, 4), d = matrix(&r, "d", 3, 4);
     int n = graph_node(g, "gate", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, x), .x = of(g, x), .g = of(g, x), .dx = of(g, d), .dg = of(g, d));
-    assert_fails(graph_check(g, &r.e), ST_INTERNAL, &r.e, "field dg of gate_bwd is bound to the same place as field dx");
+    assert_fails(graph_check(g, &r.e), ST_INTERNAL, &r.e,
+                 "field dg of gate_bwd is bound to the same place as field dx");
     rig_release(&r);
 }
 
@@ -112,7 +118,8 @@ static void sums_are_started_and_added_to(void **state)
         struct rig r;
         rig_init(&r);
         struct graph *g = &r.g;
-        slot_id w = param(&r, "w", ARENA_PARAM, 4, 4), sum = matrix(&r, "sum", 4, 4), out = param(&r, "out", ARENA_GRAD, 4, 4);
+        slot_id w = param(&r, "w", ARENA_PARAM, 4, 4), sum = matrix(&r, "sum", 4, 4),
+                out = param(&r, "out", ARENA_GRAD, 4, 4);
         graph_sum(g, sum);
         int nodes[3];
         for (int k = 0; k < 3; k++) {
@@ -141,10 +148,12 @@ static void an_op_that_reads_what_it_adds_to_must_not_come_first(void **state)
     rig_init(&r);
     struct graph *g = &r.g;
     slot_id x = param(&r, "x", ARENA_PARAM, 3, 4), dx = matrix(&r, "dx", 3, 4);
-    slot_id rstd = graph_persistent(g, "rstd", tensor_1d(NULL, DT_F64, 3), ARENA_PARAM, memory_reserve(&r.m, ARENA_PARAM, 24));
+    slot_id rstd =
+        graph_persistent(g, "rstd", tensor_1d(NULL, DT_F64, 3), ARENA_PARAM, memory_reserve(&r.m, ARENA_PARAM, 24));
     graph_sum(g, dx);
     int n = graph_node(g, "norm", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, rmsnorm_bwd, .dy = of(g, x), .x = of(g, x), .rstd = of(g, rstd), .dres = of(g, dx), .dx = of(g, dx));
+    GRAPH_OP(g, n, PH_FWD, rmsnorm_bwd, .dy = of(g, x), .x = of(g, x), .rstd = of(g, rstd), .dres = of(g, dx),
+             .dx = of(g, dx));
     assert_fails(rig_plan(&r), ST_INTERNAL, &r.e, "reads slot dx, which nothing has yet written");
     rig_release(&r);
 }
