@@ -1,7 +1,6 @@
 /* braid op: one op on tensors from a file, so that anyone can compare it with anything. */
 #include "cmd/cmd.h"
 #include "ops/opguard.h"
-#include "ops/opshape.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -177,8 +176,7 @@ static int execute(const struct op_desc *d, const struct config_args *args, stru
     const struct ops *ops = ops_for(&dev);
     TRY_OUT(read_inputs(&c, in, ops, e));
     TRY_OUT(op_guard_inputs(&c, e));
-    TRY_OUT(d->infer != NULL ? d->infer(&c, ops, e) : op_infer_shapes(&c, ops, e));
-    op_call_work(&c, ops);
+    TRY_OUT(op_call_infer(&c, ops, e));
     TRY_OUT(check_sizes(&c, e));
     TRY_OUT(allocate(&c, in, e));
     TRY_OUT(op_guard_indices(&c, e));

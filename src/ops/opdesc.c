@@ -159,6 +159,27 @@ static int apply(void *ctx, const char *name, double value)
     return ST_OK;
 }
 
+/* Scratch of a call whose other tensors have their shapes, unless the op's own inference has set it. */
+static void infer_work(struct op_call *c, const struct ops *ops)
+{
+    struct op_packed p;
+    for (int i = 0; c->desc->args_bytes > 0 && i < c->desc->n_args; i++)
+        if (c->desc->args[i].role == ARG_WORK && c->t[i].rank == 0) {
+            op_call_pack(c, &p);
+            c->t[i] = tensor_1d(NULL, DT_U8, c->desc->work_bytes(ops, &p));
+        }
+}
+
+int op_call_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    for (int i = 0; i < c->desc->n_args; i++)
+        if (c->desc->args[i].role != ARG_IN && c->desc->args[i].role != ARG_OPT)
+            c->t[i] = (struct tensor){0};
+    TRY(c->desc->infer != NULL ? c->desc->infer(c, ops, e) : op_infer_shapes(c, ops, e));
+    infer_work(c, ops);
+    return ST_OK;
+}
+
 int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_sample *s,
                    const struct ops *ops, struct err *e)
 {
@@ -181,22 +202,11 @@ int op_call_sample(struct op_call *c, const struct op_desc *d, const struct op_s
         else if (c->t[i].rank > 0)
             c->t[i].dtype = op_arg_dtype(&d->args[i], ops->real);
     }
-    TRY(d->infer != NULL ? d->infer(c, ops, e) : op_infer_shapes(c, ops, e));
+    TRY(op_call_infer(c, ops, e));
     for (int i = 0; i < d->n_args; i++)
         if (a.absent[i])
             c->t[i] = (struct tensor){0};
-    op_call_work(c, ops);
     return ST_OK;
-}
-
-void op_call_work(struct op_call *c, const struct ops *ops)
-{
-    struct op_packed p;
-    for (int i = 0; c->desc->args_bytes > 0 && i < c->desc->n_args; i++)
-        if (c->desc->args[i].role == ARG_WORK && c->t[i].rank == 0) {
-            op_call_pack(c, &p);
-            c->t[i] = tensor_1d(NULL, DT_U8, c->desc->work_bytes(ops, &p));
-        }
 }
 
 double op_bytes(const struct op_call *c)

@@ -123,8 +123,8 @@ void op_call_pack(const struct op_call *c, struct op_packed *out);
     struct op_packed packed_;                 \
     op_call_pack(c, &packed_);                \
     const struct op##_args *name = (const struct op##_args *)(const void *)packed_.bytes
-/* Scratch of a call whose other tensors have their shapes. */
-void op_call_work(struct op_call *c, const struct ops *ops);
+/* Shapes of outputs and scratch from those of inputs and attributes, which are checked. */
+int op_call_infer(struct op_call *c, const struct ops *ops, struct err *e);
 int op_call_run(const struct ops *ops, struct lane *lane, const struct op_call *c);
 /* Is argument i the one with this name? */
 bool op_arg_is(const struct op_call *c, int i, const char *name);
