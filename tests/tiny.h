@@ -3,6 +3,8 @@
 #define BRAID_TESTS_TINY_H
 
 #include "model/model.h"
+#include "ops/mhc/mhc.h"
+#include "ops/router/router.h"
 #include "support.h"
 
 /* Options as on a command line, without the dashes: "model.qk_norm=on train.seq=12". */

@@ -35,6 +35,9 @@ static void describe(const struct op_desc *d)
             printf("  tensor    %-12s %s\n", d->args[i].name, role_text(d->args[i].role));
     for (int i = 0; i < d->n_attrs; i++)
         printf("  attribute %-12s default %g\n", d->attrs[i].name, d->attrs[i].value);
+    for (int i = 0; i < d->n_args; i++)
+        if (d->args[i].acc_at != 0)
+            printf("  attribute acc_%-8s default 0\n", d->args[i].name);
 }
 
 static int read_inputs(struct op_call *c, const struct st_file *in, const struct ops *ops, struct err *e)
@@ -100,12 +103,10 @@ static int set_attributes(struct op_call *c, const struct config_args *args, str
         if (eq == NULL || (size_t)(eq - args->positional[i]) >= sizeof name || !parse_f64(eq + 1, &value))
             return err_set(e, ST_USAGE, "'%s' is not attribute=number", args->positional[i]);
         snprintf(name, sizeof name, "%.*s", (int)(eq - args->positional[i]), args->positional[i]);
-        int at = op_attr_index(c->desc, name);
-        if (at < 0) {
+        if (!op_call_set(c, name, value)) {
             err_set(e, ST_USAGE, "op %s has no attribute '%s'", c->desc->name, name);
             return err_hint(e, "`braid op %s` lists them", c->desc->name);
         }
-        c->attr[at] = value;
     }
     return ST_OK;
 }
@@ -117,7 +118,7 @@ static int run_on(struct dev *dev, const struct op_call *c, struct err *e)
     struct lane lane = {.dev = dev, .err = e};
     int n = c->desc->n_args, st = ST_OK;
     if (dev->kind != DEV_CUDA)
-        return c->desc->run(ops_for(dev), &lane, c);
+        return op_call_run(ops_for(dev), &lane, c);
     for (int i = 0; i < n; i++)
         there.t[i].data = NULL;
     for (int i = 0; i < n && st == ST_OK; i++) {
@@ -129,7 +130,7 @@ static int run_on(struct dev *dev, const struct op_call *c, struct err *e)
             st = dev->vt->copy_in(dev, there.t[i].data, c->t[i].data, bytes, e);
     }
     if (st == ST_OK)
-        st = c->desc->run(ops_for(dev), &lane, &there);
+        st = op_call_run(ops_for(dev), &lane, &there);
     if (st == ST_OK)
         st = dev->vt->sync(dev, e);
     for (int i = 0; i < n; i++) {
@@ -175,7 +176,7 @@ static int execute(const struct op_desc *d, const struct config_args *args, stru
     const struct ops *ops = ops_for(&dev);
     TRY_OUT(read_inputs(&c, in, ops, e));
     TRY_OUT(op_guard_inputs(&c, e));
-    TRY_OUT(d->infer(&c, ops, e));
+    TRY_OUT(op_call_infer(&c, ops, e));
     TRY_OUT(check_sizes(&c, e));
     TRY_OUT(allocate(&c, in, e));
     TRY_OUT(op_guard_indices(&c, e));

@@ -10,6 +10,11 @@
  * Nodes: qkv, core, proj. core's backward writes the gradient of the whole qkv row: gate first, then
  * attention, then rotation and norm undone in place. */
 #include "layers/layer.h"
+#include "ops/attention/attention.h"
+#include "ops/cache/cache.h"
+#include "ops/gate/gate.h"
+#include "ops/gemm/gemm.h"
+#include "ops/rope/rope.h"
 
 #include <math.h>
 
@@ -23,155 +28,49 @@ struct attention {
 
 struct attention_slots {
     slot_id qkv, qk, rstd_q, rstd_k, o, og, lse, dqkv, dog, dout;
-    slot_id cos, sin, k_cache, v_cache, fwd_work, bwd_work, rope_work;
+    slot_id cos, sin, pos, doc_start, start, k_cache, v_cache;
     struct weight q_norm, k_norm, sink;
 };
 
 /* ---- views into a row --------------------------------------------------------------------------------- */
 
 /* [T, heads, D] */
-static struct tensor heads_of(const struct attention *m, const struct tensor *row, int64_t col, int64_t heads)
+static struct tensor heads_of(const struct attention *m, struct tensor row, int64_t col, int64_t heads)
 {
-    if (row->data == NULL)
-        return (struct tensor){0};
-    struct tensor part = tensor_cols(row, col, heads * m->dim);
+    struct tensor part = tensor_cols(&row, col, heads * m->dim);
     return tensor_split_last(&part, heads, m->dim);
 }
 
 /* [B, S, heads, D] */
-static struct tensor batched(const struct attention *m, struct tensor t)
-{
-    return t.data == NULL ? t : tensor_split_first(&t, m->batch, m->seq);
-}
+static struct tensor batched(const struct attention *m, struct tensor t) { return tensor_split_first(&t, m->batch, m->seq); }
+
+/* q and k before norm and rotation, in a row of qkv or of its gradient. */
+static struct tensor raw_query(const struct attention *m, struct tensor qkv) { return heads_of(m, qkv, m->q_at, m->heads); }
+static struct tensor raw_keys(const struct attention *m, struct tensor qkv) { return heads_of(m, qkv, m->k_at, m->kv_heads); }
+static struct tensor values(const struct attention *m, struct tensor qkv) { return batched(m, heads_of(m, qkv, m->v_at, m->kv_heads)); }
+static struct tensor gate(const struct attention *m, struct tensor qkv) { return tensor_cols(&qkv, m->gate_at, m->heads * m->dim); }
+static struct tensor heads(const struct attention *m, struct tensor o) { return batched(m, tensor_split_last(&o, m->heads, m->dim)); }
 
 /* q and k as attention reads them: from qk if there is one, else from qkv. */
-static struct tensor query(const struct attention *m, const struct tensor *qkv, const struct tensor *qk)
+static struct tensor query(const struct graph *g, const struct attention *m, const struct attention_slots *s)
 {
-    return qk->data ? heads_of(m, qk, 0, m->heads) : heads_of(m, qkv, m->q_at, m->heads);
+    return m->qk_norm ? heads_of(m, of(g, s->qk), 0, m->heads) : raw_query(m, of(g, s->qkv));
 }
 
-static struct tensor keys(const struct attention *m, const struct tensor *qkv, const struct tensor *qk)
+static struct tensor keys(const struct graph *g, const struct attention *m, const struct attention_slots *s)
 {
-    return qk->data ? heads_of(m, qk, m->heads * m->dim, m->kv_heads) : heads_of(m, qkv, m->k_at, m->kv_heads);
+    return m->qk_norm ? heads_of(m, of(g, s->qk), m->heads * m->dim, m->kv_heads) : raw_keys(m, of(g, s->qkv));
 }
 
-static struct tensor doc_view(const struct attention *m, const struct tensor *doc)
+static struct tensor doc_view(const struct graph *g, const struct attention *m, slot_id doc)
 {
-    return doc->data ? tensor_2d(doc->data, DT_I32, m->batch, m->seq) : (struct tensor){0};
-}
-
-/* ---- node qkv ------------------------------------------------------------------------------------------- */
-
-enum { QF_H, QF_W, QF_BIAS, QF_QN, QF_KN, QF_COS, QF_SIN, QF_POS, QF_QKV, QF_QK, QF_RQ, QF_RK };
-
-static int rotate(const struct step_ctx *c, const struct attention *m, struct tensor x, struct tensor y, int norm, int rstd)
-{
-    struct rope_fwd_args a = {.x = x, .y = y, .w = c->t[norm], .rstd = c->t[rstd], .eps = m->eps,
-                              .zero_centered = m->zero_centered, .interleaved = m->interleaved};
-    if (m->rope) {
-        a.cos = c->t[QF_COS];
-        a.sin = c->t[QF_SIN];
-        a.pos = c->t[QF_POS];
-    }
-    return c->ops->rope_fwd(c->lane, &a);
-}
-
-static int qkv_fwd(const struct step_ctx *c)
-{
-    const struct attention *m = c->self;
-    const struct tensor *qkv = &c->t[QF_QKV], *qk = &c->t[QF_QK];
-    struct gemm_args a = {.a = c->t[QF_H], .b = c->t[QF_W], .c = *qkv, .bias = c->t[QF_BIAS], .trans_b = true, .alpha = 1};
-    TRY(c->ops->gemm(c->lane, &a));
-    if (!m->rope && !m->qk_norm)
-        return ST_OK;
-    TRY(rotate(c, m, heads_of(m, qkv, m->q_at, m->heads), query(m, qkv, qk), QF_QN, QF_RQ));
-    return rotate(c, m, heads_of(m, qkv, m->k_at, m->kv_heads), keys(m, qkv, qk), QF_KN, QF_RK);
-}
-
-/* ---- node core ------------------------------------------------------------------------------------------ */
-
-enum { CF_QKV, CF_QK, CF_SINK, CF_DOC, CF_START, CF_O, CF_LSE, CF_OG, CF_KCACHE, CF_VCACHE, CF_WORK };
-
-static int gate_output(const struct step_ctx *c, const struct attention *m)
-{
-    if (m->gate_at < 0)
-        return ST_OK;
-    struct gate_fwd_args g = {.x = c->t[CF_O], .g = tensor_cols(&c->t[CF_QKV], m->gate_at, m->heads * m->dim), .y = c->t[CF_OG]};
-    return c->ops->gate_fwd(c->lane, &g);
-}
-
-static int core_fwd(const struct step_ctx *c)
-{
-    const struct attention *m = c->self;
-    const struct tensor *qkv = &c->t[CF_QKV], *qk = &c->t[CF_QK];
-    struct tensor k = batched(m, keys(m, qkv, qk)), v = batched(m, heads_of(m, qkv, m->v_at, m->kv_heads));
-    struct tensor o = tensor_split_last(&c->t[CF_O], m->heads, m->dim);
-    struct attention_fwd_args a = {
-        .q = batched(m, query(m, qkv, qk)), .k = k, .v = v, .o = batched(m, o), .lse = c->t[CF_LSE], .sink = c->t[CF_SINK],
-        .doc_start = doc_view(m, &c->t[CF_DOC]), .work = c->t[CF_WORK], .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero};
-    if (c->t[CF_KCACHE].data != NULL) {
-        struct cache_store_args put_k = {.x = k, .cache = c->t[CF_KCACHE], .start = c->t[CF_START]};
-        struct cache_store_args put_v = {.x = v, .cache = c->t[CF_VCACHE], .start = c->t[CF_START]};
-        TRY(c->ops->cache_store(c->lane, &put_k));
-        TRY(c->ops->cache_store(c->lane, &put_v));
-        a.k = c->t[CF_KCACHE];
-        a.v = c->t[CF_VCACHE];
-        a.start = c->t[CF_START];
-    }
-    TRY(c->ops->attention_fwd(c->lane, &a));
-    return gate_output(c, m);
-}
-
-enum { CB_DOG, CB_QKV, CB_QK, CB_O, CB_LSE, CB_SINK, CB_DOC, CB_QN, CB_KN, CB_RQ, CB_RK, CB_COS, CB_SIN, CB_POS,
-       CB_DQKV, CB_DOUT, CB_DSINK, CB_DQN, CB_DKN, CB_WORK, CB_ROPEWORK };
-
-static int unrotate(const struct step_ctx *c, const struct attention *m, struct tensor d, struct tensor x, int norm, int rstd, int dnorm)
-{
-    struct rope_bwd_args a = {.dy = d, .dx = d, .work = c->t[CB_ROPEWORK], .zero_centered = m->zero_centered,
-                              .interleaved = m->interleaved, .acc_dw = c->add[dnorm]};
-    if (m->qk_norm) {
-        a.x = x;
-        a.w = c->t[norm];
-        a.rstd = c->t[rstd];
-        a.dw = c->t[dnorm];
-    }
-    if (m->rope) {
-        a.cos = c->t[CB_COS];
-        a.sin = c->t[CB_SIN];
-        a.pos = c->t[CB_POS];
-    }
-    return c->ops->rope_bwd(c->lane, &a);
-}
-
-static int core_bwd(const struct step_ctx *c)
-{
-    const struct attention *m = c->self;
-    const struct tensor *qkv = &c->t[CB_QKV], *qk = &c->t[CB_QK], *dqkv = &c->t[CB_DQKV];
-    struct tensor dout = c->t[CB_DOG];
-    if (m->gate_at >= 0) {
-        struct gate_bwd_args g = {.dy = c->t[CB_DOG], .x = c->t[CB_O], .g = tensor_cols(qkv, m->gate_at, m->heads * m->dim),
-                                  .dx = c->t[CB_DOUT], .dg = tensor_cols(dqkv, m->gate_at, m->heads * m->dim)};
-        TRY(c->ops->gate_bwd(c->lane, &g));
-        dout = c->t[CB_DOUT];
-    }
-    struct tensor dq = heads_of(m, dqkv, m->q_at, m->heads), dk = heads_of(m, dqkv, m->k_at, m->kv_heads);
-    struct tensor o = tensor_split_last(&c->t[CB_O], m->heads, m->dim), d_o = tensor_split_last(&dout, m->heads, m->dim);
-    struct attention_bwd_args a = {
-        .dout = batched(m, d_o), .q = batched(m, query(m, qkv, qk)), .k = batched(m, keys(m, qkv, qk)),
-        .v = batched(m, heads_of(m, qkv, m->v_at, m->kv_heads)), .o = batched(m, o), .lse = c->t[CB_LSE], .sink = c->t[CB_SINK],
-        .doc_start = doc_view(m, &c->t[CB_DOC]), .dq = batched(m, dq), .dk = batched(m, dk),
-        .dv = batched(m, heads_of(m, dqkv, m->v_at, m->kv_heads)), .dsink = c->t[CB_DSINK], .work = c->t[CB_WORK],
-        .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero, .acc_dsink = c->add[CB_DSINK]};
-    TRY(c->ops->attention_bwd(c->lane, &a));
-    if (!m->rope && !m->qk_norm)
-        return ST_OK;
-    TRY(unrotate(c, m, dq, heads_of(m, qkv, m->q_at, m->heads), CB_QN, CB_RQ, CB_DQN));
-    return unrotate(c, m, dk, heads_of(m, qkv, m->k_at, m->kv_heads), CB_KN, CB_RK, CB_DKN);
+    struct tensor t = of(g, doc);
+    return t.data ? tensor_split_first(&t, m->batch, m->seq) : t;
 }
 
 /* ---- declaration ------------------------------------------------------------------------------------------ */
 
-static void sizes(const struct build *b, struct attention *m)
+static void set_sizes(const struct build *b, struct attention *m)
 {
     const struct config_model *c = &b->cfg->model;
     int64_t number = b->number;
@@ -256,29 +155,6 @@ static struct tensor shaped4(const struct build *b, int64_t n, int64_t heads, in
     return tensor_4d(NULL, b->dev->real, b->batch, n, heads, dim);
 }
 
-/* Scratch sizes depend on the shapes of the real call. */
-static void declare_work(struct build *b, const struct attention *m, struct attention_slots *s)
-{
-    int64_t kv = b->mode == BUILD_DECODE ? b->cache_len : b->seq;
-    struct attention_fwd_args f = {.q = shaped4(b, b->seq, m->heads, m->dim), .k = shaped4(b, kv, m->kv_heads, m->dim),
-                                   .v = shaped4(b, kv, m->kv_heads, m->dim), .o = shaped4(b, b->seq, m->heads, m->dim),
-                                   .scale = m->scale, .window = m->window};
-    if (s->sink.w != NO_SLOT)
-        f.sink = tensor_1d(NULL, b->dev->wide, m->heads);
-    s->fwd_work = b->ops->attention_fwd_work ? build_work(b, "fwd_work", b->ops->attention_fwd_work(&f)) : NO_SLOT;
-    s->bwd_work = s->rope_work = NO_SLOT;
-    if (!training(b))
-        return;
-    struct attention_bwd_args w = {.dout = f.o, .q = f.q, .k = f.k, .v = f.v, .o = f.o, .dq = f.q, .dk = f.k, .dv = f.v,
-                                   .sink = f.sink, .dsink = f.sink, .scale = m->scale, .window = m->window};
-    s->bwd_work = b->ops->attention_bwd_work ? build_work(b, "bwd_work", b->ops->attention_bwd_work(&w)) : NO_SLOT;
-    struct rope_bwd_args r = {.dy = tensor_3d(NULL, b->dev->real, b->rows, m->heads, m->dim)};
-    r.x = r.dx = r.dy;
-    r.w = r.dw = tensor_1d(NULL, b->dev->wide, m->dim);
-    if (m->qk_norm && b->ops->rope_bwd_work)
-        s->rope_work = build_work(b, "rope_work", b->ops->rope_bwd_work(&r));
-}
-
 static void declare_slots(struct build *b, const struct attention *m, struct attention_slots *s)
 {
     int64_t o_cols = m->heads * m->dim;
@@ -295,53 +171,99 @@ static void declare_slots(struct build *b, const struct attention *m, struct att
     bool decode = b->mode == BUILD_DECODE;
     s->k_cache = decode ? build_table(b, "k_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
     s->v_cache = decode ? build_table(b, "v_cache", shaped4(b, b->cache_len, m->kv_heads, m->dim), NULL, NULL) : NO_SLOT;
-    declare_work(b, m, s);
+    s->pos = m->rope ? b->in.pos : NO_SLOT;
+    s->doc_start = b->in.doc_start;
+    s->start = b->in.start;
+}
+
+/* ---- nodes ---------------------------------------------------------------------------------------------- */
+
+static void declare_rotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s, struct tensor x, struct tensor y,
+                             slot_id norm, slot_id rstd)
+{
+    GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = x, .y = y, .w = of(g, norm), .rstd = of(g, rstd), .cos = of(g, s->cos), .sin = of(g, s->sin),
+             .pos = of(g, s->pos), .eps = m->eps, .zero_centered = m->zero_centered, .interleaved = m->interleaved);
 }
 
 static void declare_qkv(struct build *b, const struct attention *m, const struct attention_slots *s, const struct core_io *io,
                         struct weight w, struct weight bias)
 {
     struct graph *g = b->g;
-    int64_t d = b->cfg->model.hidden;
-    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = d, .out = m->width};
-    const struct use uses[] = {READS(io->h), READS(w.w), READS(bias.w), READS(s->q_norm.w), READS(s->k_norm.w), READS(s->cos),
-                               READS(s->sin), READS(b->in.pos), WRITES(s->qkv), WRITES(s->qk), WRITES(s->rstd_q), WRITES(s->rstd_k)};
-    int n = linear_declare_with(b, "qkv", &l, qkv_fwd, m, uses, countof(uses));
+    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = b->cfg->model.hidden, .out = m->width};
+    int n = linear_forward(b, "qkv", &l);
+    if (m->rope || m->qk_norm) {
+        declare_rotation(g, n, m, s, raw_query(m, of(g, s->qkv)), query(g, m, s), s->q_norm.w, s->rstd_q);
+        declare_rotation(g, n, m, s, raw_keys(m, of(g, s->qkv)), keys(g, m, s), s->k_norm.w, s->rstd_k);
+    }
+    linear_backward(b, n, &l);
     if (training(b))
-        graph_replay(g, s->qk, n);
+        graph_again(g, n, s->qk);
+}
+
+static void declare_core_fwd(struct build *b, int n, const struct attention *m, const struct attention_slots *s)
+{
+    struct graph *g = b->g;
+    struct tensor qkv = of(g, s->qkv), k = batched(m, keys(g, m, s)), v = values(m, qkv);
+    if (s->k_cache != NO_SLOT) {
+        GRAPH_OP(g, n, PH_FWD, cache_store, .x = k, .cache = of(g, s->k_cache), .start = of(g, s->start));
+        GRAPH_OP(g, n, PH_FWD, cache_store, .x = v, .cache = of(g, s->v_cache), .start = of(g, s->start));
+        k = of(g, s->k_cache);
+        v = of(g, s->v_cache);
+    }
+    GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = batched(m, query(g, m, s)), .k = k, .v = v, .o = heads(m, of(g, s->o)), .lse = of(g, s->lse),
+             .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start), .start = of(g, s->start), .scale = m->scale,
+             .window = m->window, .sink_zero = m->sink_zero);
+    if (m->gate_at >= 0)
+        GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, s->o), .g = gate(m, qkv), .y = of(g, s->og));
+}
+
+/* Rotation and norm undone in place. */
+static void declare_unrotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s, struct tensor d, struct tensor x,
+                               const struct weight *norm, slot_id rstd)
+{
+    GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .x = m->qk_norm ? x : (struct tensor){0}, .w = of(g, norm->w), .rstd = of(g, rstd),
+             .dw = of(g, norm->dw), .cos = of(g, s->cos), .sin = of(g, s->sin), .pos = of(g, s->pos), .zero_centered = m->zero_centered,
+             .interleaved = m->interleaved);
+}
+
+static void declare_core_bwd(struct build *b, int n, const struct attention *m, const struct attention_slots *s)
+{
+    struct graph *g = b->g;
+    struct tensor qkv = of(g, s->qkv), dqkv = of(g, s->dqkv);
+    if (m->gate_at >= 0)
+        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, s->dog), .x = of(g, s->o), .g = gate(m, qkv), .dx = of(g, s->dout), .dg = gate(m, dqkv));
+    GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)), .q = batched(m, query(g, m, s)),
+             .k = batched(m, keys(g, m, s)), .v = values(m, qkv), .o = heads(m, of(g, s->o)), .lse = of(g, s->lse), .sink = of(g, s->sink.w),
+             .doc_start = doc_view(g, m, s->doc_start), .dq = batched(m, raw_query(m, dqkv)), .dk = batched(m, raw_keys(m, dqkv)),
+             .dv = values(m, dqkv), .dsink = of(g, s->sink.dw), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero);
+    if (!m->rope && !m->qk_norm)
+        return;
+    declare_unrotation(g, n, m, s, raw_query(m, dqkv), raw_query(m, qkv), &s->q_norm, s->rstd_q);
+    declare_unrotation(g, n, m, s, raw_keys(m, dqkv), raw_keys(m, qkv), &s->k_norm, s->rstd_k);
 }
 
 static void declare_core(struct build *b, const struct attention *m, const struct attention_slots *s)
 {
     struct graph *g = b->g;
-    const struct use uses[] = {READS(s->qkv), READS(s->qk), READS(s->sink.w), READS(b->in.doc_start), READS(b->in.start), WRITES(s->o),
-                               WRITES(s->lse), WRITES(s->og), ADDS(s->k_cache), ADDS(s->v_cache), WRITES(s->fwd_work)};
     /* Causal half of the two score matrices. */
     double flops = 2.0 * (double)(b->batch * b->seq * b->seq) * (double)(m->heads * m->dim);
     double bytes = (double)dtype_bytes(b->dev->real) * (double)b->rows * (double)(m->width + m->heads * m->dim);
-    int n = graph_node(g, "core", LANE_COMPUTE, m);
-    graph_phase(g, n, PH_FWD, core_fwd, uses, countof(uses));
+    int n = graph_node(g, "core", LANE_COMPUTE, NULL);
+    declare_core_fwd(b, n, m, s);
     graph_cost(g, n, PH_FWD, flops, bytes);
     if (!training(b))
         return;
-    graph_phase(g, n, PH_REPLAY, core_fwd, uses, countof(uses));
-    graph_cost(g, n, PH_REPLAY, flops, bytes);
-    graph_replay(g, s->o, n);
-    graph_replay(g, s->lse, n);
-    graph_replay(g, s->og, n);
-    GRAPH_PHASE(g, n, PH_BWD, core_bwd, READS(s->dog), READS(s->qkv), READS(s->qk), READS(s->o), READS(s->lse), READS(s->sink.w),
-                READS(b->in.doc_start), READS(s->q_norm.w), READS(s->k_norm.w), READS(s->rstd_q), READS(s->rstd_k), READS(s->cos),
-                READS(s->sin), READS(b->in.pos), WRITES(s->dqkv), WRITES(s->dout), ADDS(s->sink.dw), ADDS(s->q_norm.dw),
-                ADDS(s->k_norm.dw), WRITES(s->bwd_work), WRITES(s->rope_work));
+    graph_again(g, n, s->o);
+    graph_again(g, n, s->lse);
+    graph_again(g, n, s->og);
+    declare_core_bwd(b, n, m, s);
     graph_cost(g, n, PH_BWD, 2.5 * flops, 3 * bytes);
 }
 
 static int attention_declare(struct build *b, struct core_io *io)
 {
-    struct attention *m = graph_own(b->g, sizeof *m);
-    if (m == NULL)
-        return ST_NOMEM;
-    sizes(b, m);
+    struct attention sizes, *m = &sizes;
+    set_sizes(b, m);
     struct attention_slots s = {.cos = NO_SLOT, .sin = NO_SLOT};
     struct weight wqkv, bqkv, wo, bo;
     graph_scope(b->g, b->layer, "attn");

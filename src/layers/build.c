@@ -1,5 +1,8 @@
 /* What layers call while they declare themselves: weights, slots, tables, the linear block. */
 #include "layers/layer.h"
+#include "ops/colsum/colsum.h"
+#include "ops/gemm/gemm.h"
+#include "ops/rope/rope.h"
 
 #include <math.h>
 #include <string.h>
@@ -125,6 +128,7 @@ slot_id build_metric(struct build *b, const char *tag, int64_t n)
     struct tensor shape = tensor_1d(NULL, DT_F64, n);
     char *kept = arena_strdup(&b->params->text, tag);
     slot_id slot = build_state(b, tag, shape);
+    graph_sum(b->g, slot);
     if (kept == NULL || slot == NO_SLOT)
         return NO_SLOT;
     l->m[l->n++] = (struct metric){.tag = kept, .layer = b->layer, .n = n, .offset = b->g->slots[slot].offset};
@@ -148,63 +152,46 @@ struct sublayer sublayer_entry(slot_id x, slot_id dx, bool wide)
 
 /* ---- linear ---------------------------------------------------------------------------------------------- */
 
-static int linear_fwd(const struct step_ctx *c)
+struct linear_cost {
+    double flops, bytes;
+};
+static struct linear_cost linear_cost(const struct build *b, const struct linear *l)
 {
-    enum { X, W, BIAS, Y };
-    struct gemm_args a = {.a = c->t[X], .b = c->t[W], .c = c->t[Y], .bias = c->t[BIAS], .trans_b = true, .alpha = 1};
-    return c->ops->gemm(c->lane, &a);
+    double rows = (double)b->rows, in = (double)l->in, out = (double)l->out;
+    return (struct linear_cost){2 * rows * in * out, (double)dtype_bytes(b->dev->real) * (rows * in + rows * out + in * out)};
 }
 
-static int linear_bwd(const struct step_ctx *c)
+int linear_forward(struct build *b, const char *name, const struct linear *l)
 {
-    enum { DY, W, DX };
-    struct gemm_args a = {.a = c->t[DY], .b = c->t[W], .c = c->t[DX], .alpha = 1, .beta = c->add[DX] ? 1 : 0};
-    return c->ops->gemm(c->lane, &a);
+    struct graph *g = b->g;
+    struct linear_cost cost = linear_cost(b, l);
+    int n = graph_node(g, name, LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, l->w.w), .c = of(g, l->y), .bias = of(g, l->bias.w), .trans_b = true, .alpha = 1);
+    graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
+    return n;
 }
 
-static int linear_dw(const struct step_ctx *c)
+void linear_backward(struct build *b, int n, const struct linear *l)
 {
-    enum { DY, X, DW, DBIAS, WORK };
-    struct gemm_args a = {.a = c->t[DY], .b = c->t[X], .c = c->t[DW], .trans_a = true, .alpha = 1, .beta = c->add[DW] ? 1 : 0};
-    TRY(c->ops->gemm(c->lane, &a));
-    if (c->t[DBIAS].data == NULL)
-        return ST_OK;
-    struct colsum_args s = {.x = c->t[DY], .out = c->t[DBIAS], .work = c->t[WORK], .acc_out = c->add[DBIAS]};
-    return c->ops->colsum(c->lane, &s);
+    struct graph *g = b->g;
+    struct linear_cost cost = linear_cost(b, l);
+    if (!training(b))
+        return;
+    graph_again(g, n, l->y);
+    if (l->dx != NO_SLOT) {
+        GRAPH_OP(g, n, PH_BWD, gemm, .a = of(g, l->dy), .b = of(g, l->w.w), .c = of(g, l->dx), .alpha = 1);
+        graph_cost(g, n, PH_BWD, cost.flops, cost.bytes);
+    }
+    GRAPH_OP(g, n, PH_DW, gemm, .a = of(g, l->dy), .b = of(g, l->x), .c = of(g, l->w.dw), .trans_a = true, .alpha = 1);
+    if (l->bias.w != NO_SLOT)
+        GRAPH_OP(g, n, PH_DW, colsum, .x = of(g, l->dy), .out = of(g, l->bias.dw));
+    graph_cost(g, n, PH_DW, cost.flops, cost.bytes);
 }
 
 int linear_declare(struct build *b, const char *name, const struct linear *l)
 {
-    const struct use uses[] = {READS(l->x), READS(l->w.w), READS(l->bias.w), WRITES(l->y)};
-    return linear_declare_with(b, name, l, linear_fwd, NULL, uses, countof(uses));
-}
-
-int linear_declare_with(struct build *b, const char *name, const struct linear *l, step_fn fn, const void *self, const struct use *uses, int n_uses)
-{
-    struct graph *g = b->g;
-    double size = (double)dtype_bytes(b->dev->real), rows = (double)b->rows, in = (double)l->in, out = (double)l->out;
-    double flops = 2 * rows * in * out, bytes = size * (rows * in + rows * out + in * out);
-    int n = graph_node(g, name, LANE_COMPUTE, self);
-    graph_phase(g, n, PH_FWD, fn, uses, n_uses);
-    graph_cost(g, n, PH_FWD, flops, bytes);
-    if (!training(b))
-        return n;
-    if (!l->no_replay) {
-        graph_phase(g, n, PH_REPLAY, fn, uses, n_uses);
-        graph_cost(g, n, PH_REPLAY, flops, bytes);
-        graph_replay(g, l->y, n);
-    }
-    if (l->dx != NO_SLOT) {
-        GRAPH_PHASE(g, n, PH_BWD, linear_bwd, READS(l->dy), READS(l->w.w), {l->dx, l->add_dx ? USE_ADD : USE_WRITE});
-        graph_cost(g, n, PH_BWD, flops, bytes);
-    }
-    char work_name[64];
-    snprintf(work_name, sizeof work_name, "%s.dbias_work", name);
-    struct colsum_args s = {.x = tensor_2d(NULL, b->dev->real, b->rows, l->out), .out = tensor_1d(NULL, b->dev->wide, l->out)};
-    bool needs_work = l->bias.w != NO_SLOT && b->ops->colsum_work != NULL;
-    slot_id work = needs_work ? build_work(b, work_name, b->ops->colsum_work(&s)) : NO_SLOT;
-    GRAPH_PHASE(g, n, PH_DW, linear_dw, READS(l->dy), READS(l->x), ADDS(l->w.dw), ADDS(l->bias.dw), WRITES(work));
-    graph_cost(g, n, PH_DW, flops, bytes);
+    int n = linear_forward(b, name, l);
+    linear_backward(b, n, l);
     return n;
 }
 

@@ -28,6 +28,9 @@ static int no_comm(const struct step_ctx *c, const struct cut *m)
     return err_set(c->lane->err, ST_INTERNAL, "%s: this plan was made without the ranks it is for", m->what);
 }
 
+/* Tensors of a message: the stream (or its gradient), and forward what the joint carries along. */
+enum { CUT_STREAM, CUT_CARRY, CUT_TENSORS };
+
 static int send_all(const struct step_ctx *c, int n, enum direction d)
 {
     const struct cut *m = c->self;
@@ -52,10 +55,10 @@ static int receive_all(const struct step_ctx *c, int n, enum direction d)
     return ST_OK;
 }
 
-static int out_fwd(const struct step_ctx *c) { return send_all(c, 2, FORWARD); }
-static int out_bwd(const struct step_ctx *c) { return receive_all(c, 1, BACKWARD); }
-static int in_fwd(const struct step_ctx *c) { return receive_all(c, 2, FORWARD); }
-static int in_bwd(const struct step_ctx *c) { return send_all(c, 1, BACKWARD); }
+static int out_fwd(const struct step_ctx *c) { return send_all(c, CUT_TENSORS, FORWARD); }
+static int out_bwd(const struct step_ctx *c) { return receive_all(c, CUT_STREAM + 1, BACKWARD); }
+static int in_fwd(const struct step_ctx *c) { return receive_all(c, CUT_TENSORS, FORWARD); }
+static int in_bwd(const struct step_ctx *c) { return send_all(c, CUT_STREAM + 1, BACKWARD); }
 
 static int declare(struct build *b, const struct cut_place *at, const char *name, int peer_segment)
 {
@@ -85,10 +88,10 @@ int cut_out_declare(struct build *b, const struct cut_place *at, const struct su
     scope(b, at);
     int n = declare(b, at, "out", at->before + 1);
     graph_role(g, n, ROLE_CUT_OUT);
-    GRAPH_PHASE(g, n, PH_FWD, out_fwd, READS(closed->x), READS(closed->aux[AUX_CARRY]));
+    GRAPH_PHASE(g, n, PH_FWD, out_fwd, [CUT_STREAM] = READS(closed->x), [CUT_CARRY] = READS(closed->aux[AUX_CARRY]));
     graph_cost(g, n, PH_FWD, 0, bytes_of(b, closed->x));
     if (training(b)) {
-        GRAPH_PHASE(g, n, PH_BWD, out_bwd, WRITES(closed->dx));
+        GRAPH_PHASE(g, n, PH_BWD, out_bwd, [CUT_STREAM] = WRITES(closed->dx));
         graph_cost(g, n, PH_BWD, 0, bytes_of(b, closed->dx));
     }
     return g->err.code;
@@ -101,10 +104,10 @@ int cut_in_declare(struct build *b, const struct cut_place *at, const struct joi
     joint->arrive(b, entry);
     int n = declare(b, at, "in", at->before);
     graph_role(g, n, ROLE_CUT_IN);
-    GRAPH_PHASE(g, n, PH_FWD, in_fwd, WRITES(entry->x), WRITES(entry->aux[AUX_CARRY]));
+    GRAPH_PHASE(g, n, PH_FWD, in_fwd, [CUT_STREAM] = WRITES(entry->x), [CUT_CARRY] = WRITES(entry->aux[AUX_CARRY]));
     graph_cost(g, n, PH_FWD, 0, bytes_of(b, entry->x));
     if (training(b)) {
-        GRAPH_PHASE(g, n, PH_BWD, in_bwd, READS(entry->dx));
+        GRAPH_PHASE(g, n, PH_BWD, in_bwd, [CUT_STREAM] = READS(entry->dx));
         graph_cost(g, n, PH_BWD, 0, bytes_of(b, entry->dx));
     }
     return g->err.code;

@@ -8,6 +8,7 @@
  *   f      [T, hidden]       = n Wout^T
  * mixer.h has all but the rule. */
 #include "layers/mixer.h"
+#include "ops/gdn/gdn.h"
 
 struct gdn {
     struct mixer m;
@@ -16,57 +17,31 @@ struct gdn {
     int64_t beta_at, alpha_at; /* first columns in in */
 };
 
-static int rule_fwd(const struct step_ctx *c)
+static void rule_fwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
 {
-    const struct gdn *g = c->self;
-    const struct mixer *m = &g->m;
-    const struct tensor *in = &c->t[RULE_IN], *qkv = &c->t[RULE_MIXED];
-    struct gdn_fwd_args a = {.q = mixer_heads(m, qkv, 0, g->key_heads, g->dk),
-                             .k = mixer_heads(m, qkv, g->keys, g->key_heads, g->dk),
-                             .v = mixer_heads(m, qkv, 2 * g->keys, m->heads, g->dv),
-                             .alpha = mixer_cols(m, in, g->alpha_at, m->heads),
-                             .beta = mixer_cols(m, in, g->beta_at, m->heads),
-                             .A_log = c->t[RULE_A_LOG],
-                             .dt_bias = c->t[RULE_DT_BIAS],
-                             .doc_start = mixer_docs(m, &c->t[RULE_DOC]),
-                             .start = c->t[RULE_START],
-                             .init = c->t[RULE_STATE],
-                             .final = c->t[RULE_STATE],
-                             .states = c->t[RULE_STATES],
-                             .o = mixer_heads(m, &c->t[RULE_Y], 0, m->heads, g->dv),
-                             .work = c->t[RULE_WORK],
-                             .chunk = m->chunk};
-    return c->ops->gdn_fwd(c->lane, &a);
+    struct graph *g = b->g;
+    const struct gdn *r = (const struct gdn *)m;
+    struct tensor in = of(g, s->in), qkv = of(g, s->mixed);
+    GRAPH_OP(g, n, PH_FWD, gdn_fwd, .q = mixer_heads(m, qkv, 0, r->key_heads, r->dk), .k = mixer_heads(m, qkv, r->keys, r->key_heads, r->dk),
+             .v = mixer_heads(m, qkv, 2 * r->keys, m->heads, r->dv), .alpha = mixer_cols(m, in, r->alpha_at, m->heads),
+             .beta = mixer_cols(m, in, r->beta_at, m->heads), .A_log = of(g, d->a_log.w), .dt_bias = of(g, d->dt_bias.w),
+             .doc_start = mixer_docs(b), .start = of(g, b->in.start), .init = of(g, s->state), .final = of(g, s->state),
+             .states = of(g, s->states), .o = mixer_heads(m, of(g, s->y), 0, m->heads, r->dv), .chunk = m->chunk);
 }
 
-static int rule_bwd(const struct step_ctx *c)
+static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
 {
-    const struct gdn *g = c->self;
-    const struct mixer *m = &g->m;
-    const struct tensor *in = &c->t[MIX_IN], *din = &c->t[MIX_DIN], *qkv = &c->t[MIX_MIXED], *dqkv = &c->t[MIX_DMIXED];
-    int64_t k_at = g->keys, v_at = 2 * g->keys;
-    struct gdn_bwd_args a = {.d_o = mixer_heads(m, &c->t[MIX_DY], 0, m->heads, g->dv),
-                             .q = mixer_heads(m, qkv, 0, g->key_heads, g->dk),
-                             .k = mixer_heads(m, qkv, k_at, g->key_heads, g->dk),
-                             .v = mixer_heads(m, qkv, v_at, m->heads, g->dv),
-                             .alpha = mixer_cols(m, in, g->alpha_at, m->heads),
-                             .beta = mixer_cols(m, in, g->beta_at, m->heads),
-                             .A_log = c->t[MIX_A_LOG],
-                             .dt_bias = c->t[MIX_DT_BIAS],
-                             .doc_start = mixer_docs(m, &c->t[MIX_DOC]),
-                             .states = c->t[MIX_STATES],
-                             .dq = mixer_heads(m, dqkv, 0, g->key_heads, g->dk),
-                             .dk = mixer_heads(m, dqkv, k_at, g->key_heads, g->dk),
-                             .dv = mixer_heads(m, dqkv, v_at, m->heads, g->dv),
-                             .dalpha = mixer_cols(m, din, g->alpha_at, m->heads),
-                             .dbeta = mixer_cols(m, din, g->beta_at, m->heads),
-                             .dA_log = c->t[MIX_DA_LOG],
-                             .ddt_bias = c->t[MIX_DDT_BIAS],
-                             .work = c->t[MIX_WORK],
-                             .chunk = m->chunk,
-                             .acc_dA_log = c->add[MIX_DA_LOG],
-                             .acc_ddt_bias = c->add[MIX_DDT_BIAS]};
-    return c->ops->gdn_bwd(c->lane, &a);
+    struct graph *g = b->g;
+    const struct gdn *r = (const struct gdn *)m;
+    struct tensor in = of(g, s->in), din = of(g, s->din), qkv = of(g, s->mixed), dqkv = of(g, s->dmixed);
+    int64_t k_at = r->keys, v_at = 2 * r->keys;
+    GRAPH_OP(g, n, PH_BWD, gdn_bwd, .d_o = mixer_heads(m, of(g, s->dy), 0, m->heads, r->dv), .q = mixer_heads(m, qkv, 0, r->key_heads, r->dk),
+             .k = mixer_heads(m, qkv, k_at, r->key_heads, r->dk), .v = mixer_heads(m, qkv, v_at, m->heads, r->dv),
+             .alpha = mixer_cols(m, in, r->alpha_at, m->heads), .beta = mixer_cols(m, in, r->beta_at, m->heads), .A_log = of(g, d->a_log.w),
+             .dt_bias = of(g, d->dt_bias.w), .doc_start = mixer_docs(b), .states = of(g, s->states),
+             .dq = mixer_heads(m, dqkv, 0, r->key_heads, r->dk), .dk = mixer_heads(m, dqkv, k_at, r->key_heads, r->dk),
+             .dv = mixer_heads(m, dqkv, v_at, m->heads, r->dv), .dalpha = mixer_cols(m, din, r->alpha_at, m->heads),
+             .dbeta = mixer_cols(m, din, r->beta_at, m->heads), .dA_log = of(g, d->a_log.dw), .ddt_bias = of(g, d->dt_bias.dw), .chunk = m->chunk);
 }
 
 static void sizes(const struct build *b, struct gdn *g)
@@ -132,22 +107,13 @@ static double rule_flops(const struct build *b, const struct gdn *g, double pair
 
 static int gdn_declare(struct build *b, struct core_io *io)
 {
-    const struct ops *ops = b->ops;
-    struct gdn *g = graph_own(b->g, sizeof *g);
-    if (g == NULL)
-        return ST_NOMEM;
+    struct gdn rule, *g = &rule;
     sizes(b, g);
-    struct tensor key = tensor_4d(NULL, b->dev->real, b->batch, b->seq, g->key_heads, g->dk);
-    struct tensor value = tensor_4d(NULL, b->dev->real, b->batch, b->seq, g->m.heads, g->dv);
-    struct gdn_fwd_args fwd = {.q = key, .k = key, .v = value, .chunk = g->m.chunk};
-    struct gdn_bwd_args bwd = {.q = key, .k = key, .v = value, .chunk = g->m.chunk};
     struct mixer_decl d = {.in = "in",
                            .mixed = "qkv",
                            .y = "o",
                            .state = "rule_state",
                            .rule = "rule",
-                           .fwd_work = ops->gdn_fwd_work ? ops->gdn_fwd_work(&fwd) : 0,
-                           .bwd_work = ops->gdn_bwd_work ? ops->gdn_bwd_work(&bwd) : 0,
                            .fwd_flops = rule_flops(b, g, 2, 2, 3),
                            .bwd_flops = rule_flops(b, g, 6, 5, 7)};
     graph_scope(b->g, b->layer, "gdn");

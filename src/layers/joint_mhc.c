@@ -14,30 +14,35 @@
  * Streams and norms can be made again from what is kept: coefficients and core outputs never are dropped by
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/joint_mhc_int.h"
+#include "ops/mhc/mhc.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- the boundary ------------------------------------------------------------------------------------------ */
 
+enum {
+    BOUNDARY_FWD_X, BOUNDARY_FWD_F, BOUNDARY_FWD_COEF_IN, BOUNDARY_FWD_INFO, BOUNDARY_FWD_W, BOUNDARY_FWD_A_PRE,
+    BOUNDARY_FWD_A_POST, BOUNDARY_FWD_A_RES, BOUNDARY_FWD_BETA, BOUNDARY_FWD_GAIN, BOUNDARY_FWD_STREAM,
+    BOUNDARY_FWD_STAT, BOUNDARY_FWD_COEF, BOUNDARY_FWD_H, BOUNDARY_FWD_WORK
+};
 static int boundary_fwd(const struct step_ctx *c)
 {
-    enum { X, F, COEF_IN, INFO, W, A_PRE, A_POST, A_RES, BETA, GAIN, STREAM, STAT, COEF, H, WORK };
     const struct joint *j = c->self;
     struct mhc_boundary_fwd_args a = {
-        .x = c->t[X], .f = c->t[F], .coef_in = c->t[COEF_IN], .w = c->t[W], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST],
-        .a_res = c->t[A_RES], .beta = c->t[BETA], .gain = c->t[GAIN], .y = c->t[STREAM], .stat = c->t[STAT], .coef = c->t[COEF],
-        .h = c->t[H], .work = c->t[WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO]), .eps = j->eps, .zero_centered = j->zero_centered};
+        .x = c->t[BOUNDARY_FWD_X], .f = c->t[BOUNDARY_FWD_F], .coef_in = c->t[BOUNDARY_FWD_COEF_IN], .w = c->t[BOUNDARY_FWD_W], .a_pre = c->t[BOUNDARY_FWD_A_PRE], .a_post = c->t[BOUNDARY_FWD_A_POST],
+        .a_res = c->t[BOUNDARY_FWD_A_RES], .beta = c->t[BOUNDARY_FWD_BETA], .gain = c->t[BOUNDARY_FWD_GAIN], .y = c->t[BOUNDARY_FWD_STREAM], .stat = c->t[BOUNDARY_FWD_STAT], .coef = c->t[BOUNDARY_FWD_COEF],
+        .h = c->t[BOUNDARY_FWD_H], .work = c->t[BOUNDARY_FWD_WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[BOUNDARY_FWD_INFO]), .eps = j->eps, .zero_centered = j->zero_centered};
     return c->ops->mhc_boundary_fwd(c->lane, &a);
 }
 
 /* The norm again, from stream and coefficients; stat is read only. */
+enum { NORM_REPLAY_STREAM, NORM_REPLAY_COEF, NORM_REPLAY_STAT, NORM_REPLAY_GAIN, NORM_REPLAY_H, NORM_REPLAY_WORK };
 static int norm_replay(const struct step_ctx *c)
 {
-    enum { STREAM, COEF, STAT, GAIN, H, WORK };
     const struct joint *j = c->self;
-    struct mhc_boundary_fwd_args a = {.x = c->t[STREAM], .gain = c->t[GAIN], .stat = c->t[STAT], .coef = c->t[COEF], .h = c->t[H],
-                                      .work = c->t[WORK], .rule = j->rule, .eps = j->eps, .zero_centered = j->zero_centered, .reuse = true};
+    struct mhc_boundary_fwd_args a = {.x = c->t[NORM_REPLAY_STREAM], .gain = c->t[NORM_REPLAY_GAIN], .stat = c->t[NORM_REPLAY_STAT], .coef = c->t[NORM_REPLAY_COEF], .h = c->t[NORM_REPLAY_H],
+                                      .work = c->t[NORM_REPLAY_WORK], .rule = j->rule, .eps = j->eps, .zero_centered = j->zero_centered, .reuse = true};
     return c->ops->mhc_boundary_fwd(c->lane, &a);
 }
 
@@ -56,7 +61,6 @@ struct rebuild {
     const struct joint *j[MHC_REBUILD_LAYERS];
 };
 enum rebuild_use { REBUILD_X, REBUILD_INFO, REBUILD_LAYER, /* then for each layer: */ REBUILD_F = 0, REBUILD_COEF, REBUILD_STREAM, REBUILD_EACH };
-_Static_assert(REBUILD_LAYER + REBUILD_EACH * MHC_REBUILD_LAYERS <= NODE_MAX_USES, "as many layers as a node can have uses for");
 static int rebuild_fwd(const struct step_ctx *c)
 {
     const struct rebuild *r = c->self;
@@ -68,44 +72,56 @@ static int rebuild_fwd(const struct step_ctx *c)
     return c->ops->mhc_rebuild(c->lane, &a);
 }
 
+enum {
+    BOUNDARY_BWD_DH, BOUNDARY_BWD_DSTREAM, BOUNDARY_BWD_DCOEF, BOUNDARY_BWD_STREAM, BOUNDARY_BWD_STAT,
+    BOUNDARY_BWD_COEF, BOUNDARY_BWD_GAIN, BOUNDARY_BWD_W, BOUNDARY_BWD_A_PRE, BOUNDARY_BWD_A_POST,
+    BOUNDARY_BWD_A_RES, BOUNDARY_BWD_BETA, BOUNDARY_BWD_X, BOUNDARY_BWD_F, BOUNDARY_BWD_COEF_IN, BOUNDARY_BWD_INFO,
+    BOUNDARY_BWD_DX, BOUNDARY_BWD_DF, BOUNDARY_BWD_DCOEF_IN, BOUNDARY_BWD_DZ, BOUNDARY_BWD_DGAIN,
+    BOUNDARY_BWD_PRODUCTS, BOUNDARY_BWD_READY, BOUNDARY_BWD_WORK
+};
 static int boundary_bwd(const struct step_ctx *c)
 {
-    enum { DH, DSTREAM, DCOEF, STREAM, STAT, COEF, GAIN, W, A_PRE, A_POST, A_RES, BETA, X, F, COEF_IN, INFO, DX, DF, DCOEF_IN, DZ, DGAIN, PRODUCTS, READY, WORK };
     const struct joint *j = c->self;
     struct mhc_boundary_bwd_args a = {
-        .dh = c->t[DH], .dy = c->t[DSTREAM], .dcoef = c->t[DCOEF], .y = c->t[STREAM], .stat = c->t[STAT], .coef = c->t[COEF],
-        .gain = c->t[GAIN], .w = c->t[W], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST], .a_res = c->t[A_RES], .beta = c->t[BETA],
-        .x = c->t[X], .f = c->t[F], .coef_in = c->t[COEF_IN], .dx = c->t[DX], .df = c->t[DF], .dcoef_in = c->t[DCOEF_IN], .dz = c->t[DZ],
-        .dgain = c->t[DGAIN], .products = c->t[PRODUCTS], .ready = c->t[READY], .work = c->t[WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[INFO]),
-        .zero_centered = j->zero_centered, .acc_dgain = c->add[DGAIN]};
+        .dh = c->t[BOUNDARY_BWD_DH], .dy = c->t[BOUNDARY_BWD_DSTREAM], .dcoef = c->t[BOUNDARY_BWD_DCOEF], .y = c->t[BOUNDARY_BWD_STREAM], .stat = c->t[BOUNDARY_BWD_STAT], .coef = c->t[BOUNDARY_BWD_COEF],
+        .gain = c->t[BOUNDARY_BWD_GAIN], .w = c->t[BOUNDARY_BWD_W], .a_pre = c->t[BOUNDARY_BWD_A_PRE], .a_post = c->t[BOUNDARY_BWD_A_POST], .a_res = c->t[BOUNDARY_BWD_A_RES], .beta = c->t[BOUNDARY_BWD_BETA],
+        .x = c->t[BOUNDARY_BWD_X], .f = c->t[BOUNDARY_BWD_F], .coef_in = c->t[BOUNDARY_BWD_COEF_IN], .dx = c->t[BOUNDARY_BWD_DX], .df = c->t[BOUNDARY_BWD_DF], .dcoef_in = c->t[BOUNDARY_BWD_DCOEF_IN], .dz = c->t[BOUNDARY_BWD_DZ],
+        .dgain = c->t[BOUNDARY_BWD_DGAIN], .products = c->t[BOUNDARY_BWD_PRODUCTS], .ready = c->t[BOUNDARY_BWD_READY], .work = c->t[BOUNDARY_BWD_WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[BOUNDARY_BWD_INFO]),
+        .zero_centered = j->zero_centered, .acc_dgain = c->add[BOUNDARY_BWD_DGAIN]};
     return c->ops->mhc_boundary_bwd(c->lane, &a);
 }
 
 /* What of boundary_bwd needs no gradient of the sublayer that this joint opened. */
+enum {
+    BOUNDARY_READY_DCOEF, BOUNDARY_READY_STAT, BOUNDARY_READY_COEF, BOUNDARY_READY_W, BOUNDARY_READY_A_PRE,
+    BOUNDARY_READY_A_POST, BOUNDARY_READY_A_RES, BOUNDARY_READY_BETA, BOUNDARY_READY_READY
+};
 static int boundary_ready(const struct step_ctx *c)
 {
-    enum { DCOEF, STAT, COEF, W, A_PRE, A_POST, A_RES, BETA, READY };
     const struct joint *j = c->self;
-    struct tensor streams = tensor_2d(NULL, c->ops->real, c->t[COEF].dim[0], c->t[W].dim[1]), one = tensor_2d(NULL, c->ops->real, streams.dim[0], streams.dim[1] / j->rule.streams);
-    struct mhc_boundary_bwd_args a = {.dcoef = c->t[DCOEF], .stat = c->t[STAT], .coef = c->t[COEF], .w = c->t[W], .a_pre = c->t[A_PRE], .a_post = c->t[A_POST],
-                                      .a_res = c->t[A_RES], .beta = c->t[BETA], .dx = streams, .f = one, .ready = c->t[READY], .rule = j->rule};
+    struct tensor streams = tensor_2d(NULL, c->ops->real, c->t[BOUNDARY_READY_COEF].dim[0], c->t[BOUNDARY_READY_W].dim[1]), one = tensor_2d(NULL, c->ops->real, streams.dim[0], streams.dim[1] / j->rule.streams);
+    struct mhc_boundary_bwd_args a = {.dcoef = c->t[BOUNDARY_READY_DCOEF], .stat = c->t[BOUNDARY_READY_STAT], .coef = c->t[BOUNDARY_READY_COEF], .w = c->t[BOUNDARY_READY_W], .a_pre = c->t[BOUNDARY_READY_A_PRE], .a_post = c->t[BOUNDARY_READY_A_POST],
+                                      .a_res = c->t[BOUNDARY_READY_A_RES], .beta = c->t[BOUNDARY_READY_BETA], .dx = streams, .f = one, .ready = c->t[BOUNDARY_READY_READY], .rule = j->rule};
     return c->ops->mhc_boundary_ready(c->lane, &a);
 }
 
+enum {
+    BOUNDARY_DW_DZ, BOUNDARY_DW_STAT, BOUNDARY_DW_STREAM, BOUNDARY_DW_PRODUCTS, BOUNDARY_DW_A_PRE,
+    BOUNDARY_DW_A_POST, BOUNDARY_DW_A_RES, BOUNDARY_DW_DW, BOUNDARY_DW_DA_PRE, BOUNDARY_DW_DA_POST,
+    BOUNDARY_DW_DA_RES, BOUNDARY_DW_DBETA, BOUNDARY_DW_WORK
+};
 static int boundary_dw(const struct step_ctx *c)
 {
-    enum { DZ, STAT, STREAM, PRODUCTS, A_PRE, A_POST, A_RES, DW, DA_PRE, DA_POST, DA_RES, DBETA, WORK };
     const struct joint *j = c->self;
-    struct mhc_boundary_dw_args a = {.dz = c->t[DZ], .stat = c->t[STAT], .y = c->t[STREAM], .products = c->t[PRODUCTS], .a_pre = c->t[A_PRE],
-                                     .a_post = c->t[A_POST], .a_res = c->t[A_RES], .dw = c->t[DW], .da_pre = c->t[DA_PRE], .da_post = c->t[DA_POST],
-                                     .da_res = c->t[DA_RES], .dbeta = c->t[DBETA], .work = c->t[WORK], .rule = j->rule,
-                                     .acc_dw = c->add[DW], .acc_params = c->add[DBETA]};
+    struct mhc_boundary_dw_args a = {.dz = c->t[BOUNDARY_DW_DZ], .stat = c->t[BOUNDARY_DW_STAT], .y = c->t[BOUNDARY_DW_STREAM], .products = c->t[BOUNDARY_DW_PRODUCTS], .a_pre = c->t[BOUNDARY_DW_A_PRE],
+                                     .a_post = c->t[BOUNDARY_DW_A_POST], .a_res = c->t[BOUNDARY_DW_A_RES], .dw = c->t[BOUNDARY_DW_DW], .da_pre = c->t[BOUNDARY_DW_DA_PRE], .da_post = c->t[BOUNDARY_DW_DA_POST],
+                                     .da_res = c->t[BOUNDARY_DW_DA_RES], .dbeta = c->t[BOUNDARY_DW_DBETA], .work = c->t[BOUNDARY_DW_WORK], .rule = j->rule,
+                                     .acc_dw = c->add[BOUNDARY_DW_DW], .acc_params = c->add[BOUNDARY_DW_DBETA]};
     return c->ops->mhc_boundary_dw(c->lane, &a);
 }
 
 enum health_use { HEALTH_PRODUCT_IN, HEALTH_PRODUCT, HEALTH_WORK, HEALTH_LAYER, /* then for each layer: */
                   HEALTH_COEF = 0, HEALTH_STREAM, HEALTH_OUT, HEALTH_EACH = HEALTH_OUT + MHC_HEALTH_ITEMS };
-_Static_assert(HEALTH_LAYER + HEALTH_EACH * MHC_HEALTH_LAYERS <= NODE_MAX_USES, "as many layers as a node can have uses for");
 static int health_fwd(const struct step_ctx *c)
 {
     const struct joint *j = c->self; /* the last one */
@@ -121,17 +137,6 @@ static int health_fwd(const struct step_ctx *c)
 
 /* ---- one stream to several ------------------------------------------------------------------------------------- */
 
-static int expand_fwd(const struct step_ctx *c)
-{
-    struct mhc_expand_fwd_args a = {.x = c->t[0], .y = c->t[1]};
-    return c->ops->mhc_expand_fwd(c->lane, &a);
-}
-
-static int expand_bwd(const struct step_ctx *c)
-{
-    struct mhc_expand_bwd_args a = {.dy = c->t[0], .dx = c->t[1]};
-    return c->ops->mhc_expand_bwd(c->lane, &a);
-}
 
 /* ---- recompute by blocks ------------------------------------------------------------------------------------------ */
 
@@ -304,7 +309,7 @@ static int health_layers(const struct build *b)
 static slot_id declare_health(struct build *b, const struct joint *last, slot_id before)
 {
     struct graph *g = b->g;
-    struct use use[NODE_MAX_USES];
+    struct use use[HEALTH_LAYER + HEALTH_EACH * MHC_HEALTH_LAYERS];
     slot_id product = product_slot(b);
     use[HEALTH_PRODUCT_IN] = (struct use)READS(before);
     use[HEALTH_PRODUCT] = (struct use)WRITES(product);
@@ -361,7 +366,8 @@ static void add_health(struct build *b, const struct parts *p, const struct subl
 void mhc_declare_stream_replay(struct build *b, const struct parts *p, const struct sublayer *prev, int node)
 {
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams);
-    GRAPH_PHASE(b->g, node, PH_REPLAY, mhc_combine_again, READS(prev->x), READS(prev->f), READS(prev->aux[AUX_COEF]), READS(p->info), WRITES(p->stream));
+    GRAPH_PHASE(b->g, node, PH_REPLAY, mhc_combine_again, [COMBINE_X] = READS(prev->x), [COMBINE_F] = READS(prev->f),
+                [COMBINE_COEF] = READS(prev->aux[AUX_COEF]), [COMBINE_INFO] = READS(p->info), [COMBINE_STREAM] = WRITES(p->stream));
     graph_cost(b->g, node, PH_REPLAY, 2 * wide * (double)(p->j->rule.streams + 1), 2.25 * wide * (double)dtype_bytes(b->dev->real));
     graph_replay(b->g, p->stream, node);
 }
@@ -369,7 +375,7 @@ void mhc_declare_stream_replay(struct build *b, const struct parts *p, const str
 /* The streams of one: the first joint's again, or in front of a cut. */
 static void declare_expand_replay(struct build *b, const struct parts *p, const struct sublayer *prev, int node)
 {
-    GRAPH_PHASE(b->g, node, PH_REPLAY, expand_fwd, READS(prev->x), WRITES(p->stream));
+    GRAPH_OP(b->g, node, PH_REPLAY, mhc_expand_fwd, .x = of(b->g, prev->x), .y = of(b->g, p->stream));
     graph_cost(b->g, node, PH_REPLAY, 0, (double)(b->rows * b->cfg->model.hidden * (p->j->rule.streams + 1)) * (double)dtype_bytes(b->dev->real));
     graph_replay(b->g, p->stream, node);
 }
@@ -379,8 +385,10 @@ static void declare_replays(struct build *b, const struct parts *p, const struct
     struct graph *g = b->g;
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_REPLAY, norm_replay, READS(p->stream), READS(p->coef), READS(p->stat), READS(p->gain.w), WRITES(p->norm),
-                WRITES(fwd_work(b, p->j, "replay_work", CLOSES, true)));
+    GRAPH_PHASE(g, n, PH_REPLAY, norm_replay, [NORM_REPLAY_STREAM] = READS(p->stream),
+                [NORM_REPLAY_COEF] = READS(p->coef), [NORM_REPLAY_STAT] = READS(p->stat),
+                [NORM_REPLAY_GAIN] = READS(p->gain.w), [NORM_REPLAY_H] = WRITES(p->norm),
+                [NORM_REPLAY_WORK] = WRITES(fwd_work(b, p->j, "replay_work", CLOSES, true)));
     graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
     graph_replay(g, p->norm, n);
     if (start_of(prev) == OPENS)
@@ -397,12 +405,12 @@ static void declare_expand(struct build *b, const struct parts *p, const struct 
     struct graph *g = b->g;
     double bytes = (double)(b->rows * b->cfg->model.hidden * (p->j->rule.streams + 1)) * (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "expand", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_FWD, expand_fwd, READS(prev->x), WRITES(p->stream));
+    GRAPH_OP(g, n, PH_FWD, mhc_expand_fwd, .x = of(g, prev->x), .y = of(g, p->stream));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
     declare_expand_replay(b, p, prev, n);
-    GRAPH_PHASE(g, n, PH_BWD, expand_bwd, READS(dstream), WRITES(prev->dx));
+    GRAPH_OP(g, n, PH_BWD, mhc_expand_bwd, .dy = of(g, dstream), .dx = of(g, prev->dx));
     graph_cost(g, n, PH_BWD, bytes / (double)dtype_bytes(b->dev->real), bytes);
 }
 
@@ -416,11 +424,16 @@ static int declare_boundary(struct build *b, const struct parts *p, const struct
     double map = 2 * rows * k * (double)mhc_logits(p->j->rule.streams), mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
     slot_id coef_in = closes ? prev->aux[AUX_COEF] : NO_SLOT, made = start == OPENS ? NO_SLOT : p->stream;
     int n = graph_node(g, "joint", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_FWD, boundary_fwd, READS(prev->x), READS(prev->f), READS(coef_in), READS(p->info), READS(m->w.w), READS(m->a_pre.w),
-                READS(m->a_post.w), READS(m->a_res.w), READS(m->beta.w), READS(p->gain.w), WRITES(made), WRITES(p->stat),
-                WRITES(p->coef), WRITES(p->norm), WRITES(fwd_work(b, p->j, "fwd_work", start, false)));
+    GRAPH_PHASE(g, n, PH_FWD, boundary_fwd, [BOUNDARY_FWD_X] = READS(prev->x), [BOUNDARY_FWD_F] = READS(prev->f),
+                [BOUNDARY_FWD_COEF_IN] = READS(coef_in), [BOUNDARY_FWD_INFO] = READS(p->info),
+                [BOUNDARY_FWD_W] = READS(m->w.w), [BOUNDARY_FWD_A_PRE] = READS(m->a_pre.w),
+                [BOUNDARY_FWD_A_POST] = READS(m->a_post.w), [BOUNDARY_FWD_A_RES] = READS(m->a_res.w),
+                [BOUNDARY_FWD_BETA] = READS(m->beta.w), [BOUNDARY_FWD_GAIN] = READS(p->gain.w),
+                [BOUNDARY_FWD_STREAM] = WRITES(made), [BOUNDARY_FWD_STAT] = WRITES(p->stat),
+                [BOUNDARY_FWD_COEF] = WRITES(p->coef), [BOUNDARY_FWD_H] = WRITES(p->norm),
+                [BOUNDARY_FWD_WORK] = WRITES(fwd_work(b, p->j, "fwd_work", start, false)));
     if (closes)
-        graph_inplace(g, n, PH_FWD, 0, 10); /* where nobody looks back: eval, decode */
+        graph_inplace(g, n, PH_FWD, prev->x, made); /* where nobody looks back: eval, decode */
     graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
     if (!training(b))
         return n;
@@ -430,16 +443,30 @@ static int declare_boundary(struct build *b, const struct parts *p, const struct
     p->j->map = p->map;
     p->j->stat = p->stat;
     p->j->coef = p->coef;
-    GRAPH_PHASE(g, n, PH_BWD, boundary_bwd, READS(next->dh), READS(next->dx), READS(next->aux[AUX_DCOEF]), READS(p->stream), READS(p->stat),
-                READS(p->coef), READS(p->gain.w), READS(m->w.w), READS(m->a_pre.w), READS(m->a_post.w), READS(m->a_res.w),
-                READS(m->beta.w), READS(start == OPENS ? NO_SLOT : prev->x), READS(prev->f), READS(coef_in), READS(p->info),
-                WRITES(prev->dx), WRITES(closes ? prev->df : NO_SLOT), WRITES(closes ? prev->aux[AUX_DCOEF] : NO_SLOT),
-                WRITES(dz), ADDS(p->gain.dw), WRITES(products), READS(p->j->ready), WRITES(bwd_work(b, p->j, start, multiplied)));
+    GRAPH_PHASE(g, n, PH_BWD, boundary_bwd, [BOUNDARY_BWD_DH] = READS(next->dh),
+                [BOUNDARY_BWD_DSTREAM] = READS(next->dx), [BOUNDARY_BWD_DCOEF] = READS(next->aux[AUX_DCOEF]),
+                [BOUNDARY_BWD_STREAM] = READS(p->stream), [BOUNDARY_BWD_STAT] = READS(p->stat),
+                [BOUNDARY_BWD_COEF] = READS(p->coef), [BOUNDARY_BWD_GAIN] = READS(p->gain.w),
+                [BOUNDARY_BWD_W] = READS(m->w.w), [BOUNDARY_BWD_A_PRE] = READS(m->a_pre.w),
+                [BOUNDARY_BWD_A_POST] = READS(m->a_post.w), [BOUNDARY_BWD_A_RES] = READS(m->a_res.w),
+                [BOUNDARY_BWD_BETA] = READS(m->beta.w), [BOUNDARY_BWD_X] = READS(start == OPENS ? NO_SLOT : prev->x),
+                [BOUNDARY_BWD_F] = READS(prev->f), [BOUNDARY_BWD_COEF_IN] = READS(coef_in),
+                [BOUNDARY_BWD_INFO] = READS(p->info), [BOUNDARY_BWD_DX] = WRITES(prev->dx),
+                [BOUNDARY_BWD_DF] = WRITES(closes ? prev->df : NO_SLOT),
+                [BOUNDARY_BWD_DCOEF_IN] = WRITES(closes ? prev->aux[AUX_DCOEF] : NO_SLOT),
+                [BOUNDARY_BWD_DZ] = WRITES(dz), [BOUNDARY_BWD_DGAIN] = ADDS(p->gain.dw),
+                [BOUNDARY_BWD_PRODUCTS] = WRITES(products), [BOUNDARY_BWD_READY] = READS(p->j->ready),
+                [BOUNDARY_BWD_WORK] = WRITES(bwd_work(b, p->j, start, multiplied)));
     if (start != ENTERS)
-        graph_inplace(g, n, PH_BWD, 1, 16); /* the gradient that came in becomes the one that goes out */
+        graph_inplace(g, n, PH_BWD, next->dx, prev->dx); /* the gradient that came in becomes the one that goes out */
     graph_cost(g, n, PH_BWD, (multiplied ? 2 : 1) * map + 2 * mix + 10 * rows * k, 5 * rows * k * size);
-    GRAPH_PHASE(g, n, PH_DW, boundary_dw, READS(dz), READS(p->stat), READS(p->stream), READS(products), READS(m->a_pre.w), READS(m->a_post.w),
-                READS(m->a_res.w), ADDS(m->w.dw), ADDS(m->a_pre.dw), ADDS(m->a_post.dw), ADDS(m->a_res.dw), ADDS(m->beta.dw), WRITES(dw_work(b, p->j, multiplied)));
+    GRAPH_PHASE(g, n, PH_DW, boundary_dw, [BOUNDARY_DW_DZ] = READS(dz), [BOUNDARY_DW_STAT] = READS(p->stat),
+                [BOUNDARY_DW_STREAM] = READS(p->stream), [BOUNDARY_DW_PRODUCTS] = READS(products),
+                [BOUNDARY_DW_A_PRE] = READS(m->a_pre.w), [BOUNDARY_DW_A_POST] = READS(m->a_post.w),
+                [BOUNDARY_DW_A_RES] = READS(m->a_res.w), [BOUNDARY_DW_DW] = ADDS(m->w.dw),
+                [BOUNDARY_DW_DA_PRE] = ADDS(m->a_pre.dw), [BOUNDARY_DW_DA_POST] = ADDS(m->a_post.dw),
+                [BOUNDARY_DW_DA_RES] = ADDS(m->a_res.dw), [BOUNDARY_DW_DBETA] = ADDS(m->beta.dw),
+                [BOUNDARY_DW_WORK] = WRITES(dw_work(b, p->j, multiplied)));
     graph_cost(g, n, PH_DW, multiplied ? 0 : map, multiplied ? 12 * k * (double)mhc_logits(p->j->rule.streams) : rows * k * size);
     return n;
 }
@@ -453,8 +480,11 @@ static void declare_ready(struct build *b, const struct sublayer *prev)
     const struct joint *j = g->nodes[prev->aux[AUX_READY] - 1].self;
     const struct mapping *m = &j->map;
     int n = graph_node(g, "sinkhorn", LANE_SIDE, j);
-    GRAPH_PHASE(g, n, PH_BWD, boundary_ready, READS(prev->aux[AUX_DCOEF]), READS(j->stat), READS(j->coef), READS(m->w.w), READS(m->a_pre.w), READS(m->a_post.w),
-                READS(m->a_res.w), READS(m->beta.w), WRITES(j->ready));
+    GRAPH_PHASE(g, n, PH_BWD, boundary_ready, [BOUNDARY_READY_DCOEF] = READS(prev->aux[AUX_DCOEF]),
+                [BOUNDARY_READY_STAT] = READS(j->stat), [BOUNDARY_READY_COEF] = READS(j->coef),
+                [BOUNDARY_READY_W] = READS(m->w.w), [BOUNDARY_READY_A_PRE] = READS(m->a_pre.w),
+                [BOUNDARY_READY_A_POST] = READS(m->a_post.w), [BOUNDARY_READY_A_RES] = READS(m->a_res.w),
+                [BOUNDARY_READY_BETA] = READS(m->beta.w), [BOUNDARY_READY_READY] = WRITES(j->ready));
     graph_cost(g, n, PH_BWD, 0, (double)(b->rows * mhc_logits(j->rule.streams)) * 20);
 }
 
@@ -573,7 +603,7 @@ static void find_readers(const struct graph *g, bool *read)
 
 static void join_replays(struct graph *g, const int *run, int n)
 {
-    struct use use[NODE_MAX_USES];
+    struct use use[REBUILD_LAYER + REBUILD_EACH * MHC_REBUILD_LAYERS];
     struct rebuild *r = n > 1 ? graph_own(g, sizeof *r) : NULL;
     if (r == NULL)
         return;

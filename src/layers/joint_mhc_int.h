@@ -3,6 +3,8 @@
 #define BRAID_LAYERS_JOINT_MHC_INT_H
 
 #include "layers/layer.h"
+#include "ops/dropout/dropout.h"
+#include "ops/mhc/mhc.h"
 
 /* In sublayer.aux; the last three are numbers: layer within its part; 1 + node of the joint in front, if its health is still to be asked for, else 0; the same, if
  * its way back can begin before its turn. */

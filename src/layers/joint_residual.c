@@ -5,95 +5,26 @@
  * backward: dx = ds + norm_backward(dh): the gradient of the stream has this one owner. df equals dx
  * without dropout, and then is the same slot. */
 #include "layers/layer.h"
-
-struct joint {
-    double eps;
-    bool zero_centered;
-    double dropout;
-    uint64_t key;
-    int64_t seq;
-};
-
-static struct dropout_rule rule(const struct joint *j, const struct tensor *info)
-{
-    return (struct dropout_rule){.p = info->data ? j->dropout : 0, .key = j->key, .seq = j->seq, .info = *info};
-}
-
-static int joint_fwd(const struct step_ctx *c)
-{
-    enum { X, F, W, INFO, S, H, RSTD };
-    const struct joint *j = c->self;
-    struct addnorm_fwd_args a = {.x = c->t[X], .f = c->t[F], .w = c->t[W], .s = c->t[S], .y = c->t[H], .rstd = c->t[RSTD],
-                                 .eps = j->eps, .zero_centered = j->zero_centered, .drop = rule(j, &c->t[INFO])};
-    return c->ops->addnorm_fwd(c->lane, &a);
-}
-
-/* The norm alone, from the stream that was kept. */
-static int joint_replay(const struct step_ctx *c)
-{
-    enum { S, W, H, RSTD };
-    const struct joint *j = c->self;
-    struct addnorm_fwd_args a = {.x = c->t[S], .w = c->t[W], .y = c->t[H], .rstd = c->t[RSTD], .eps = j->eps,
-                                 .zero_centered = j->zero_centered};
-    return c->ops->addnorm_fwd(c->lane, &a);
-}
-
-static int joint_bwd(const struct step_ctx *c)
-{
-    enum { DH, DS, S, W, RSTD, INFO, DX, DF, DW, WORK };
-    const struct joint *j = c->self;
-    struct addnorm_bwd_args a = {.dy = c->t[DH], .ds = c->t[DS], .s = c->t[S], .w = c->t[W], .rstd = c->t[RSTD], .dx = c->t[DX],
-                                 .df = c->t[DF], .dw = c->t[DW], .work = c->t[WORK], .zero_centered = j->zero_centered,
-                                 .acc_dw = c->add[DW], .drop = rule(j, &c->t[INFO])};
-    return c->ops->addnorm_bwd(c->lane, &a);
-}
-
-/* The sum alone, in front of a cut. */
-static int close_fwd(const struct step_ctx *c)
-{
-    enum { X, F, INFO, S };
-    const struct joint *j = c->self;
-    struct addnorm_fwd_args a = {.x = c->t[X], .f = c->t[F], .s = c->t[S], .drop = rule(j, &c->t[INFO])};
-    return c->ops->addnorm_fwd(c->lane, &a);
-}
-
-static int close_bwd(const struct step_ctx *c)
-{
-    enum { DS, INFO, DX, DF };
-    const struct joint *j = c->self;
-    struct addnorm_bwd_args a = {.ds = c->t[DS], .dx = c->t[DX], .df = c->t[DF], .drop = rule(j, &c->t[INFO])};
-    return c->ops->addnorm_bwd(c->lane, &a);
-}
-
-static slot_id bwd_work(struct build *b)
-{
-    struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->wide, t.dim[1]);
-    struct addnorm_bwd_args a = {.dy = t, .ds = t, .s = t, .w = w, .dx = t, .dw = w};
-    return b->ops->addnorm_bwd_work ? build_work(b, "bwd_work", b->ops->addnorm_bwd_work(&a)) : NO_SLOT;
-}
+#include "ops/addnorm/addnorm.h"
+#include "ops/dropout/dropout.h"
 
 static bool drops_out(const struct build *b) { return training(b) && b->cfg->model.dropout > 0; }
 
-static struct joint *sizes(struct build *b)
+/* Dropout of the sublayer that this joint closes; without it info is absent and p 0. */
+static struct dropout_rule drop_rule(const struct build *b, bool closes)
 {
-    const struct config_model *c = &b->cfg->model;
-    struct joint *j = graph_own(b->g, sizeof *j);
-    if (j == NULL)
-        return NULL;
-    *j = (struct joint){.eps = c->norm_eps, .zero_centered = c->norm_zero_centered, .dropout = drops_out(b) ? c->dropout : 0, .seq = b->seq};
+    if (!closes || !drops_out(b))
+        return (struct dropout_rule){0};
     char site[64];
     snprintf(site, sizeof site, "dropout.joint.%d", b->layer);
-    j->key = rng_key((uint64_t)b->cfg->run.seed, site);
-    return j;
+    return (struct dropout_rule){.p = b->cfg->model.dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq,
+                                 .info = of(b->g, b->in.info)};
 }
 
 static int residual_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last)
 {
     const struct config_model *c = &b->cfg->model;
     struct graph *g = b->g;
-    struct joint *j = sizes(b);
-    if (j == NULL)
-        return ST_NOMEM;
     bool closes = prev->f != NO_SLOT, drops = drops_out(b);
     graph_scope(g, b->layer, "joint");
 
@@ -101,7 +32,8 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     struct weight w = build_weight(b, &gain);
     int64_t d = c->hidden;
     slot_id s = closes ? build_real(b, "stream", b->rows, d) : NO_SLOT, rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
-    slot_id info = drops && closes ? b->in.info : NO_SLOT;
+    struct dropout_rule drop = drop_rule(b, closes);
+    bool zero = c->norm_zero_centered;
     next->x = closes ? s : prev->x;
     next->h = build_real(b, "norm", b->rows, d);
     next->dh = build_grad(b, "dnorm", b->rows, d);
@@ -110,18 +42,21 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     next->f = NO_SLOT;
 
     double elems = (double)(b->rows * d), size = (double)dtype_bytes(b->dev->real);
-    int n = graph_node(g, "joint", LANE_COMPUTE, j);
-    GRAPH_PHASE(g, n, PH_FWD, joint_fwd, READS(prev->x), READS(prev->f), READS(w.w), READS(info), WRITES(s), WRITES(next->h), WRITES(rstd));
+    int n = graph_node(g, "joint", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .w = of(g, w.w), .s = of(g, s), .y = of(g, next->h),
+             .rstd = of(g, rstd), .eps = c->norm_eps, .zero_centered = zero, .drop = drop);
     graph_cost(g, n, PH_FWD, 5 * elems, (closes ? 4 : 2) * elems * size);
     if (!training(b))
         return g->err.code;
-    GRAPH_PHASE(g, n, PH_REPLAY, joint_replay, READS(next->x), READS(w.w), WRITES(next->h), WRITES(rstd));
+    /* The norm alone, from the stream that was kept. */
+    GRAPH_OP(g, n, PH_REPLAY, addnorm_fwd, .x = of(g, next->x), .w = of(g, w.w), .y = of(g, next->h), .rstd = of(g, rstd), .eps = c->norm_eps,
+             .zero_centered = zero);
     graph_cost(g, n, PH_REPLAY, 4 * elems, 2 * elems * size);
     graph_replay(g, next->h, n);
     slot_id df = closes && prev->df != prev->dx ? prev->df : NO_SLOT;
-    GRAPH_PHASE(g, n, PH_BWD, joint_bwd, READS(next->dh), READS(next->dx), READS(next->x), READS(w.w), READS(rstd), READS(info),
-                WRITES(prev->dx), WRITES(df), ADDS(w.dw), WRITES(bwd_work(b)));
-    graph_inplace(g, n, PH_BWD, 1, 6); /* the gradient that came in becomes the one that goes out */
+    GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .dy = of(g, next->dh), .ds = of(g, next->dx), .s = of(g, next->x), .w = of(g, w.w), .rstd = of(g, rstd),
+             .dx = of(g, prev->dx), .df = of(g, df), .dw = of(g, w.dw), .zero_centered = zero, .drop = drop);
+    graph_inplace(g, n, PH_BWD, next->dx, prev->dx); /* the gradient that came in becomes the one that goes out */
     graph_cost(g, n, PH_BWD, 11 * elems, 4 * elems * size);
     return g->err.code;
 }
@@ -133,21 +68,18 @@ static int residual_close(struct build *b, const struct sublayer *prev, struct s
     *next = *prev;
     if (prev->f == NO_SLOT)
         return ST_OK;
-    struct joint *j = sizes(b);
-    if (j == NULL)
-        return ST_NOMEM;
     graph_scope(g, b->layer, "joint");
-    slot_id info = drops_out(b) ? b->in.info : NO_SLOT;
+    struct dropout_rule drop = drop_rule(b, true);
     *next = sublayer_entry(build_real(b, "stream", b->rows, d), build_grad(b, "dstream", b->rows, d), false);
     double elems = (double)(b->rows * d), size = (double)dtype_bytes(b->dev->real);
-    int n = graph_node(g, "close", LANE_COMPUTE, j);
-    GRAPH_PHASE(g, n, PH_FWD, close_fwd, READS(prev->x), READS(prev->f), READS(info), WRITES(next->x));
-    graph_inplace(g, n, PH_FWD, 0, 3); /* where nobody looks back */
+    int n = graph_node(g, "close", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .s = of(g, next->x), .drop = drop);
+    graph_inplace(g, n, PH_FWD, prev->x, next->x); /* where nobody looks back */
     graph_cost(g, n, PH_FWD, elems, 3 * elems * size);
     if (!training(b))
         return g->err.code;
-    GRAPH_PHASE(g, n, PH_BWD, close_bwd, READS(next->dx), READS(info), WRITES(prev->dx), WRITES(prev->df != prev->dx ? prev->df : NO_SLOT));
-    graph_inplace(g, n, PH_BWD, 0, 2);
+    GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .ds = of(g, next->dx), .dx = of(g, prev->dx), .df = of(g, prev->df != prev->dx ? prev->df : NO_SLOT), .drop = drop);
+    graph_inplace(g, n, PH_BWD, next->dx, prev->dx);
     graph_cost(g, n, PH_BWD, elems, 2 * elems * size);
     return g->err.code;
 }

@@ -7,13 +7,14 @@
  *     embed -> joint -> core -> joint -> core -> ... -> joint -> head
  *
  * Add a core: one file with, in this order, maths and a shape legend, sizes, params, nodes and slots,
- * step functions, cost, the const struct core_kind; then a line in cores.c and a tiny pattern in
+ * cost, the const struct core_kind; then a line in cores.c and a tiny pattern in
  * tests/tiny.h. Gradcheck, recompute, schedule, checkpoint and plan tests then find it. */
 #ifndef BRAID_LAYERS_H
 #define BRAID_LAYERS_H
 
 #include "comm/comm.h"
 #include "config/config.h"
+#include "ops/rope/rope.h"
 #include "plan/plan.h"
 #include "tensor/params.h"
 
@@ -158,12 +159,11 @@ struct linear {
     slot_id x, y, dy, dx; /* dy, dx: NO_SLOT unless training (or no dx wanted) */
     struct weight w, bias;
     int64_t in, out;
-    bool add_dx;   /* dx meets other contributions */
-    bool no_replay; /* y must not be recomputed */
 };
 int linear_declare(struct build *b, const char *name, const struct linear *l); /* node */
-/* The same backward, but a forward (and replay) of its own that does more than the product. */
-int linear_declare_with(struct build *b, const char *name, const struct linear *l, step_fn fn, const void *self, const struct use *uses, int n);
+/* The same in two halves, between which a core may append to the forward phase what is to be recomputed with it. */
+int linear_forward(struct build *b, const char *name, const struct linear *l); /* node */
+void linear_backward(struct build *b, int node, const struct linear *l);
 /* RoPE settings of the model for `dim` rotated channels. */
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim);
 

@@ -8,6 +8,7 @@
  *   f      [T, hidden]       = n Wout^T
  * mixer.h has all but the state-space core. */
 #include "layers/mixer.h"
+#include "ops/ssd/ssd.h"
 
 struct mamba {
     struct mixer m;
@@ -19,61 +20,30 @@ struct mamba {
 /* A literal in Megatron and Mamba-2, whatever the model's other norms use. */
 static const double norm_eps = 1e-5;
 
-static int ssd_fwd(const struct step_ctx *c)
+static void rule_fwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
 {
-    const struct mamba *s = c->self;
-    const struct mixer *m = &s->m;
-    const struct tensor *xbc = &c->t[RULE_MIXED];
-    struct ssd_fwd_args a = {.x = mixer_heads(m, xbc, 0, m->heads, s->dim),
-                             .Bm = mixer_heads(m, xbc, s->b_at, s->groups, s->state),
-                             .Cm = mixer_heads(m, xbc, s->c_at, s->groups, s->state),
-                             .dt = mixer_cols(m, &c->t[RULE_IN], s->dt_at, m->heads),
-                             .A_log = c->t[RULE_A_LOG],
-                             .dt_bias = c->t[RULE_DT_BIAS],
-                             .D = c->t[RULE_D],
-                             .doc_start = mixer_docs(m, &c->t[RULE_DOC]),
-                             .start = c->t[RULE_START],
-                             .init = c->t[RULE_STATE],
-                             .final = c->t[RULE_STATE],
-                             .states = c->t[RULE_STATES],
-                             .y = mixer_heads(m, &c->t[RULE_Y], 0, m->heads, s->dim),
-                             .work = c->t[RULE_WORK],
-                             .chunk = m->chunk,
-                             .dt_min = s->dt_min,
-                             .dt_max = s->dt_max};
-    return c->ops->ssd_fwd(c->lane, &a);
+    struct graph *g = b->g;
+    const struct mamba *r = (const struct mamba *)m;
+    struct tensor xbc = of(g, s->mixed);
+    GRAPH_OP(g, n, PH_FWD, ssd_fwd, .x = mixer_heads(m, xbc, 0, m->heads, r->dim), .Bm = mixer_heads(m, xbc, r->b_at, r->groups, r->state),
+             .Cm = mixer_heads(m, xbc, r->c_at, r->groups, r->state), .dt = mixer_cols(m, of(g, s->in), r->dt_at, m->heads),
+             .A_log = of(g, d->a_log.w), .dt_bias = of(g, d->dt_bias.w), .D = of(g, d->d.w), .doc_start = mixer_docs(b),
+             .start = of(g, b->in.start), .init = of(g, s->state), .final = of(g, s->state), .states = of(g, s->states),
+             .y = mixer_heads(m, of(g, s->y), 0, m->heads, r->dim), .chunk = m->chunk, .dt_min = r->dt_min, .dt_max = r->dt_max);
 }
 
-static int ssd_bwd(const struct step_ctx *c)
+static void rule_bwd(struct build *b, int n, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s)
 {
-    const struct mamba *s = c->self;
-    const struct mixer *m = &s->m;
-    const struct tensor *xbc = &c->t[MIX_MIXED], *dxbc = &c->t[MIX_DMIXED];
-    struct ssd_bwd_args a = {.dy = mixer_heads(m, &c->t[MIX_DY], 0, m->heads, s->dim),
-                             .x = mixer_heads(m, xbc, 0, m->heads, s->dim),
-                             .dt = mixer_cols(m, &c->t[MIX_IN], s->dt_at, m->heads),
-                             .A_log = c->t[MIX_A_LOG],
-                             .dt_bias = c->t[MIX_DT_BIAS],
-                             .D = c->t[MIX_D],
-                             .Bm = mixer_heads(m, xbc, s->b_at, s->groups, s->state),
-                             .Cm = mixer_heads(m, xbc, s->c_at, s->groups, s->state),
-                             .doc_start = mixer_docs(m, &c->t[MIX_DOC]),
-                             .states = c->t[MIX_STATES],
-                             .dx = mixer_heads(m, dxbc, 0, m->heads, s->dim),
-                             .ddt = mixer_cols(m, &c->t[MIX_DIN], s->dt_at, m->heads),
-                             .dA_log = c->t[MIX_DA_LOG],
-                             .ddt_bias = c->t[MIX_DDT_BIAS],
-                             .dD = c->t[MIX_DD],
-                             .dBm = mixer_heads(m, dxbc, s->b_at, s->groups, s->state),
-                             .dCm = mixer_heads(m, dxbc, s->c_at, s->groups, s->state),
-                             .work = c->t[MIX_WORK],
-                             .chunk = m->chunk,
-                             .dt_min = s->dt_min,
-                             .dt_max = s->dt_max,
-                             .acc_dA_log = c->add[MIX_DA_LOG],
-                             .acc_ddt_bias = c->add[MIX_DDT_BIAS],
-                             .acc_dD = c->add[MIX_DD]};
-    return c->ops->ssd_bwd(c->lane, &a);
+    struct graph *g = b->g;
+    const struct mamba *r = (const struct mamba *)m;
+    struct tensor xbc = of(g, s->mixed), dxbc = of(g, s->dmixed);
+    GRAPH_OP(g, n, PH_BWD, ssd_bwd, .dy = mixer_heads(m, of(g, s->dy), 0, m->heads, r->dim), .x = mixer_heads(m, xbc, 0, m->heads, r->dim),
+             .dt = mixer_cols(m, of(g, s->in), r->dt_at, m->heads), .A_log = of(g, d->a_log.w), .dt_bias = of(g, d->dt_bias.w), .D = of(g, d->d.w),
+             .Bm = mixer_heads(m, xbc, r->b_at, r->groups, r->state), .Cm = mixer_heads(m, xbc, r->c_at, r->groups, r->state),
+             .doc_start = mixer_docs(b), .states = of(g, s->states), .dx = mixer_heads(m, dxbc, 0, m->heads, r->dim),
+             .ddt = mixer_cols(m, of(g, s->din), r->dt_at, m->heads), .dA_log = of(g, d->a_log.dw), .ddt_bias = of(g, d->dt_bias.dw),
+             .dD = of(g, d->d.dw), .dBm = mixer_heads(m, dxbc, r->b_at, r->groups, r->state),
+             .dCm = mixer_heads(m, dxbc, r->c_at, r->groups, r->state), .chunk = m->chunk, .dt_min = r->dt_min, .dt_max = r->dt_max);
 }
 
 static void sizes(const struct build *b, struct mamba *s)
@@ -94,8 +64,8 @@ static void sizes(const struct build *b, struct mamba *s)
                               .state_cols = c->mamba_head_dim,
                               .norm_group = c->mamba_norm == CFG_MAMBA_NORM_WHOLE ? inner : inner / c->mamba_groups,
                               .norm_eps = norm_eps,
-                              .rule_fwd = ssd_fwd,
-                              .rule_bwd = ssd_bwd},
+                              .rule_fwd = rule_fwd,
+                              .rule_bwd = rule_bwd},
                         .dim = c->mamba_head_dim,
                         .groups = c->mamba_groups,
                         .state = c->mamba_state,
@@ -144,22 +114,13 @@ static double ssd_flops(const struct build *b, const struct mamba *s)
 
 static int mamba_declare(struct build *b, struct core_io *io)
 {
-    const struct ops *ops = b->ops;
-    struct mamba *s = graph_own(b->g, sizeof *s);
-    if (s == NULL)
-        return ST_NOMEM;
+    struct mamba rule, *s = &rule;
     sizes(b, s);
-    struct tensor x = tensor_4d(NULL, b->dev->real, b->batch, b->seq, s->m.heads, s->dim);
-    struct tensor group = tensor_4d(NULL, b->dev->real, b->batch, b->seq, s->groups, s->state);
-    struct ssd_fwd_args fwd = {.x = x, .Bm = group, .Cm = group, .chunk = s->m.chunk};
-    struct ssd_bwd_args bwd = {.x = x, .Bm = group, .Cm = group, .chunk = s->m.chunk};
     struct mixer_decl d = {.in = "zxbcdt",
                            .mixed = "xbc",
                            .y = "y",
                            .state = "ssm_state",
                            .rule = "ssd",
-                           .fwd_work = ops->ssd_fwd_work ? ops->ssd_fwd_work(&fwd) : 0,
-                           .bwd_work = ops->ssd_bwd_work ? ops->ssd_bwd_work(&bwd) : 0,
                            .fwd_flops = ssd_flops(b, s),
                            .bwd_flops = 2.2 * ssd_flops(b, s)};
     graph_scope(b->g, b->layer, "mamba");

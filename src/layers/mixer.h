@@ -14,7 +14,11 @@
 
 #include "layers/layer.h"
 
-/* Sizes that the steps need: the first member of the core's own struct, so that a rule finds that in c->self. */
+/* Sizes that declarations need: the first member of the core's own struct. */
+struct mixer;
+struct mixer_slots;
+struct mixer_decl;
+typedef void (*mixer_rule)(struct build *b, int node, const struct mixer *m, const struct mixer_decl *d, const struct mixer_slots *s);
 struct mixer {
     int64_t batch, seq, heads, inner, conv, chunk;
     int64_t mixed, width;           /* of mixed, and of in */
@@ -23,30 +27,26 @@ struct mixer {
     int64_t norm_group;             /* channels that share one mean square */
     double norm_eps;
     bool norm_first, norm_zero_centered;
-    step_fn rule_fwd, rule_bwd;
+    mixer_rule rule_fwd, rule_bwd; /* the rule's op call in the forward phase of its node; in the backward phase of all three */
 };
-
-/* The tensors of rule_fwd, and of rule_bwd (those of all three middle nodes; y's gradient is dy). */
-enum { RULE_IN, RULE_MIXED, RULE_A_LOG, RULE_DT_BIAS, RULE_D, RULE_DOC, RULE_START, RULE_Y, RULE_STATES, RULE_STATE, RULE_WORK };
-enum {
-    MIX_DN, MIX_IN, MIX_MIXED, MIX_Y, MIX_STATES, MIX_RSTD, MIX_NORM, MIX_A_LOG, MIX_DT_BIAS, MIX_D, MIX_CONV_W,
-    MIX_CONV_B, MIX_DOC, MIX_DIN, MIX_DMIXED, MIX_DY, MIX_DNORM, MIX_DA_LOG, MIX_DDT_BIAS, MIX_DD, MIX_DCONV_W,
-    MIX_DCONV_B, MIX_WORK
+struct mixer_slots {
+    slot_id in, mixed, y, states, n, rstd;
+    slot_id din, dmixed, dy, dn;
+    slot_id conv_state, state; /* decoding */
 };
 
 /* What a core says once, while it declares itself. */
 struct mixer_decl {
     const char *in, *mixed, *y, *state, *rule;                        /* names of slots, and of the rule's node */
     struct weight w_in, conv_w, conv_b, dt_bias, a_log, d, norm, w_out; /* conv_b, d: may be no_weight() */
-    int64_t fwd_work, bwd_work;                                       /* bytes the rule asks for */
     double fwd_flops, bwd_flops;                                      /* of the rule */
 };
 int mixer_declare(struct build *b, const struct mixer *m, const struct mixer_decl *d, struct core_io *io);
 struct param conv_param(const char *name, const struct mixer *m);
 
-/* Columns of a row matrix as [B, S, n], and as [B, S, heads, dim]. */
-struct tensor mixer_cols(const struct mixer *m, const struct tensor *rows, int64_t first, int64_t n);
-struct tensor mixer_heads(const struct mixer *m, const struct tensor *rows, int64_t first, int64_t heads, int64_t dim);
-struct tensor mixer_docs(const struct mixer *m, const struct tensor *doc); /* absent stays absent */
+/* Columns of a row matrix as [B, S, n], and as [B, S, heads, dim]; where documents begin, as [B, S]. */
+struct tensor mixer_cols(const struct mixer *m, struct tensor rows, int64_t first, int64_t n);
+struct tensor mixer_heads(const struct mixer *m, struct tensor rows, int64_t first, int64_t heads, int64_t dim);
+struct tensor mixer_docs(const struct build *b); /* absent stays absent */
 
 #endif

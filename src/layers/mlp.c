@@ -5,49 +5,28 @@
  *   f    [rows, hidden]   = act W2^T + b2
  * backward: dact = df W2; dpre = act'(pre) * dact; dh = dpre W1; dW2 = df^T act; dW1 = dpre^T h. */
 #include "layers/layer.h"
+#include "ops/act/act.h"
 
-struct mlp {
-    struct act_rule rule;
-};
-
-static int act_forward(const struct step_ctx *c)
-{
-    const struct mlp *m = c->self;
-    struct act_fwd_args a = {.x = c->t[0], .y = c->t[1], .rule = m->rule};
-    return c->ops->act_fwd(c->lane, &a);
-}
-
-static int act_backward(const struct step_ctx *c)
-{
-    const struct mlp *m = c->self;
-    struct act_bwd_args a = {.dy = c->t[0], .x = c->t[1], .dx = c->t[2], .rule = m->rule};
-    return c->ops->act_bwd(c->lane, &a);
-}
-
-static void declare_act(struct build *b, const struct mlp *m, slot_id pre, slot_id act, slot_id dact, slot_id dpre)
+static void declare_act(struct build *b, struct act_rule rule, slot_id pre, slot_id act, slot_id dact, slot_id dpre)
 {
     struct graph *g = b->g;
     double elems = (double)tensor_elems(&g->slots[pre].shape), size = (double)dtype_bytes(b->dev->real);
-    int n = graph_node(g, "act", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, act_forward, READS(pre), WRITES(act));
+    int n = graph_node(g, "act", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, act_fwd, .x = of(g, pre), .y = of(g, act), .rule = rule);
     graph_cost(g, n, PH_FWD, 8 * elems, 1.5 * elems * size);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_REPLAY, act_forward, READS(pre), WRITES(act));
-    graph_replay(g, act, n);
-    GRAPH_PHASE(g, n, PH_BWD, act_backward, READS(dact), READS(pre), WRITES(dpre));
-    graph_inplace(g, n, PH_BWD, 1, 2); /* the pre-activations die here */
+    graph_again(g, n, act);
+    GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, dact), .x = of(g, pre), .dx = of(g, dpre), .rule = rule);
+    graph_inplace(g, n, PH_BWD, pre, dpre); /* the pre-activations die here */
     graph_cost(g, n, PH_BWD, 16 * elems, 2.5 * elems * size);
 }
 
 static int mlp_declare(struct build *b, struct core_io *io)
 {
     const struct config_model *c = &b->cfg->model;
-    struct mlp *m = graph_own(b->g, sizeof *m);
-    if (m == NULL)
-        return ST_NOMEM;
-    m->rule = (struct act_rule){.kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
-    int64_t f = c->ffn, wide = act_is_gated(m->rule.kind) ? 2 * f : f, d = c->hidden;
+    struct act_rule rule = {.kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
+    int64_t f = c->ffn, wide = act_is_gated(rule.kind) ? 2 * f : f, d = c->hidden;
     graph_scope(b->g, b->layer, "mlp");
     struct weight w1 = build_weight(b, &(struct param){.key = "mlp.linear_fc1.weight", .rank = 2, .dim = {wide, d},
                                                        .init = INIT_NORMAL, .init_a = c->init_std, .decay = true});
@@ -60,7 +39,7 @@ static int mlp_declare(struct build *b, struct core_io *io)
     slot_id dact = build_grad(b, "dact", b->rows, f), dpre = build_grad(b, "dpre", b->rows, wide);
     io->f = build_real(b, "out", b->rows, d);
     linear_declare(b, "fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = b1, .in = d, .out = wide});
-    declare_act(b, m, pre, act, dact, dpre);
+    declare_act(b, rule, pre, act, dact, dpre);
     linear_declare(b, "fc2", &(struct linear){.x = act, .y = io->f, .dy = io->df, .dx = dact, .w = w2, .bias = b2, .in = f, .out = d});
     return b->g->err.code;
 }

@@ -20,6 +20,11 @@
  * replayed. */
 #include "layers/moe_ep.h"
 #include "layers/moe_experts.h"
+#include "ops/act/act.h"
+#include "ops/gate/gate.h"
+#include "ops/moeplan/moeplan.h"
+#include "ops/permute/permute.h"
+#include "ops/router/router.h"
 
 struct moe {
     int64_t experts, k, width, ffn, wide, vocab; /* wide: rows of fc1 */
@@ -34,8 +39,7 @@ struct moe {
 };
 
 struct moe_slots {
-    slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global,
-        select_work, plan_work;
+    slot_id hj, dhj, gate, logits, dlogits, probs, dprobs, idx, load, stat, tally, global;
     slot_id offset, xp, dxp, prow, dprow, yp, dyp; /* at the experts */
     struct ep_home home; /* where the tokens are; the same slots unless experts live on other ranks */
     struct ep ep;
@@ -44,177 +48,28 @@ struct moe_slots {
     struct weight router, bias, table, w1, w2, b1, b2;
 };
 
-/* ---- router ---------------------------------------------------------------------------------- */
-
-static int jitter_fwd(const struct step_ctx *c)
-{
-    enum { H, INFO, Y };
-    const struct moe *m = c->self;
-    struct router_jitter_args a = {.x = c->t[H],
-                                   .info = c->t[INFO],
-                                   .y = c->t[Y],
-                                   .eps = m->jitter,
-                                   .key = m->jitter_key,
-                                   .seq = m->seq,
-                                   .acc_y = c->add[Y]};
-    return c->ops->router_jitter(c->lane, &a);
-}
-
-static int noise_fwd(const struct step_ctx *c)
-{
-    enum { INFO, LOGITS };
-    const struct moe *m = c->self;
-    struct router_noise_args a = {
-        .info = c->t[INFO], .logits = c->t[LOGITS], .key = m->noise_key, .seq = m->seq};
-    return c->ops->router_noise(c->lane, &a);
-}
-
-static int select_fwd(const struct step_ctx *c)
-{
-    enum { LOGITS, BIAS, TOKEN, TABLE, PROBS, IDX, LOAD, STAT, TALLY, GLOBAL, WORK };
-    const struct moe *m = c->self;
-    struct router_fwd_args a = {.logits = c->t[LOGITS],
-                                .bias = c->t[BIAS],
-                                .token = c->t[TOKEN],
-                                .table = c->t[TABLE],
-                                .probs = c->t[PROBS],
-                                .idx = c->t[IDX],
-                                .load = c->t[LOAD],
-                                .stat = c->t[STAT],
-                                .tally = c->t[TALLY],
-                                .global = c->t[GLOBAL],
-                                .work = c->t[WORK],
-                                .rule = m->rule,
-                                .acc_stat = c->add[STAT],
-                                .acc_tally = c->add[TALLY],
-                                .acc_global = c->add[GLOBAL]};
-    return c->ops->router_fwd(c->lane, &a);
-}
-
-static int select_bwd(const struct step_ctx *c)
-{
-    enum { DPROW, ROW, LOGITS, IDX, LOAD, SHARE, DPROBS, DLOGITS };
-    const struct moe *m = c->self;
-    struct unpermute_args back = {.row = c->t[ROW], .xprob = c->t[DPROW], .yprob = c->t[DPROBS]};
-    TRY(c->ops->unpermute(c->lane, &back));
-    struct router_bwd_args a = {.dprobs = c->t[DPROBS],
-                                .dloss = c->t[SHARE],
-                                .logits = c->t[LOGITS],
-                                .idx = c->t[IDX],
-                                .load = c->t[LOAD],
-                                .dlogits = c->t[DLOGITS],
-                                .rule = m->rule,
-                                .hashed = m->hashed};
-    a.rule.coef.global_aux /= (double)m->batch_ranks; /* the load is their sum */
-    return c->ops->router_bwd(c->lane, &a);
-}
-
+/* The update plan's step for the expert bias. */
+enum { BIAS_TALLY, BIAS_BIAS, BIAS_USES };
 static int bias_step(const struct step_ctx *c)
 {
-    enum { TALLY, BIAS };
     const struct moe *m = c->self;
-    struct router_bias_args a = {.tally = c->t[TALLY], .bias = c->t[BIAS], .rate = m->bias_rate};
+    struct router_bias_args a = {.tally = c->t[BIAS_TALLY], .bias = c->t[BIAS_BIAS], .rate = m->bias_rate};
     return c->ops->router_bias(c->lane, &a);
 }
 
-/* ---- to the experts and back ----------------------------------------------------------------- */
-
-static int plan_fwd(const struct step_ctx *c)
-{
-    struct moeplan_args a = {
-        .idx = c->t[0], .offset = c->t[1], .row = c->t[2], .src = c->t[3], .work = c->t[4]};
-    return c->ops->moeplan(c->lane, &a);
-}
-
-static int permute_fwd(const struct step_ctx *c)
-{
-    enum { H, SRC, ROW, PROBS, XP, PROW };
-    const struct moe *m = c->self;
-    struct permute_args a = {.x = c->t[H],
-                             .src = c->t[SRC],
-                             .row = c->t[ROW],
-                             .prob = c->t[PROBS],
-                             .y = c->t[XP],
-                             .yprob = c->t[PROW],
-                             .k = m->k};
-    return c->ops->permute(c->lane, &a);
-}
-
-static int permute_replay(const struct step_ctx *c)
-{
-    enum { H, SRC, ROW, XP };
-    const struct moe *m = c->self;
-    struct permute_args a = {
-        .x = c->t[H], .src = c->t[SRC], .row = c->t[ROW], .y = c->t[XP], .k = m->k};
-    return c->ops->permute(c->lane, &a);
-}
-
-static int scatter_bwd(const struct step_ctx *c)
-{
-    enum { DXP, ROW, DH };
-    struct unpermute_args a = {
-        .x = c->t[DXP], .row = c->t[ROW], .y = c->t[DH], .acc_y = c->add[DH]};
-    return c->ops->unpermute(c->lane, &a);
-}
-
-static int combine_fwd(const struct step_ctx *c)
-{
-    enum { YP, ROW, SHARED, F };
-    struct unpermute_args a = {.x = c->t[YP], .row = c->t[ROW], .base = c->t[SHARED], .y = c->t[F]};
-    return c->ops->unpermute(c->lane, &a);
-}
-
-static int combine_bwd(const struct step_ctx *c)
-{
-    enum { DF, SRC, ROW, DYP };
-    const struct moe *m = c->self;
-    struct permute_args a = {
-        .x = c->t[DF], .src = c->t[SRC], .row = c->t[ROW], .y = c->t[DYP], .k = m->k};
-    return c->ops->permute(c->lane, &a);
-}
-
 /* ---- shared expert --------------------------------------------------------------------------- */
-
-static int shared_act_fwd(const struct step_ctx *c)
-{
-    const struct moe *m = c->self;
-    struct act_fwd_args a = {.x = c->t[0], .y = c->t[1], .rule = m->shared_act};
-    return c->ops->act_fwd(c->lane, &a);
-}
-
-static int shared_act_bwd(const struct step_ctx *c)
-{
-    const struct moe *m = c->self;
-    struct act_bwd_args a = {.dy = c->t[0], .x = c->t[1], .dx = c->t[2], .rule = m->shared_act};
-    return c->ops->act_bwd(c->lane, &a);
-}
-
-static int shared_gate_fwd(const struct step_ctx *c)
-{
-    struct gate_fwd_args a = {.x = c->t[0], .g = c->t[1], .y = c->t[2]};
-    return c->ops->gate_fwd(c->lane, &a);
-}
-
-static int shared_gate_bwd(const struct step_ctx *c)
-{
-    enum { DY, X, G, DX, DG };
-    struct gate_bwd_args a = {
-        .dy = c->t[DY], .x = c->t[X], .g = c->t[G], .dx = c->t[DX], .dg = c->t[DG]};
-    return c->ops->gate_bwd(c->lane, &a);
-}
 
 static void declare_shared_act(struct build *b, const struct moe *m, slot_id pre, slot_id act,
                                slot_id dact, slot_id dpre)
 {
     struct graph *g = b->g;
-    int n = graph_node(g, "shared_act", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, shared_act_fwd, READS(pre), WRITES(act));
+    int n = graph_node(g, "shared_act", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, act_fwd, .x = of(g, pre), .y = of(g, act), .rule = m->shared_act);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_REPLAY, shared_act_fwd, READS(pre), WRITES(act));
-    graph_replay(g, act, n);
-    GRAPH_PHASE(g, n, PH_BWD, shared_act_bwd, READS(dact), READS(pre), WRITES(dpre));
-    graph_inplace(g, n, PH_BWD, 1, 2);
+    graph_again(g, n, act);
+    GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, dact), .x = of(g, pre), .dx = of(g, dpre), .rule = m->shared_act);
+    graph_inplace(g, n, PH_BWD, pre, dpre);
 }
 
 /* out * sigmoid(h gate^T); returns the gated output. */
@@ -235,13 +90,11 @@ static slot_id declare_shared_gate(struct build *b, const struct core_io *io, sl
                                     .w = build_weight(b, &p),
                                     .bias = no_weight(),
                                     .in = d,
-                                    .out = 1,
-                                    .add_dx = true});
+                                    .out = 1});
     int n = graph_node(g, "shared_gate", LANE_COMPUTE, NULL);
-    GRAPH_PHASE(g, n, PH_FWD, shared_gate_fwd, READS(out), READS(score), WRITES(gated));
+    GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, out), .g = of(g, score), .y = of(g, gated));
     if (training(b))
-        GRAPH_PHASE(g, n, PH_BWD, shared_gate_bwd, READS(io->df), READS(out), READS(score),
-                    WRITES(dout), WRITES(dscore));
+        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, io->df), .x = of(g, out), .g = of(g, score), .dx = of(g, dout), .dg = of(g, dscore));
     return gated;
 }
 
@@ -268,8 +121,7 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
                                     .w = w1,
                                     .bias = no_weight(),
                                     .in = d,
-                                    .out = wide,
-                                    .add_dx = true});
+                                    .out = wide});
     declare_shared_act(b, m, pre, act, dact, dpre);
     linear_declare(b, "shared_fc2",
                    &(struct linear){.x = act,
@@ -419,6 +271,7 @@ static slot_id declare_metrics(struct build *b, const struct moe *m)
                              m->rule.capacity > 0};
     struct metric_list *l = b->metrics;
     slot_id stat = build_state(b, "stat", tensor_1d(NULL, DT_F64, ROUTER_STATS));
+    graph_sum(b->g, stat);
     for (int i = 0; i < ROUTER_STATS && stat != NO_SLOT; i++) {
         if (!on[i])
             continue;
@@ -444,10 +297,12 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
         s->load = graph_slot(b->g, "load", tensor_2d(NULL, DT_F64, b->batch + 1, m->experts));
     if (m->rule.coef.global_aux != 0)
         s->global = build_state(b, "global_load", tensor_1d(NULL, DT_F64, m->experts + 1));
+    graph_sum(b->g, s->global);
     if (s->bias.w == NO_SLOT)
         return;
     struct tensor tally = tensor_1d(NULL, DT_F64, m->experts);
     s->tally = build_state(b, "tally", tally);
+    graph_sum(b->g, s->tally);
     ep_declare_tally_sum(b, s->tally);
     if (b->g->err.code != ST_OK)
         return;
@@ -455,10 +310,10 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
                         .name = graph_name(b->g, "expert_bias"),
                         .fn = bias_step,
                         .self = m,
-                        .n_uses = 2,
-                        .use = {{tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
-                                {tensor_1d(NULL, b->dev->wide, m->experts), ARENA_PARAM,
-                                 b->g->slots[s->bias.w].offset, USE_ADD}}});
+                        .n_uses = BIAS_USES,
+                        .use = {[BIAS_TALLY] = {tally, ARENA_STATE, b->g->slots[s->tally].offset, USE_READ},
+                                [BIAS_BIAS] = {tensor_1d(NULL, b->dev->wide, m->experts), ARENA_PARAM,
+                                               b->g->slots[s->bias.w].offset, USE_ADD}}});
 }
 
 /* Where the trainer wants to know the choices of each microbatch they stay in memory of their own, and where it dictates
@@ -479,22 +334,6 @@ static void declare_routes(struct build *b, const struct moe *m, struct moe_slot
                                        .experts = m->experts,
                                        .chosen = record ? b->g->slots[s->idx].offset : -1,
                                        .given = replay ? b->g->slots[s->given].offset : -1};
-}
-
-static slot_id declare_select_work(struct build *b, const struct moe *m)
-{
-    struct router_fwd_args a = {.logits = tensor_2d(NULL, b->dev->wide, b->rows, m->experts),
-                                .probs = tensor_2d(NULL, b->dev->wide, b->rows, m->k),
-                                .rule = m->rule};
-    return b->ops->router_fwd_work ? build_work(b, "select_work", b->ops->router_fwd_work(&a))
-                                   : NO_SLOT;
-}
-
-static slot_id declare_plan_work(struct build *b, const struct moe *m)
-{
-    struct moeplan_args a = {.idx = tensor_2d(NULL, DT_I32, b->rows, m->k),
-                             .offset = tensor_1d(NULL, DT_I32, m->experts + 1)};
-    return b->ops->moeplan_work ? build_work(b, "plan_work", b->ops->moeplan_work(&a)) : NO_SLOT;
 }
 
 static void declare_slots(struct build *b, const struct moe *m, struct moe_slots *s)
@@ -533,19 +372,17 @@ static void declare_slots(struct build *b, const struct moe *m, struct moe_slots
         s->home.y = s->yp;
         s->home.dy = s->dyp;
     }
-    s->select_work = declare_select_work(b, m);
-    s->plan_work = declare_plan_work(b, m);
 }
 
 /* ---- nodes ----------------------------------------------------------------------------------- */
 
-static void declare_scatter(struct build *b, const struct moe *m, const struct moe_slots *s,
-                            const struct core_io *io)
+static void declare_scatter(struct build *b, const struct moe_slots *s, const struct core_io *io)
 {
     if (!training(b))
         return;
-    int n = graph_node(b->g, "scatter", LANE_COMPUTE, m);
-    GRAPH_PHASE(b->g, n, PH_BWD, scatter_bwd, READS(s->home.dx), READS(s->home.row), ADDS(io->dh));
+    struct graph *g = b->g;
+    int n = graph_node(g, "scatter", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_BWD, unpermute, .x = of(g, s->home.dx), .row = of(g, s->home.row), .y = of(g, io->dh));
 }
 
 static void declare_router(struct build *b, const struct moe *m, const struct moe_slots *s,
@@ -554,11 +391,13 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
     struct graph *g = b->g;
     bool jitters = s->hj != NO_SLOT;
     if (jitters) {
-        int n = graph_node(g, "jitter", LANE_COMPUTE, m);
-        GRAPH_PHASE(g, n, PH_FWD, jitter_fwd, READS(io->h), READS(b->in.info), WRITES(s->hj));
-        GRAPH_PHASE(g, n, PH_REPLAY, jitter_fwd, READS(io->h), READS(b->in.info), WRITES(s->hj));
-        graph_replay(g, s->hj, n);
-        GRAPH_PHASE(g, n, PH_BWD, jitter_fwd, READS(s->dhj), READS(b->in.info), ADDS(io->dh));
+        int n = graph_node(g, "jitter", LANE_COMPUTE, NULL);
+        struct router_jitter_args a = {.x = of(g, io->h), .info = of(g, b->in.info), .y = of(g, s->hj), .eps = m->jitter, .key = m->jitter_key, .seq = m->seq};
+        graph_op(g, n, PH_FWD, &router_jitter_desc, &a);
+        graph_again(g, n, s->hj);
+        a.x = of(g, s->dhj);
+        a.y = of(g, io->dh);
+        graph_op(g, n, PH_BWD, &router_jitter_desc, &a);
     }
     linear_declare(b, "router",
                    &(struct linear){.x = jitters ? s->hj : io->h,
@@ -568,25 +407,26 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
                                     .w = s->router,
                                     .bias = no_weight(),
                                     .in = m->width,
-                                    .out = m->experts,
-                                    .add_dx = !jitters});
+                                    .out = m->experts});
     if (s->gate != s->logits) { /* the gradient goes straight through to the real logits */
-        int n = graph_node(g, "noise", LANE_COMPUTE, m);
-        GRAPH_PHASE(g, n, PH_FWD, noise_fwd, READS(b->in.info), WRITES(s->logits));
-        GRAPH_PHASE(g, n, PH_REPLAY, noise_fwd, READS(b->in.info), WRITES(s->logits));
-        graph_replay(g, s->logits, n);
+        int n = graph_node(g, "noise", LANE_COMPUTE, NULL);
+        GRAPH_OP(g, n, PH_FWD, router_noise, .info = of(g, b->in.info), .logits = of(g, s->logits), .key = m->noise_key, .seq = m->seq);
+        graph_again(g, n, s->logits);
     }
-    int n = graph_node(g, "select", LANE_COMPUTE, m);
+    int n = graph_node(g, "select", LANE_COMPUTE, NULL);
     slot_id token = m->hashed ? b->in.token : NO_SLOT, table = m->hashed ? s->table.w : s->given;
-    GRAPH_PHASE(g, n, PH_FWD, select_fwd, READS(s->logits), READS(s->bias.w), READS(token),
-                READS(table), WRITES(s->probs), WRITES(s->idx), WRITES(s->load), ADDS(s->stat),
-                ADDS(s->tally), ADDS(s->global), WRITES(s->select_work));
+    GRAPH_OP(g, n, PH_FWD, router_fwd, .logits = of(g, s->logits), .bias = of(g, s->bias.w), .token = of(g, token), .table = of(g, table),
+             .probs = of(g, s->probs), .idx = of(g, s->idx), .load = of(g, s->load), .stat = of(g, s->stat), .tally = of(g, s->tally),
+             .global = of(g, s->global), .rule = m->rule);
     if (m->rule.coef.global_aux != 0)
         ep_declare_load_sum(b, s->load);
-    if (training(b))
-        GRAPH_PHASE(g, n, PH_BWD, select_bwd, READS(s->home.dprob), READS(s->home.row), READS(s->logits),
-                    READS(s->idx), READS(s->load), READS(b->in.mb_share), WRITES(s->dprobs),
-                    WRITES(s->dlogits));
+    if (!training(b))
+        return;
+    struct router_rule rule = m->rule;
+    rule.coef.global_aux /= (double)m->batch_ranks; /* the load is their sum */
+    GRAPH_OP(g, n, PH_BWD, unpermute, .row = of(g, s->home.row), .xprob = of(g, s->home.dprob), .yprob = of(g, s->dprobs));
+    GRAPH_OP(g, n, PH_BWD, router_bwd, .dprobs = of(g, s->dprobs), .dloss = of(g, b->in.mb_share), .logits = of(g, s->logits), .idx = of(g, s->idx),
+             .load = of(g, s->load), .dlogits = of(g, s->dlogits), .rule = rule, .hashed = m->hashed);
 }
 
 static void declare_permute(struct build *b, const struct moe *m, const struct moe_slots *s,
@@ -594,20 +434,19 @@ static void declare_permute(struct build *b, const struct moe *m, const struct m
 {
     struct graph *g = b->g;
     double bytes = 2.0 * (double)tensor_bytes(&g->slots[s->xp].shape);
-    int n = graph_node(g, "plan", LANE_COMPUTE, m);
+    int n = graph_node(g, "plan", LANE_COMPUTE, NULL);
     slot_id row = s->ep.on ? s->ep.sorted_row : s->home.row, src = s->ep.on ? s->ep.sorted_src : s->home.src;
-    GRAPH_PHASE(g, n, PH_FWD, plan_fwd, READS(s->idx), WRITES(s->home.offset), WRITES(row), WRITES(src),
-                WRITES(s->plan_work));
+    GRAPH_OP(g, n, PH_FWD, moeplan, .idx = of(g, s->idx), .offset = of(g, s->home.offset), .row = of(g, row), .src = of(g, src));
     if (s->ep.on)
         ep_declare_maps(b, &s->ep, &s->home);
-    n = graph_node(g, "permute", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, permute_fwd, READS(io->h), READS(s->home.src), READS(s->home.row),
-                READS(s->probs), WRITES(s->home.x), WRITES(s->home.prob));
+    n = graph_node(g, "permute", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row), .prob = of(g, s->probs),
+             .y = of(g, s->home.x), .yprob = of(g, s->home.prob), .k = m->k);
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_REPLAY, permute_replay, READS(io->h), READS(s->home.src), READS(s->home.row),
-                WRITES(s->home.x));
+    /* The probabilities are kept. */
+    GRAPH_OP(g, n, PH_REPLAY, permute, .x = of(g, io->h), .src = of(g, s->home.src), .row = of(g, s->home.row), .y = of(g, s->home.x), .k = m->k);
     graph_cost(g, n, PH_REPLAY, 0, bytes);
     graph_replay(g, s->home.x, n);
 }
@@ -632,17 +471,14 @@ static void declare_experts(struct build *b, const struct moe *m, const struct m
                                          .wide = m->wide});
     if (s->ep.on)
         ep_declare_return(b, &s->ep, &s->home, s->yp, s->dyp);
-    int n = graph_node(g, "combine", LANE_COMPUTE, m);
+    int n = graph_node(g, "combine", LANE_COMPUTE, NULL);
     double bytes = (double)tensor_bytes(&g->slots[s->home.y].shape);
-    GRAPH_PHASE(g, n, PH_FWD, combine_fwd, READS(s->home.y), READS(s->home.row), READS(s->shared),
-                WRITES(io->f));
+    GRAPH_OP(g, n, PH_FWD, unpermute, .x = of(g, s->home.y), .row = of(g, s->home.row), .base = of(g, s->shared), .y = of(g, io->f));
     graph_cost(g, n, PH_FWD, 0, bytes);
-    if (s->shared != NO_SLOT)
-        graph_inplace(g, n, PH_FWD, 2, 3);
+    graph_inplace(g, n, PH_FWD, s->shared, io->f);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, READS(io->df), READS(s->home.src), READS(s->home.row),
-                WRITES(s->home.dy));
+    GRAPH_OP(g, n, PH_BWD, permute, .x = of(g, io->df), .src = of(g, s->home.src), .row = of(g, s->home.row), .y = of(g, s->home.dy), .k = m->k);
     graph_cost(g, n, PH_BWD, 0, bytes);
 }
 
@@ -658,10 +494,11 @@ static int moe_declare(struct build *b, struct core_io *io)
     declare_slots(b, m, &s);
     declare_state(b, m, &s);
     io->f = build_real(b, "out", b->rows, m->width);
+    graph_sum(b->g, io->dh);
     s.shared = declare_shared(b, m, io);
     if (b->g->err.code != ST_OK)
         return b->g->err.code;
-    declare_scatter(b, m, &s, io);
+    declare_scatter(b, &s, io);
     declare_router(b, m, &s, io);
     declare_permute(b, m, &s, io);
     if (s.ep.on)

@@ -15,6 +15,8 @@
  * large a slab was wanted, and the trainer takes the step again with more room before anything is updated (or the batch,
  * in evaluation). */
 #include "layers/moe_ep.h"
+#include "ops/epplan/epplan.h"
+#include "ops/permute/permute.h"
 
 #include <math.h>
 
@@ -30,26 +32,12 @@ struct sum_node {
 
 /* ---- steps -------------------------------------------------------------------------------------------------------- */
 
-static int maps_fwd(const struct step_ctx *c)
-{
-    enum { OFFSET, ROW, SRC, TO, FROM, COUNT, ROWS, NEED };
-    struct epsend_args a = {.offset = c->t[OFFSET], .row = c->t[ROW], .src = c->t[SRC], .to = c->t[TO], .from = c->t[FROM],
-                            .count = c->t[COUNT], .rows = c->t[ROWS], .need = c->t[NEED], .acc_need = c->add[NEED]};
-    return c->ops->epsend(c->lane, &a);
-}
-
+enum { COUNTS_OUT, COUNTS_IN };
 static int counts_fwd(const struct step_ctx *c)
 {
     const struct ep_node *n = c->self;
-    struct tensor recv = c->t[1], all = {0};
-    return comm_all_to_all(n->comm, c->lane, n->name[0], &c->t[0], &recv, &all, &all);
-}
-
-static int arrival_fwd(const struct step_ctx *c)
-{
-    enum { COUNT, OFFSET, FROM, TO, ROWS };
-    struct eprecv_args a = {.count = c->t[COUNT], .offset = c->t[OFFSET], .from = c->t[FROM], .to = c->t[TO], .rows = c->t[ROWS]};
-    return c->ops->eprecv(c->lane, &a);
+    struct tensor recv = c->t[COUNTS_IN], all = {0};
+    return comm_all_to_all(n->comm, c->lane, n->name[0], &c->t[COUNTS_OUT], &recv, &all, &all);
 }
 
 /* Slabs of rows, and of probabilities if there are any: [ranks, cap, ...]. */
@@ -70,56 +58,35 @@ static int exchange(const struct step_ctx *c, const char *what, int send, int re
 }
 
 /* x, prob -> y, yprob; rows sent and received. The same step in both directions. */
+enum { MOVE_X, MOVE_PROB, MOVE_SENT, MOVE_GOT, MOVE_Y, MOVE_YPROB };
 static int move_rows(const struct step_ctx *c)
 {
-    enum { X, PROB, SENT, GOT, Y, YPROB };
     const struct ep_node *n = c->self;
-    TRY(exchange(c, n->name[1], X, Y, SENT, GOT));
-    return exchange(c, n->name[1], PROB, YPROB, SENT, GOT);
+    TRY(exchange(c, n->name[1], MOVE_X, MOVE_Y, MOVE_SENT, MOVE_GOT));
+    return exchange(c, n->name[1], MOVE_PROB, MOVE_YPROB, MOVE_SENT, MOVE_GOT);
 }
 
+enum { BACK_X, BACK_SENT, BACK_GOT, BACK_Y };
 static int move_back(const struct step_ctx *c)
 {
-    enum { X, SENT, GOT, Y };
     const struct ep_node *n = c->self;
-    return exchange(c, n->name[2], X, Y, SENT, GOT);
+    return exchange(c, n->name[2], BACK_X, BACK_Y, BACK_SENT, BACK_GOT);
 }
 
-static struct tensor column(const struct tensor *t)
-{
-    return t->data == NULL ? (struct tensor){0} : tensor_2d(t->data, t->dtype, t->dim[0], 1);
-}
-
-/* Slabs -> rows by expert. */
-static int sort_rows(const struct step_ctx *c)
-{
-    enum { X, PROB, FROM, TO, Y, YPROB };
-    struct permute_args a = {.x = c->t[X], .src = c->t[FROM], .row = c->t[TO], .prob = column(&c->t[PROB]), .y = c->t[Y], .yprob = c->t[YPROB], .k = 1};
-    return c->ops->permute(c->lane, &a);
-}
-
-/* Rows by expert -> slabs. */
-static int unsort_rows(const struct step_ctx *c)
-{
-    enum { X, PROB, TO, Y, YPROB };
-    struct unpermute_args a = {.x = c->t[X], .row = c->t[TO], .xprob = c->t[PROB], .y = c->t[Y], .yprob = column(&c->t[YPROB])};
-    return c->ops->unpermute(c->lane, &a);
-}
-
+enum { SUM_TENSOR, SUM_WORK, SUM_USES };
 static int sum_step(const struct step_ctx *c)
 {
-    enum { T, WORK };
     const struct sum_node *n = c->self;
-    struct tensor t = tensor_1d(c->t[T].data, c->t[T].dtype, tensor_elems(&c->t[T])), work = c->t[WORK];
+    const struct tensor *all = &c->t[SUM_TENSOR];
+    struct tensor t = tensor_1d(all->data, all->dtype, tensor_elems(all)), work = c->t[SUM_WORK];
     return comm_all_reduce(n->comm, c->lane, n->name, &t, &work);
 }
 
 /* The last row of the load: what global_aux balances. */
 static int load_step(const struct step_ctx *c)
 {
-    enum { LOAD, WORK };
     const struct sum_node *n = c->self;
-    struct tensor last = tensor_rows(&c->t[LOAD], c->t[LOAD].dim[0] - 1, 1), work = c->t[WORK];
+    struct tensor last = tensor_rows(&c->t[SUM_TENSOR], c->t[SUM_TENSOR].dim[0] - 1, 1), work = c->t[SUM_WORK];
     struct tensor t = tensor_1d(last.data, last.dtype, tensor_elems(&last));
     return comm_all_reduce(n->comm, c->lane, n->name, &t, &work);
 }
@@ -141,6 +108,7 @@ static slot_id declare_need(struct build *b, int64_t cap)
 {
     struct metric_list *l = b->metrics;
     slot_id need = build_state(b, "ep_need", tensor_1d(NULL, DT_F64, 1));
+    graph_sum(b->g, need);
     if (need != NO_SLOT && mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) == ST_OK)
         l->m[l->n++] = (struct metric){.tag = "slab rows", .layer = b->layer, .n = 1, .offset = b->g->slots[need].offset, .room = cap,
                                        .eval = !training(b)};
@@ -198,13 +166,32 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t expert
 void ep_declare_maps(struct build *b, const struct ep *ep, const struct ep_home *home)
 {
     struct graph *g = b->g;
-    int n = graph_node(g, "ep_send", LANE_COMPUTE, ep->node);
-    GRAPH_PHASE(g, n, PH_FWD, maps_fwd, READS(home->offset), READS(ep->sorted_row), READS(ep->sorted_src), WRITES(home->row),
-                WRITES(home->src), WRITES(ep->count), WRITES(ep->rows), ADDS(ep->need));
+    int n = graph_node(g, "ep_send", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, epsend, .offset = of(g, home->offset), .row = of(g, ep->sorted_row), .src = of(g, ep->sorted_src), .to = of(g, home->row),
+             .from = of(g, home->src), .count = of(g, ep->count), .rows = of(g, ep->rows), .need = of(g, ep->need));
     n = graph_node(g, "counts", LANE_COMM, ep->node);
-    GRAPH_PHASE(g, n, PH_FWD, counts_fwd, READS(ep->count), WRITES(ep->rcount));
-    n = graph_node(g, "ep_recv", LANE_COMPUTE, ep->node);
-    GRAPH_PHASE(g, n, PH_FWD, arrival_fwd, READS(ep->rcount), WRITES(ep->offset), WRITES(ep->from), WRITES(ep->to), WRITES(ep->rrows));
+    GRAPH_PHASE(g, n, PH_FWD, counts_fwd, [COUNTS_OUT] = READS(ep->count), [COUNTS_IN] = WRITES(ep->rcount));
+    n = graph_node(g, "ep_recv", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, eprecv, .count = of(g, ep->rcount), .offset = of(g, ep->offset), .from = of(g, ep->from), .to = of(g, ep->to),
+             .rows = of(g, ep->rrows));
+}
+
+static struct tensor column(struct tensor t)
+{
+    return t.data == NULL ? t : tensor_2d(t.data, t.dtype, t.dim[0], 1);
+}
+
+/* Slabs -> rows by expert. prob and yprob may be NO_SLOT. */
+static void declare_sort(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob, slot_id y, slot_id yprob)
+{
+    GRAPH_OP(g, n, ph, permute, .x = of(g, x), .src = of(g, ep->from), .row = of(g, ep->to), .prob = column(of(g, prob)), .y = of(g, y),
+             .yprob = of(g, yprob), .k = 1);
+}
+
+/* Rows by expert -> slabs. */
+static void declare_unsort(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob, slot_id y, slot_id yprob)
+{
+    GRAPH_OP(g, n, ph, unpermute, .x = of(g, x), .row = of(g, ep->to), .xprob = of(g, prob), .y = of(g, y), .yprob = column(of(g, yprob)));
 }
 
 void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_home *home, const struct ep_rows *rows)
@@ -213,22 +200,22 @@ void ep_declare_dispatch(struct build *b, const struct ep *ep, const struct ep_h
     double bytes = (double)tensor_bytes(&g->slots[home->x].shape) + (double)tensor_bytes(&g->slots[home->prob].shape);
     int n = graph_node(g, "dispatch", LANE_COMM, ep->node);
     graph_role(g, n, ROLE_DISPATCH);
-    GRAPH_PHASE(g, n, PH_FWD, move_rows, READS(home->x), READS(home->prob), READS(ep->rows), READS(ep->rrows), WRITES(ep->rx),
-                WRITES(ep->rprob));
+    GRAPH_PHASE(g, n, PH_FWD, move_rows, [MOVE_X] = READS(home->x), [MOVE_PROB] = READS(home->prob), [MOVE_SENT] = READS(ep->rows),
+                [MOVE_GOT] = READS(ep->rrows), [MOVE_Y] = WRITES(ep->rx), [MOVE_YPROB] = WRITES(ep->rprob));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (training(b)) {
-        GRAPH_PHASE(g, n, PH_BWD, move_rows, READS(ep->drx), READS(ep->drprob), READS(ep->rrows), READS(ep->rows), WRITES(home->dx),
-                    WRITES(home->dprob));
+        GRAPH_PHASE(g, n, PH_BWD, move_rows, [MOVE_X] = READS(ep->drx), [MOVE_PROB] = READS(ep->drprob), [MOVE_SENT] = READS(ep->rrows),
+                    [MOVE_GOT] = READS(ep->rows), [MOVE_Y] = WRITES(home->dx), [MOVE_YPROB] = WRITES(home->dprob));
         graph_cost(g, n, PH_BWD, 0, bytes);
     }
-    n = graph_node(g, "arrive", LANE_COMPUTE, ep->node);
-    GRAPH_PHASE(g, n, PH_FWD, sort_rows, READS(ep->rx), READS(ep->rprob), READS(ep->from), READS(ep->to), WRITES(rows->x), WRITES(rows->prob));
+    n = graph_node(g, "arrive", LANE_COMPUTE, NULL);
+    declare_sort(g, n, PH_FWD, ep, ep->rx, ep->rprob, rows->x, rows->prob);
     graph_cost(g, n, PH_FWD, 0, 2 * bytes);
     if (!training(b))
         return;
-    GRAPH_PHASE(g, n, PH_REPLAY, sort_rows, READS(ep->rx), READS(NO_SLOT), READS(ep->from), READS(ep->to), WRITES(rows->x), WRITES(NO_SLOT));
+    declare_sort(g, n, PH_REPLAY, ep, ep->rx, NO_SLOT, rows->x, NO_SLOT);
     graph_replay(g, rows->x, n);
-    GRAPH_PHASE(g, n, PH_BWD, unsort_rows, READS(rows->dx), READS(rows->dprob), READS(ep->to), WRITES(ep->drx), WRITES(ep->drprob));
+    declare_unsort(g, n, PH_BWD, ep, rows->dx, rows->dprob, ep->drx, ep->drprob);
     graph_cost(g, n, PH_BWD, 0, 2 * bytes);
 }
 
@@ -236,19 +223,19 @@ void ep_declare_return(struct build *b, const struct ep *ep, const struct ep_hom
 {
     struct graph *g = b->g;
     double bytes = (double)tensor_bytes(&g->slots[home->y].shape);
-    int n = graph_node(g, "leave", LANE_COMPUTE, ep->node);
-    GRAPH_PHASE(g, n, PH_FWD, unsort_rows, READS(y), READS(NO_SLOT), READS(ep->to), WRITES(ep->ry), WRITES(NO_SLOT));
+    int n = graph_node(g, "leave", LANE_COMPUTE, NULL);
+    declare_unsort(g, n, PH_FWD, ep, y, NO_SLOT, ep->ry, NO_SLOT);
     graph_cost(g, n, PH_FWD, 0, 2 * bytes);
     if (training(b)) {
-        GRAPH_PHASE(g, n, PH_BWD, sort_rows, READS(ep->dry), READS(NO_SLOT), READS(ep->from), READS(ep->to), WRITES(dy), WRITES(NO_SLOT));
+        declare_sort(g, n, PH_BWD, ep, ep->dry, NO_SLOT, dy, NO_SLOT);
         graph_cost(g, n, PH_BWD, 0, 2 * bytes);
     }
     n = graph_node(g, "return", LANE_COMM, ep->node);
     graph_role(g, n, ROLE_COMBINE);
-    GRAPH_PHASE(g, n, PH_FWD, move_back, READS(ep->ry), READS(ep->rrows), READS(ep->rows), WRITES(home->y));
+    GRAPH_PHASE(g, n, PH_FWD, move_back, [BACK_X] = READS(ep->ry), [BACK_SENT] = READS(ep->rrows), [BACK_GOT] = READS(ep->rows), [BACK_Y] = WRITES(home->y));
     graph_cost(g, n, PH_FWD, 0, bytes);
     if (training(b)) {
-        GRAPH_PHASE(g, n, PH_BWD, move_back, READS(home->dy), READS(ep->rows), READS(ep->rrows), WRITES(ep->dry));
+        GRAPH_PHASE(g, n, PH_BWD, move_back, [BACK_X] = READS(home->dy), [BACK_SENT] = READS(ep->rows), [BACK_GOT] = READS(ep->rrows), [BACK_Y] = WRITES(ep->dry));
         graph_cost(g, n, PH_BWD, 0, bytes);
     }
 }
@@ -270,7 +257,7 @@ void ep_declare_load_sum(struct build *b, slot_id load)
     struct sum_node *self = sum_over_batch(b, "load_sum");
     slot_id work = graph_slot(g, "load_work", tensor_1d(NULL, DT_F64, b->mesh->dp * experts));
     int n = graph_node(g, "load_sum", LANE_COMM, self);
-    GRAPH_PHASE(g, n, PH_FWD, load_step, ADDS(load), WRITES(work));
+    GRAPH_PHASE(g, n, PH_FWD, load_step, [SUM_TENSOR] = ADDS(load), [SUM_WORK] = WRITES(work));
 }
 
 void ep_declare_tally_sum(struct build *b, slot_id tally)
@@ -282,7 +269,7 @@ void ep_declare_tally_sum(struct build *b, slot_id tally)
     slot_id work = build_state(b, "tally_work", all);
     if (self == NULL || work == NO_SLOT)
         return;
-    build_update(b, &(struct update_decl){.name = self->name, .lane = LANE_COMM, .fn = sum_step, .self = self, .n_uses = 2,
-                                          .use = {{shape, ARENA_STATE, b->g->slots[tally].offset, USE_ADD},
-                                                  {all, ARENA_STATE, b->g->slots[work].offset, USE_WRITE}}});
+    build_update(b, &(struct update_decl){.name = self->name, .lane = LANE_COMM, .fn = sum_step, .self = self, .n_uses = SUM_USES,
+                                          .use = {[SUM_TENSOR] = {shape, ARENA_STATE, b->g->slots[tally].offset, USE_ADD},
+                                                  [SUM_WORK] = {all, ARENA_STATE, b->g->slots[work].offset, USE_WRITE}}});
 }

@@ -3,6 +3,7 @@
 #define BRAID_LAYERS_MOE_EXPERTS_H
 
 #include "layers/layer.h"
+#include "ops/act/act.h"
 
 /* Rows sorted by expert, their probabilities, what comes out. act lives as long as the graph. */
 struct experts {

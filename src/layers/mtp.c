@@ -11,97 +11,34 @@
  * backward: dcat = dx W_eh; de and the contribution to dh_{k-1} through the two norms. h_{k-1} has two readers: with
  * one stream the head (in the forward half) and this entry, else this entry and, after it, the contraction. */
 #include "layers/layer.h"
+#include "ops/gemm/gemm.h"
+#include "ops/mhc/mhc.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/shift/shift.h"
 
 struct entry {
     double eps;
     bool zero_centered;
-    int64_t batch, seq, hidden, streams;
+    int64_t hidden, streams;
 };
 
-static struct tensor ids(const struct entry *m, const struct tensor *t)
+static struct tensor ids(const struct build *b, slot_id s)
 {
-    return t->data ? tensor_2d(t->data, DT_I32, m->batch, m->seq) : (struct tensor){0};
+    struct tensor t = of(b->g, s);
+    return t.data ? tensor_split_first(&t, b->batch, b->seq) : t;
 }
 
 /* Streams [T, n d] as n T rows of d. */
-static struct tensor by_stream(const struct entry *m, const struct tensor *t)
+static struct tensor by_stream(const struct entry *m, struct tensor t)
 {
-    return tensor_2d(t->data, t->dtype, t->dim[0] * m->streams, m->hidden);
+    return tensor_2d(t.data, t.dtype, t.dim[0] * m->streams, m->hidden);
 }
 
 /* The normed embedding and hidden state: halves of one tensor, or a tensor each. */
-static struct tensor normed_e(const struct entry *m, const struct tensor *e) { return m->streams > 1 ? *e : tensor_cols(e, 0, m->hidden); }
-static struct tensor normed_h(const struct entry *m, const struct tensor *e, const struct tensor *h)
+static struct tensor normed_e(const struct entry *m, struct tensor e) { return m->streams > 1 ? e : tensor_cols(&e, 0, m->hidden); }
+static struct tensor normed_h(const struct entry *m, struct tensor e, struct tensor h)
 {
-    return m->streams > 1 ? by_stream(m, h) : tensor_cols(e, m->hidden, m->hidden);
-}
-
-static int shift_fwd(const struct step_ctx *c)
-{
-    enum { TOKEN, LABEL, DOC, NEXT_TOKEN, NEXT_LABEL };
-    const struct entry *m = c->self;
-    struct shift_args t = {.x = ids(m, &c->t[TOKEN]), .doc_start = ids(m, &c->t[DOC]), .y = ids(m, &c->t[NEXT_TOKEN]), .fill = 0};
-    struct shift_args l = {.x = ids(m, &c->t[LABEL]), .doc_start = ids(m, &c->t[DOC]), .y = ids(m, &c->t[NEXT_LABEL]), .fill = -1};
-    TRY(c->ops->shift(c->lane, &t));
-    return c->ops->shift(c->lane, &l);
-}
-
-static int norms_fwd(const struct step_ctx *c)
-{
-    enum { E, H, EW, HW, EN, HN, ERSTD, HRSTD };
-    const struct entry *m = c->self;
-    struct rmsnorm_fwd_args e = {.x = c->t[E], .w = c->t[EW], .y = normed_e(m, &c->t[EN]), .rstd = c->t[ERSTD],
-                                 .eps = m->eps, .zero_centered = m->zero_centered};
-    struct rmsnorm_fwd_args h = {.x = by_stream(m, &c->t[H]), .w = c->t[HW], .y = normed_h(m, &c->t[EN], &c->t[HN]), .rstd = c->t[HRSTD],
-                                 .eps = m->eps, .zero_centered = m->zero_centered};
-    TRY(c->ops->rmsnorm_fwd(c->lane, &e));
-    return c->ops->rmsnorm_fwd(c->lane, &h);
-}
-
-static int norms_bwd(const struct step_ctx *c)
-{
-    enum { DEN, DHN, E, H, EW, HW, ERSTD, HRSTD, DE, DH, DEW, DHW, WORK };
-    const struct entry *m = c->self;
-    struct rmsnorm_bwd_args e = {.dy = normed_e(m, &c->t[DEN]), .x = c->t[E], .w = c->t[EW], .rstd = c->t[ERSTD],
-                                 .dx = c->t[DE], .dw = c->t[DEW], .work = c->t[WORK], .zero_centered = m->zero_centered, .acc_dw = c->add[DEW]};
-    struct rmsnorm_bwd_args h = {.dy = normed_h(m, &c->t[DEN], &c->t[DHN]), .x = by_stream(m, &c->t[H]), .w = c->t[HW], .rstd = c->t[HRSTD],
-                                 .dx = by_stream(m, &c->t[DH]), .dw = c->t[DHW], .work = c->t[WORK], .zero_centered = m->zero_centered,
-                                 .acc_dw = c->add[DHW]};
-    if (c->add[DH])
-        h.dres = h.dx; /* another reader's contribution is already there */
-    TRY(c->ops->rmsnorm_bwd(c->lane, &e));
-    return c->ops->rmsnorm_bwd(c->lane, &h);
-}
-
-/* ---- streams: each is projected, and the embedding's projection goes to all of them --------------------------- */
-
-static int streams_fwd(const struct step_ctx *c)
-{
-    enum { EP, HN, W, X };
-    const struct entry *m = c->self;
-    struct mhc_expand_fwd_args e = {.x = c->t[EP], .y = c->t[X]};
-    struct gemm_args h = {.a = by_stream(m, &c->t[HN]), .b = c->t[W], .c = by_stream(m, &c->t[X]), .trans_b = true, .alpha = 1, .beta = 1};
-    TRY(c->ops->mhc_expand_fwd(c->lane, &e));
-    return c->ops->gemm(c->lane, &h);
-}
-
-static int streams_bwd(const struct step_ctx *c)
-{
-    enum { DX, W, DEP, DHN };
-    const struct entry *m = c->self;
-    struct mhc_expand_bwd_args e = {.dy = c->t[DX], .dx = c->t[DEP]};
-    struct gemm_args h = {.a = by_stream(m, &c->t[DX]), .b = c->t[W], .c = by_stream(m, &c->t[DHN]), .alpha = 1};
-    TRY(c->ops->mhc_expand_bwd(c->lane, &e));
-    return c->ops->gemm(c->lane, &h);
-}
-
-static int streams_dw(const struct step_ctx *c)
-{
-    enum { DX, HN, DW };
-    const struct entry *m = c->self;
-    struct gemm_args a = {.a = by_stream(m, &c->t[DX]), .b = by_stream(m, &c->t[HN]), .c = c->t[DW], .trans_a = true, .alpha = 1,
-                          .beta = c->add[DW] ? 1 : 0};
-    return c->ops->gemm(c->lane, &a);
+    return m->streams > 1 ? by_stream(m, h) : tensor_cols(&e, m->hidden, m->hidden);
 }
 
 /* ---- declaration ------------------------------------------------------------------------------------------------ */
@@ -111,13 +48,6 @@ struct normed {
     slot_id en, den, hn, dhn;
 };
 
-static slot_id norm_work(struct build *b, const struct entry *m)
-{
-    struct rmsnorm_bwd_args a = {.x = tensor_2d(NULL, b->dev->real, b->rows * m->streams, m->hidden),
-                                 .w = tensor_1d(NULL, b->dev->wide, m->hidden)};
-    return b->ops->rmsnorm_bwd_work ? build_work(b, "norm_work", b->ops->rmsnorm_bwd_work(&a)) : NO_SLOT;
-}
-
 static void declare_norms(struct build *b, const struct entry *m, slot_id e, slot_id de, const struct mtp_io *io, const struct normed *y)
 {
     struct graph *g = b->g;
@@ -126,13 +56,20 @@ static void declare_norms(struct build *b, const struct entry *m, slot_id e, slo
     struct weight we = build_weight(b, &pe), wh = build_weight(b, &ph);
     slot_id er = graph_slot(g, "erstd", tensor_1d(NULL, b->dev->wide, b->rows));
     slot_id hr = graph_slot(g, "hrstd", tensor_1d(NULL, b->dev->wide, b->rows * m->streams));
-    int n = graph_node(g, "norms", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, norms_fwd, READS(e), READS(io->h), READS(we.w), READS(wh.w), WRITES(y->en), WRITES(y->hn), WRITES(er), WRITES(hr));
-    GRAPH_PHASE(g, n, PH_REPLAY, norms_fwd, READS(e), READS(io->h), READS(we.w), READS(wh.w), WRITES(y->en), WRITES(y->hn), WRITES(er), WRITES(hr));
-    graph_replay(g, y->en, n);
-    graph_replay(g, y->hn, n);
-    GRAPH_PHASE(g, n, PH_BWD, norms_bwd, READS(y->den), READS(y->dhn), READS(e), READS(io->h), READS(we.w), READS(wh.w), READS(er), READS(hr),
-                WRITES(de), ADDS(io->dh), ADDS(we.dw), ADDS(wh.dw), WRITES(norm_work(b, m)));
+    int n = graph_node(g, "norms", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = of(g, e), .w = of(g, we.w), .y = normed_e(m, of(g, y->en)), .rstd = of(g, er), .eps = m->eps,
+             .zero_centered = m->zero_centered);
+    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = by_stream(m, of(g, io->h)), .w = of(g, wh.w), .y = normed_h(m, of(g, y->en), of(g, y->hn)),
+             .rstd = of(g, hr), .eps = m->eps, .zero_centered = m->zero_centered);
+    graph_again(g, n, y->en);
+    graph_again(g, n, y->hn);
+    /* With one stream the head's contribution to dh is already there; the contraction of several adds its own after this. */
+    struct tensor dh = by_stream(m, of(g, io->dh)), none = {0};
+    graph_sum(g, io->dh);
+    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = normed_e(m, of(g, y->den)), .x = of(g, e), .w = of(g, we.w), .rstd = of(g, er), .dx = of(g, de),
+             .dw = of(g, we.dw), .zero_centered = m->zero_centered);
+    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = normed_h(m, of(g, y->den), of(g, y->dhn)), .x = by_stream(m, of(g, io->h)), .w = of(g, wh.w),
+             .rstd = of(g, hr), .dres = m->streams > 1 ? none : dh, .dx = dh, .dw = of(g, wh.dw), .zero_centered = m->zero_centered);
     double elems = 0.5 * (double)(b->rows * m->hidden * (1 + m->streams)), size = (double)dtype_bytes(b->dev->real);
     graph_cost(g, n, PH_FWD, 8 * elems, 4 * elems * size);
     graph_cost(g, n, PH_REPLAY, 8 * elems, 4 * elems * size);
@@ -160,12 +97,14 @@ static void declare_streams(struct build *b, const struct entry *m, const struct
     io->x = build_real(b, "stream", b->rows, wide);
     io->dx = build_grad(b, "dstream", b->rows, wide);
     double flops = 2 * (double)(b->rows * wide * d), bytes = 2 * (double)(b->rows * wide) * (double)dtype_bytes(b->dev->real);
-    int n = graph_node(g, "h_proj", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, streams_fwd, READS(ep), READS(y->hn), READS(w.w), WRITES(io->x));
-    GRAPH_PHASE(g, n, PH_REPLAY, streams_fwd, READS(ep), READS(y->hn), READS(w.w), WRITES(io->x));
-    graph_replay(g, io->x, n);
-    GRAPH_PHASE(g, n, PH_BWD, streams_bwd, READS(io->dx), READS(w.w), WRITES(dep), WRITES(y->dhn));
-    GRAPH_PHASE(g, n, PH_DW, streams_dw, READS(io->dx), READS(y->hn), ADDS(w.dw));
+    int n = graph_node(g, "h_proj", LANE_COMPUTE, NULL);
+    struct tensor x = by_stream(m, of(g, io->x)), dx = by_stream(m, of(g, io->dx)), hn = by_stream(m, of(g, y->hn));
+    GRAPH_OP(g, n, PH_FWD, mhc_expand_fwd, .x = of(g, ep), .y = of(g, io->x));
+    GRAPH_OP(g, n, PH_FWD, gemm, .a = hn, .b = of(g, w.w), .c = x, .trans_b = true, .alpha = 1);
+    graph_again(g, n, io->x);
+    GRAPH_OP(g, n, PH_BWD, mhc_expand_bwd, .dy = of(g, io->dx), .dx = of(g, dep));
+    GRAPH_OP(g, n, PH_BWD, gemm, .a = dx, .b = of(g, w.w), .c = by_stream(m, of(g, y->dhn)), .alpha = 1);
+    GRAPH_OP(g, n, PH_DW, gemm, .a = dx, .b = hn, .c = of(g, w.dw), .trans_a = true, .alpha = 1);
     for (int ph_id = PH_FWD; ph_id < PH_COUNT; ph_id++)
         graph_cost(g, n, (enum phase_id)ph_id, flops, bytes);
 }
@@ -174,18 +113,15 @@ int mtp_declare(struct build *b, int depth, struct mtp_io *io)
 {
     struct graph *g = b->g;
     int64_t d = b->cfg->model.hidden;
-    struct entry *m = graph_own(g, sizeof *m);
+    struct entry sizes = {.eps = b->cfg->model.norm_eps, .zero_centered = b->cfg->model.norm_zero_centered, .hidden = d, .streams = io->streams}, *m = &sizes;
     char scope[32];
-    if (m == NULL)
-        return ST_NOMEM;
-    *m = (struct entry){.eps = b->cfg->model.norm_eps, .zero_centered = b->cfg->model.norm_zero_centered, .batch = b->batch, .seq = b->seq,
-                        .hidden = d, .streams = io->streams};
     snprintf(scope, sizeof scope, "mtp%d", depth);
     graph_scope(g, -1, scope);
     struct tensor shape = tensor_1d(NULL, DT_I32, b->rows);
     slot_id token = graph_slot(g, "token", shape), label = graph_slot(g, "label", shape);
-    int n = graph_node(g, "shift", LANE_COMPUTE, m);
-    GRAPH_PHASE(g, n, PH_FWD, shift_fwd, READS(io->token), READS(io->label), READS(b->in.doc_start), WRITES(token), WRITES(label));
+    int n = graph_node(g, "shift", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->token), .doc_start = ids(b, b->in.doc_start), .y = ids(b, token), .fill = 0);
+    GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->label), .doc_start = ids(b, b->in.doc_start), .y = ids(b, label), .fill = -1);
     io->token = token;
     io->label = label;
 

@@ -1,6 +1,9 @@
 /* Which kernels run each class of ops on this model's device, and why: printed at the start of a run and by `braid
  * plan`. The reasons come from the functions that the launchers ask, so what is printed is what runs. A GPU on paper
  * (`braid plan`) is a Hopper GPU with cuDNN unless gpu.portable says otherwise. */
+#include "ops/act/act.h"
+#include "ops/attention/attention.h"
+#include "ops/expert/expert.h"
 #include "dev/cuda.h"
 #include "model/model.h"
 #include "ops/mhc/mhc_choose.h"

@@ -1,5 +1,7 @@
 /* A model's memory: committing arenas, filling tables and parameters, host views. */
 #include "model/model.h"
+#include "ops/act/act.h"
+#include "ops/init/init.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -58,6 +58,7 @@ static void declare_batch(struct build *b, int64_t depths)
     b->in.scale = training(b) && head ? graph_slot(g, "scale", tensor_1d(NULL, DT_F64, 1 + depths)) : NO_SLOT;
     b->in.mb_share = training(b) ? graph_slot(g, "mb_share", tensor_1d(NULL, DT_F64, 1)) : NO_SLOT;
     b->in.loss = decode || !head ? NO_SLOT : build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
+    graph_sum(g, b->in.loss);
     int n = graph_node(g, "batch", LANE_COPY, NULL);
     GRAPH_PHASE(g, n, PH_FWD, batch_fwd, WRITES(b->in.token), WRITES(b->in.label), WRITES(b->in.pos), WRITES(b->in.doc_start),
                 WRITES(b->in.info), WRITES(b->in.start), WRITES(b->in.scale), WRITES(b->in.mb_share));
@@ -246,7 +247,7 @@ static int declare_stack(struct build *b, const struct pattern *p, struct model_
 static int declare_plan(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
     *mp = (struct model_plan){.mode = o->mode, .batch = o->batch, .seq = o->seq, .cache_len = o->cache_len, .n_micro = 1};
-    graph_init(&mp->g);
+    graph_init(&mp->g, m->ops);
     mp->built = true;
     struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = o->mode, .g = &mp->g, .mem = &m->mem,
                       .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .routes = &m->routes, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,

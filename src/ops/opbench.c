@@ -54,7 +54,7 @@ int roofline_measure(struct dev *dev, struct roofline *r, struct err *e)
 }
 
 /* Several calls captured once and replayed, so that launches by the host do not count. */
-static int time_captured(const struct op_desc *d, const struct op_call *c, const struct op_block *b, struct dev *dev, double budget,
+static int time_captured(const struct op_call *c, const struct op_block *b, struct dev *dev, double budget,
                          struct op_timing *out, struct err *e)
 {
     enum { CALLS = 8, MAX_RUNS = 50 };
@@ -65,12 +65,12 @@ static int time_captured(const struct op_desc *d, const struct op_call *c, const
     int st;
     TRY_OUT(op_send(c, b, dev, &there, &base, e));
     for (int k = 0; k < 2; k++)
-        TRY_OUT(d->run(ops_for(dev), &lane, &there));
+        TRY_OUT(op_call_run(ops_for(dev), &lane, &there));
     TRY_OUT(dev->vt->sync(dev, e));
     TRY_OUT(dev->vt->capture_begin(dev, e));
     int ran = ST_OK;
     for (int k = 0; k < CALLS && ran == ST_OK; k++)
-        ran = d->run(ops_for(dev), &lane, &there);
+        ran = op_call_run(ops_for(dev), &lane, &there);
     TRY_OUT(dev->vt->capture_end(dev, &graph, ran == ST_OK ? e : NULL));
     TRY_OUT(ran);
     TRY_OUT(dev->vt->capture_run(dev, graph, e));
@@ -91,17 +91,17 @@ out:
     return st;
 }
 
-static int time_calls(const struct op_desc *d, const struct op_call *c, struct dev *dev, double budget, struct op_timing *out, struct err *e)
+static int time_calls(const struct op_call *c, struct dev *dev, double budget, struct op_timing *out, struct err *e)
 {
     enum { MAX_RUNS = 200 };
     struct lane lane = {.dev = dev, .err = e};
     double times[MAX_RUNS];
     const struct ops *ops = ops_for(dev);
-    TRY(d->run(ops, &lane, c));
+    TRY(op_call_run(ops, &lane, c));
     double stop = time_now() + budget;
     do {
         double begin = time_now();
-        TRY(d->run(ops, &lane, c));
+        TRY(op_call_run(ops, &lane, c));
         times[out->runs++] = time_now() - begin;
     } while (out->runs < MAX_RUNS && (time_now() < stop || out->runs < 3));
     qsort(times, (size_t)out->runs, sizeof times[0], ascending);
@@ -118,7 +118,7 @@ int op_bench(const struct op_desc *d, const struct op_sample *s, struct dev *dev
     *out = (struct op_timing){0};
     TRY_OUT(op_call_sample(&c, d, s, ops_for(dev), e));
     TRY_OUT(op_call_alloc_fast(&c, &b, 1, e));
-    TRY_OUT(dev->kind == DEV_CUDA ? time_captured(d, &c, &b, dev, budget, out, e) : time_calls(d, &c, dev, budget, out, e));
+    TRY_OUT(dev->kind == DEV_CUDA ? time_captured(&c, &b, dev, budget, out, e) : time_calls(&c, dev, budget, out, e));
     d->cost(&c, &out->cost);
     double by_flops = r->flops_per_s > 0 ? out->cost.flops / r->flops_per_s : 0;
     double by_bytes = r->bytes_per_s > 0 ? out->cost.bytes / r->bytes_per_s : 0;

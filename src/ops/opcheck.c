@@ -137,9 +137,7 @@ static double weighted_output(const struct op_call *f, const struct op_call *b)
         const struct op_arg *a = &f->desc->args[i];
         if ((a->role != ARG_OUT && a->role != ARG_OOUT) || !arg_is_real(a->type) || a->no_grad || f->t[i].data == NULL)
             continue;
-        char name[64];
-        snprintf(name, sizeof name, "d%s", a->name);
-        int j = op_arg_index(b->desc, name);
+        int j = op_gradient_index(b->desc, a->name);
         for (int64_t k = 0, n = j < 0 ? 0 : tensor_elems(&f->t[i]); k < n; k++)
             sum += tensor_get(&f->t[i], k) * tensor_get(&b->t[j], k);
     }
@@ -153,13 +151,13 @@ static void link_backward(const struct op_call *f, struct op_call *b)
     for (int j = 0; j < b->desc->n_args; j++) {
         const struct op_arg *a = &b->desc->args[j];
         int i = op_arg_index(f->desc, a->name);
-        int up = a->name[0] == 'd' ? op_arg_index(f->desc, a->name + 1) : -1;
+        int up = a->name[0] == 'd' ? op_arg_index(f->desc, a->name + (a->name[1] == '_' ? 2 : 1)) : -1;
         bool is_input = a->role == ARG_IN || a->role == ARG_OPT;
         if (is_input && i >= 0) {
-            if (f->t[i].data == NULL)
+            if (f->t[i].data == NULL && a->role == ARG_OPT)
                 b->t[j] = (struct tensor){0};
             else
-                for (int64_t k = 0, n = tensor_elems(&f->t[i]); k < n && b->t[j].data != NULL; k++)
+                for (int64_t k = 0, n = f->t[i].data ? tensor_elems(&f->t[i]) : 0; k < n && b->t[j].data != NULL; k++)
                     tensor_set(&b->t[j], k, tensor_get(&f->t[i], k));
         } else if (a->role == ARG_OPT && up < 0) {
             b->t[j] = (struct tensor){0};
@@ -167,6 +165,7 @@ static void link_backward(const struct op_call *f, struct op_call *b)
             b->t[j] = (struct tensor){0}; /* gradient of an input that is not there */
         }
     }
+    memset(b->acc, 0, sizeof b->acc);
     for (int k = 0; k < b->desc->n_attrs; k++) {
         int same = op_attr_index(f->desc, b->desc->attrs[k].name);
         if (same >= 0)
@@ -193,7 +192,7 @@ static int check_input(struct op_call *f, const struct op_call *b, int i, int j,
         for (int side = 0; side < 2; side++) {
             for (int64_t k = 0; k < n; k++)
                 tensor_set(x, k, tensor_get(x, k) + (side ? -2 : 1) * h * rng_normal(dk, (uint64_t)k));
-            TRY(f->desc->run(&ops_ref, lane, f));
+            TRY(op_call_run(&ops_ref, lane, f));
             at[side] = weighted_output(f, b);
         }
         for (int64_t k = 0; k < n; k++)
@@ -221,19 +220,18 @@ int op_gradcheck(const struct op_desc *d, const struct op_sample *s, uint64_t se
     int st;
     TRY_OUT(op_call_sample(&f, d, s, &ops_ref, e));
     TRY_OUT(op_call_sample(&b, back, s, &ops_ref, e));
+    memset(f.acc, 0, sizeof f.acc);
     for (int k = 0; k < d->n_attrs; k++)
         if (str_starts(d->attrs[k].name, "acc_"))
             f.attr[k] = 0;
     TRY_OUT(op_call_alloc(&f, &fb, seed, false, e));
     TRY_OUT(op_call_alloc(&b, &bb, seed + 1, false, e));
-    TRY_OUT(d->run(&ops_ref, &lane, &f));
+    TRY_OUT(op_call_run(&ops_ref, &lane, &f));
     link_backward(&f, &b);
-    TRY_OUT(back->run(&ops_ref, &lane, &b));
+    TRY_OUT(op_call_run(&ops_ref, &lane, &b));
     for (int i = 0; i < d->n_args && st == ST_OK; i++) {
         const struct op_arg *a = &d->args[i];
-        char name[64];
-        snprintf(name, sizeof name, "d%s", a->name);
-        int j = op_arg_index(back, name);
+        int j = op_gradient_index(back, a->name);
         if ((a->role != ARG_IN && a->role != ARG_OPT) || !arg_is_real(a->type) || a->no_grad || f.t[i].data == NULL)
             continue;
         if (j < 0)
@@ -284,8 +282,8 @@ int op_compare(const struct op_desc *d, const struct op_sample *s, struct dev *d
     TRY_OUT(op_call_sample(&slow, d, s, &ops_ref, e));
     TRY_OUT(op_call_alloc(&fast, &fb, seed, strided, e));
     TRY_OUT(op_call_alloc(&slow, &sb, seed, strided, e));
-    TRY_OUT(d->run(ops, &fast_lane, &fast));
-    TRY_OUT(d->run(&ops_ref, &ref_lane, &slow));
+    TRY_OUT(op_call_run(ops, &fast_lane, &fast));
+    TRY_OUT(op_call_run(&ops_ref, &ref_lane, &slow));
     if (!op_guards_intact(&fast, &fb))
         st = err_set(e, ST_INTERNAL, "%s on %s wrote outside its tensors", d->name, ops->name);
     else if (!op_guards_intact(&slow, &sb))

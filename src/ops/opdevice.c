@@ -1,5 +1,6 @@
 /* Op calls on a GPU: sending the tensors of a call there and back, and comparing with the reference; see opcheck.h. */
 #include "ops/opcheck.h"
+#include "ops/gemm/gemm.h"
 
 #include "dev/cuda.h"
 #include "ops/check.h"
@@ -77,14 +78,14 @@ static void compare_output(const struct op_call *got, const struct op_call *want
     }
 }
 
-static int run_there(const struct op_desc *d, const struct op_call *c, const struct op_block *b, struct dev *dev, struct err *e)
+static int run_there(const struct op_call *c, const struct op_block *b, struct dev *dev, struct err *e)
 {
     struct op_call there;
     void *base = NULL;
     struct lane lane = {.dev = dev, .err = e};
     int st = op_send(c, b, dev, &there, &base, e);
     if (st == ST_OK)
-        st = d->run(ops_for(dev), &lane, &there);
+        st = op_call_run(ops_for(dev), &lane, &there);
     if (st == ST_OK)
         st = op_fetch(b, dev, base, e);
     if (base != NULL)
@@ -143,14 +144,14 @@ int op_repeat_gpu(const struct op_desc *d, const struct op_sample *s, struct dev
     int st, budget = gpu->sm_budget;
     TRY_OUT(op_call_sample(&first, d, s, ops, e));
     TRY_OUT(op_call_alloc(&first, &fb, 1, strided, e));
-    TRY_OUT(run_there(d, &first, &fb, dev, e));
+    TRY_OUT(run_there(&first, &fb, dev, e));
     TRY_OUT(load_open(&load, dev, e));
     for (int k = 0; k < times && st == ST_OK; k++) {
         TRY_OUT(op_call_sample(&again, d, s, ops, e));
         TRY_OUT(op_call_alloc(&again, &ab, 1, strided, e));
         gpu->sm_budget = budget >> k % 8 > 0 ? budget >> k % 8 : 1;
         TRY_OUT(ops->gemm(&load.lane, &load.g));
-        TRY_OUT(run_there(d, &again, &ab, dev, e));
+        TRY_OUT(run_there(&again, &ab, dev, e));
         if (!same_bits(&first, &again))
             st = err_set(e, ST_INTERNAL, "%s gave other bits in run %d of %d beside other work", d->name, k + 2, times + 1);
         op_call_free(&ab);
@@ -184,9 +185,9 @@ int op_compare_gpu(const struct op_desc *d, const struct op_sample *s, struct de
     TRY_OUT(op_call_alloc(&again, &ab, seed, strided, e));
     TRY_OUT(op_call_alloc(&exact, &xb, seed, strided, e));
     same_inputs(&fast, &exact);
-    TRY_OUT(run_there(d, &fast, &fb, dev, e));
-    TRY_OUT(run_there(d, &again, &ab, dev, e));
-    TRY_OUT(d->run(&ops_ref, &ref_lane, &exact));
+    TRY_OUT(run_there(&fast, &fb, dev, e));
+    TRY_OUT(run_there(&again, &ab, dev, e));
+    TRY_OUT(op_call_run(&ops_ref, &ref_lane, &exact));
     if (!op_guards_intact(&fast, &fb))
         st = err_set(e, ST_INTERNAL, "%s on %s wrote outside its tensors", d->name, ops->name);
     else if (!same_bits(&fast, &again))

@@ -3,106 +3,21 @@
 #define BRAID_OPS_CUDA_INT_H
 
 #include "ops/ops.h"
+#include "ops/mhc/mhc.h"
 
-int init_cuda(struct lane *l, const struct init_args *a);
-int gemm_cuda(struct lane *l, const struct gemm_args *a);
-int rmsnorm_fwd_cuda(struct lane *l, const struct rmsnorm_fwd_args *a);
-int rmsnorm_bwd_cuda(struct lane *l, const struct rmsnorm_bwd_args *a);
-int64_t rmsnorm_bwd_work_cuda(const struct rmsnorm_bwd_args *a);
-int addnorm_fwd_cuda(struct lane *l, const struct addnorm_fwd_args *a);
-int addnorm_bwd_cuda(struct lane *l, const struct addnorm_bwd_args *a);
-int64_t addnorm_bwd_work_cuda(const struct addnorm_bwd_args *a);
-int rope_fwd_cuda(struct lane *l, const struct rope_fwd_args *a);
-int rope_bwd_cuda(struct lane *l, const struct rope_bwd_args *a);
-int64_t rope_bwd_work_cuda(const struct rope_bwd_args *a);
-int attention_fwd_cuda(struct lane *l, const struct attention_fwd_args *a);
-int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a);
-int attention_bwd_cuda(struct lane *l, const struct attention_bwd_args *a);
-int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a);
-int act_fwd_cuda(struct lane *l, const struct act_fwd_args *a);
-int act_bwd_cuda(struct lane *l, const struct act_bwd_args *a);
-int gate_fwd_cuda(struct lane *l, const struct gate_fwd_args *a);
-int gate_bwd_cuda(struct lane *l, const struct gate_bwd_args *a);
-int embed_fwd_cuda(struct lane *l, const struct embed_fwd_args *a);
-int embed_bwd_cuda(struct lane *l, const struct embed_bwd_args *a);
-int64_t embed_bwd_work_cuda(const struct embed_bwd_args *a);
-int dropout_cuda(struct lane *l, const struct dropout_args *a);
-int xent_cuda(struct lane *l, const struct xent_args *a);
-int64_t xent_work_cuda(const struct xent_args *a);
-int colsum_cuda(struct lane *l, const struct colsum_args *a);
-int64_t colsum_work_cuda(const struct colsum_args *a);
-int cache_store_cuda(struct lane *l, const struct cache_store_args *a);
-int shift_cuda(struct lane *l, const struct shift_args *a);
-int mlakeys_fwd_cuda(struct lane *l, const struct mlakeys_fwd_args *a);
-int mlakeys_bwd_cuda(struct lane *l, const struct mlakeys_bwd_args *a);
-int conv1d_fwd_cuda(struct lane *l, const struct conv1d_fwd_args *a);
-int64_t conv1d_fwd_work_cuda(const struct conv1d_fwd_args *a);
-int conv1d_bwd_cuda(struct lane *l, const struct conv1d_bwd_args *a);
-int64_t conv1d_bwd_work_cuda(const struct conv1d_bwd_args *a);
-int ssd_fwd_cuda(struct lane *l, const struct ssd_fwd_args *a);
-int64_t ssd_fwd_work_cuda(const struct ssd_fwd_args *a);
-int ssd_bwd_cuda(struct lane *l, const struct ssd_bwd_args *a);
-int64_t ssd_bwd_work_cuda(const struct ssd_bwd_args *a);
-int gdn_fwd_cuda(struct lane *l, const struct gdn_fwd_args *a);
-int64_t gdn_fwd_work_cuda(const struct gdn_fwd_args *a);
-int gdn_bwd_cuda(struct lane *l, const struct gdn_bwd_args *a);
-int64_t gdn_bwd_work_cuda(const struct gdn_bwd_args *a);
-int gatednorm_fwd_cuda(struct lane *l, const struct gatednorm_fwd_args *a);
-int gatednorm_bwd_cuda(struct lane *l, const struct gatednorm_bwd_args *a);
-int64_t gatednorm_bwd_work_cuda(const struct gatednorm_bwd_args *a);
-int router_fwd_cuda(struct lane *l, const struct router_fwd_args *a);
-int64_t router_fwd_work_cuda(const struct router_fwd_args *a);
-int router_bwd_cuda(struct lane *l, const struct router_bwd_args *a);
-int router_noise_cuda(struct lane *l, const struct router_noise_args *a);
-int router_jitter_cuda(struct lane *l, const struct router_jitter_args *a);
-int router_bias_cuda(struct lane *l, const struct router_bias_args *a);
-int epsend_cuda(struct lane *l, const struct epsend_args *a);
-int eprecv_cuda(struct lane *l, const struct eprecv_args *a);
-int moeplan_cuda(struct lane *l, const struct moeplan_args *a);
-int64_t moeplan_work_cuda(const struct moeplan_args *a);
-int permute_cuda(struct lane *l, const struct permute_args *a);
-int unpermute_cuda(struct lane *l, const struct unpermute_args *a);
-int gmm_fwd_cuda(struct lane *l, const struct gmm_fwd_args *a);
-int gmm_bwd_cuda(struct lane *l, const struct gmm_bwd_args *a);
-int expert_up_cuda(struct lane *l, const struct expert_up_args *a);
-int expert_down_bwd_cuda(struct lane *l, const struct expert_down_bwd_args *a);
-int64_t expert_down_bwd_work_cuda(const struct expert_down_bwd_args *a);
-int mhc_project_fwd_cuda(struct lane *l, const struct mhc_project_fwd_args *a);
-int mhc_project_bwd_cuda(struct lane *l, const struct mhc_project_bwd_args *a);
-int64_t mhc_project_bwd_work_cuda(const struct mhc_project_bwd_args *a);
-int mhc_gates_fwd_cuda(struct lane *l, const struct mhc_gates_fwd_args *a);
-int mhc_gates_bwd_cuda(struct lane *l, const struct mhc_gates_bwd_args *a);
-int mhc_sinkhorn_fwd_cuda(struct lane *l, const struct mhc_sinkhorn_fwd_args *a);
-int mhc_sinkhorn_bwd_cuda(struct lane *l, const struct mhc_sinkhorn_bwd_args *a);
-int mhc_aggregate_fwd_cuda(struct lane *l, const struct mhc_aggregate_fwd_args *a);
-int mhc_aggregate_bwd_cuda(struct lane *l, const struct mhc_aggregate_bwd_args *a);
-int mhc_combine_fwd_cuda(struct lane *l, const struct mhc_combine_fwd_args *a);
-int mhc_combine_bwd_cuda(struct lane *l, const struct mhc_combine_bwd_args *a);
-int64_t mhc_combine_bwd_work_cuda(const struct mhc_combine_bwd_args *a);
-int mhc_expand_fwd_cuda(struct lane *l, const struct mhc_expand_fwd_args *a);
-int mhc_expand_bwd_cuda(struct lane *l, const struct mhc_expand_bwd_args *a);
-int mhc_contract_fwd_cuda(struct lane *l, const struct mhc_contract_fwd_args *a);
-int mhc_contract_bwd_cuda(struct lane *l, const struct mhc_contract_bwd_args *a);
-int64_t mhc_contract_bwd_work_cuda(const struct mhc_contract_bwd_args *a);
-int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_fwd_args *a);
-int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args *a);
-int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a);
-int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args *a);
+#define PROTOTYPE_NONE(name)
+#define PROTOTYPE_RUN(name)  int name##_cuda(struct lane *l, const struct name##_args *a);
+#define PROTOTYPE_WORK(name) PROTOTYPE_RUN(name) int64_t name##_work_cuda(const struct name##_args *a);
+#define OP(name, ref, cpu, cuda) PROTOTYPE_##cuda(name)
+#define ALIAS(name, op)
+#include "ops/ops.def"
+#undef OP
+#undef ALIAS
+#undef PROTOTYPE_NONE
+#undef PROTOTYPE_RUN
+#undef PROTOTYPE_WORK
 bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a);
 int mhc_boundary_ready_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a);
 int64_t mhc_boundary_ready_bytes_cuda(const struct mhc_boundary_bwd_args *a);
-int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw_args *a);
-int64_t mhc_boundary_dw_work_cuda(const struct mhc_boundary_dw_args *a);
-int mhc_leave_fwd_cuda(struct lane *l, const struct mhc_leave_fwd_args *a);
-int64_t mhc_leave_fwd_work_cuda(const struct mhc_leave_fwd_args *a);
-int mhc_leave_bwd_cuda(struct lane *l, const struct mhc_leave_bwd_args *a);
-int64_t mhc_leave_bwd_work_cuda(const struct mhc_leave_bwd_args *a);
-int mhc_rebuild_cuda(struct lane *l, const struct mhc_rebuild_args *a);
-int mhc_health_cuda(struct lane *l, const struct mhc_health_args *a);
-int64_t mhc_health_work_cuda(const struct mhc_health_args *a);
-int adamw_cuda(struct lane *l, const struct adamw_args *a);
-int sqnorm_cuda(struct lane *l, const struct sqnorm_args *a);
-int64_t sqnorm_work_cuda(const struct sqnorm_args *a);
-int clip_cuda(struct lane *l, const struct clip_args *a);
 
 #endif

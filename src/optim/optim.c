@@ -5,6 +5,8 @@
  * uses the stretch of an arena that holds them all, and knows where each begins in it. One rank has one bucket. With several
  * (shard.c) stretches may overlap, for parameters of different buckets alternate; what nodes touch of them never does. */
 #include "optim/optim_int.h"
+#include "ops/adamw/adamw.h"
+#include "ops/gradnorm/gradnorm.h"
 
 #include <math.h>
 
@@ -240,7 +242,7 @@ static int declare_layer_updates(struct optim *o, struct model *m)
         const struct update_decl *u = &m->updates.u[k];
         struct use uses[countof(u->use)];
         for (int i = 0; i < u->n_uses; i++)
-            uses[i] = (struct use){graph_persistent(g, u->name, u->use[i].shape, u->use[i].arena, u->use[i].offset), u->use[i].mode};
+            uses[i] = (struct use){.slot = graph_persistent(g, u->name, u->use[i].shape, u->use[i].arena, u->use[i].offset), .mode = u->use[i].mode};
         graph_phase(g, graph_node(g, u->name, u->lane, u->self), PH_FWD, u->fn, uses, u->n_uses);
     }
     return g->err.code;
@@ -327,7 +329,7 @@ int optim_build(struct optim *o, struct model *m, const struct model_plan *train
     o->schedule = (struct lr_schedule){.kind = (enum lr_kind)t->schedule, .wsd_style = (enum lr_wsd_style)t->wsd_style, .max = t->lr,
                                        .min = t->min_lr, .warmup = t->warmup, .decay = t->decay_steps, .wsd = t->wsd_steps};
     TRY(lr_schedule_check(&o->schedule, e));
-    graph_init(&o->g);
+    graph_init(&o->g, m->ops);
     if (declare(o, m, train) != ST_OK) {
         *e = o->g.err;
         return e->code != ST_OK ? e->code : err_set(e, ST_NOMEM, "out of memory declaring the update");

@@ -19,12 +19,17 @@ void exec_release(struct exec *x)
     free(x->captured);
     free(x->uses_left);
     free(x->lane_next);
+    free(x->add);
     *x = (struct exec){0};
 }
 
 int exec_prepare(struct exec *x, const struct plan *p, struct err *e)
 {
     TRY(mem_grow((void **)&x->uses_left, &x->cap_uses_left, (size_t)p->n_inst, sizeof *x->uses_left, e));
+    size_t most = 0;
+    for (int i = 0; i < p->n_steps; i++)
+        most = step_phase(p, &p->steps[i])->n_uses > (int)most ? (size_t)step_phase(p, &p->steps[i])->n_uses : most;
+    TRY(mem_grow((void **)&x->add, &x->cap_add, most + 1, sizeof *x->add, e));
     /* next step on the same lane, for each step; then the head of each lane; then done flags */
     return mem_grow((void **)&x->lane_next, &x->cap_lane_next, 2 * (size_t)p->n_steps + LANE_COUNT, sizeof *x->lane_next, e);
 }
@@ -82,14 +87,14 @@ static int run_step(struct exec *x, const struct plan *p, int index, const struc
     const struct run_info *run = &runs[s->ref.mb];
     const struct node *node = &p->g->nodes[s->ref.node];
     const struct phase *ph = &node->phase[s->ref.phase];
-    bool add[NODE_MAX_USES];
+    bool *add = x->add;
     for (int u = 0; u < ph->n_uses; u++) {
         bool persistent = s->instance[u] >= 0 && p->g->slots[p->inst[s->instance[u]].slot].arena >= 0;
         add[u] = ph->use[u].mode == USE_ADD && !(s->first[u] && (runs[0].first_mb || !persistent));
     }
     struct lane *lane = &x->lane[s->lane];
     lane->err = e;
-    const struct step_ctx c = {.ops = x->ops, .lane = lane, .self = node->self, .t = s->t, .add = add, .run = run, .mb = s->ref.mb};
+    const struct step_ctx c = {.ops = x->ops, .lane = lane, .self = node->self, .t = s->t, .add = add, .phase = ph, .run = run, .mb = s->ref.mb};
     double begin = x->trace ? time_now() : 0;
     if (x->dev->vt->range_begin != NULL)
         x->dev->vt->range_begin(x->dev, node->name);

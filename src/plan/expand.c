@@ -109,6 +109,18 @@ static void note_use(struct builder *b, int step, int use)
         i->arena = ARENA_FRAME; /* the backward half reads it: saved */
 }
 
+/* An op that can only overwrite must be the first to contribute to a sum, one that reads it must not. */
+static int may_add(struct builder *b, int step, int use)
+{
+    const struct step *s = &b->p->steps[step];
+    const struct use *u = &step_phase(b->p, s)->use[use];
+    bool too_late = u->overwrites && !s->first[use], too_early = u->reads && s->first[use] && b->g->slots[u->slot].arena < 0;
+    if (u->mode != USE_ADD || (!too_late && !too_early))
+        return ST_OK;
+    return err_set(b->e, ST_INTERNAL, "node %s (%s) %s slot %s, which %s written", b->g->nodes[s->ref.node].name, phase_name(s->ref.phase),
+                   too_late ? "overwrites" : "reads", b->g->slots[u->slot].name, too_late ? "others have" : "nothing has yet");
+}
+
 /* Twice the same backward would add a gradient twice, and only sometimes be noticed by a second write. */
 static int once(struct builder *b, const struct step_ref *r)
 {
@@ -123,7 +135,11 @@ static int add_step(struct builder *b, struct step_ref ref)
 {
     const struct phase *ph = &b->g->nodes[ref.node].phase[ref.phase];
     TRY(once(b, &ref));
-    int instance[NODE_MAX_USES];
+    int *instance = arena_alloc(&b->p->lists, (size_t)(ph->n_uses + 1) * sizeof *instance);
+    bool *first = arena_alloc(&b->p->lists, (size_t)(ph->n_uses + 1) * sizeof *first);
+    struct tensor *t = arena_alloc(&b->p->lists, (size_t)(ph->n_uses + 1) * sizeof *t);
+    if (instance == NULL || first == NULL || t == NULL)
+        return err_set(b->e, ST_NOMEM, "out of memory planning node %s", b->g->nodes[ref.node].name);
     for (int pass = 0; pass < 2; pass++)
         for (int u = 0; u < ph->n_uses; u++)
             if ((ph->use[u].mode == USE_READ) == (pass == 0))
@@ -144,13 +160,13 @@ static int add_step(struct builder *b, struct step_ref ref)
     struct plan *p = b->p;
     TRY(mem_grow((void **)&p->steps, &b->cap_steps, (size_t)p->n_steps + 1, sizeof *p->steps, b->e));
     struct step *s = &p->steps[p->n_steps];
-    *s = (struct step){.ref = ref, .lane = (int)b->g->nodes[ref.node].lane};
-    for (int u = 0; u < ph->n_uses; u++)
-        s->instance[u] = instance[u];
+    *s = (struct step){.ref = ref, .lane = (int)b->g->nodes[ref.node].lane, .instance = instance, .first = first, .t = t};
     int index = p->n_steps++;
     for (int u = 0; u < ph->n_uses; u++)
-        if (instance[u] >= 0)
+        if (instance[u] >= 0) {
             note_use(b, index, u);
+            TRY(may_add(b, index, u));
+        }
     p->n_replays += ref.phase == PH_REPLAY;
     return ST_OK;
 }

@@ -17,15 +17,20 @@ const char *phase_name(enum phase_id p)
     return (unsigned)p < PH_COUNT ? names[p] : "?";
 }
 
-void graph_init(struct graph *g)
+void graph_init(struct graph *g, const struct ops *ops)
 {
-    *g = (struct graph){.layer = -1, .scope = ""};
+    *g = (struct graph){.layer = -1, .scope = "", .ops = ops};
     arena_init(&g->text);
 }
 
 void graph_release(struct graph *g)
 {
     arena_release(&g->text);
+    for (int n = 0; n < g->n_nodes; n++)
+        for (enum phase_id ph = 0; ph < PH_COUNT; ph++) {
+            free(g->nodes[n].phase[ph].use);
+            free(g->nodes[n].phase[ph].call);
+        }
     free(g->slots);
     free(g->nodes);
     *g = (struct graph){0};
@@ -63,7 +68,7 @@ static slot_id add_slot(struct graph *g, const char *name, struct tensor shape, 
     const char *tag = g->scope[0] ? arena_printf(&g->text, "%s.%s", g->scope, name) : arena_strdup(&g->text, name);
     shape.data = NULL;
     g->slots[g->n_slots] = (struct slot){.tag = tag, .name = tag ? full_name(g, tag) : NULL, .layer = g->layer,
-                                         .shape = shape, .arena = arena, .offset = offset, .replay = -1};
+                                         .shape = shape, .arena = arena, .offset = offset, .replay = -1, .sum = arena == ARENA_GRAD};
     return g->n_slots++;
 }
 
@@ -107,11 +112,10 @@ void graph_phase(struct graph *g, int node, enum phase_id ph, step_fn fn, const 
     if (g->err.code != ST_OK || node < 0)
         return;
     struct phase *p = &g->nodes[node].phase[ph];
-    if (n > NODE_MAX_USES || p->fn != NULL) {
-        err_set(&g->err, ST_INTERNAL, "node %s, %s: %s", g->nodes[node].name, phase_name(ph),
-                p->fn ? "declared twice" : "too many uses");
+    if (p->fn != NULL)
+        err_set(&g->err, ST_INTERNAL, "node %s, %s: declared twice", g->nodes[node].name, phase_name(ph));
+    if (p->fn != NULL || mem_grow((void **)&p->use, &p->cap_uses, (size_t)n, sizeof *p->use, &g->err) != ST_OK)
         return;
-    }
     p->fn = fn;
     p->n_uses = n;
     memcpy(p->use, uses, (size_t)n * sizeof *uses);
@@ -137,13 +141,23 @@ void graph_role(struct graph *g, int node, enum node_role role)
         g->nodes[node].role = role;
 }
 
-void graph_inplace(struct graph *g, int node, enum phase_id ph, int from_use, int to_use)
+static int use_of_slot(const struct phase *p, slot_id slot)
 {
-    if (g->err.code != ST_OK || node < 0)
+    for (int u = 0; u < p->n_uses; u++)
+        if (p->use[u].slot == slot)
+            return u;
+    return -1;
+}
+
+void graph_inplace(struct graph *g, int node, enum phase_id ph, slot_id from, slot_id to)
+{
+    if (g->err.code != ST_OK || node < 0 || from < 0 || to < 0)
         return;
     struct phase *p = &g->nodes[node].phase[ph];
-    if (p->n_inplace == NODE_MAX_INPLACE || from_use >= p->n_uses || to_use >= p->n_uses) {
-        err_set(&g->err, ST_INTERNAL, "node %s, %s: bad in-place pair", g->nodes[node].name, phase_name(ph));
+    int from_use = use_of_slot(p, from), to_use = use_of_slot(p, to);
+    if (p->n_inplace == NODE_MAX_INPLACE || from_use < 0 || to_use < 0) {
+        err_set(&g->err, ST_INTERNAL, "node %s, %s: slots %s and %s cannot be one", g->nodes[node].name, phase_name(ph), g->slots[from].name,
+                g->slots[to].name);
         return;
     }
     p->inplace[p->n_inplace].from = from_use;

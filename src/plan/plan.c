@@ -47,6 +47,7 @@ void plan_release(struct plan *p)
 {
     free(p->steps);
     free(p->inst);
+    arena_release(&p->lists);
     *p = (struct plan){0};
 }
 

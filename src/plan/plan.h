@@ -1,9 +1,10 @@
 /* Declared nodes, and the plan made of them.
  *
  * A layer declares *slots* (named tensors) and *nodes* (coarse pieces of work). A node has up to four
- * phases: forward, backward, weight gradient (dw) and replay; each phase lists the slots it uses and
- * how. A step function reaches memory only through that list. plan_build() turns the declarations
- * and an order into a flat list of steps with waits between lanes and an address for every slot:
+ * phases: forward, backward, weight gradient (dw) and replay. A phase is a list of op calls whose fields are bound to
+ * slots by name (graph_op), or a step function with a list of the slots it uses (messages between ranks, the host); neither
+ * reaches memory in any other way. plan_build() turns the declarations and an order into a flat list of steps with waits
+ * between lanes and an address for every slot:
  *
  *     graph (slots, nodes) -> order (schedule_*.c) -> replays -> waits -> placement -> exec
  *
@@ -19,7 +20,7 @@
 #ifndef BRAID_PLAN_H
 #define BRAID_PLAN_H
 
-#include "ops/ops.h"
+#include "ops/opdesc.h"
 
 /* ---- memory: arenas, sized first, allocated once --------------------------------------------- */
 
@@ -72,10 +73,12 @@ enum use_mode { USE_READ, USE_WRITE, USE_ADD };
 struct use {
     slot_id slot;
     enum use_mode mode;
+    bool overwrites; /* USE_ADD by an op that cannot add: it must be the first contribution */
+    bool reads;      /* USE_ADD by an op that reads what is there: it must not be the first */
 };
-#define READS(s)  {(s), USE_READ}
-#define WRITES(s) {(s), USE_WRITE}
-#define ADDS(s)   {(s), USE_ADD}
+#define READS(s)  {.slot = (s), .mode = USE_READ}
+#define WRITES(s) {.slot = (s), .mode = USE_WRITE}
+#define ADDS(s)   {.slot = (s), .mode = USE_ADD}
 
 /* What differs from run to run of one plan; the host fills it. */
 struct run_info {
@@ -96,16 +99,35 @@ struct step_ctx {
     const void *self;       /* the layer's own sizes */
     const struct tensor *t; /* by position in the phase's list of uses */
     const bool *add;        /* by position: add to it (true) or overwrite it */
+    const struct phase *phase;
     const struct run_info *run;
     int mb;                 /* microbatch of the run this step belongs to: tags of messages */
 };
 typedef int (*step_fn)(const struct step_ctx *c);
 
-enum { NODE_MAX_USES = 24, NODE_MAX_INPLACE = 2 };
+enum { NODE_MAX_INPLACE = 2 };
+/* A field of an op call, tied to a use of its phase. */
+struct bound_field {
+    int field, use;
+    int64_t offset; /* bytes from the start of the slot: a view of it */
+    bool adds;      /* an earlier call of the phase has written there: add to it */
+    bool sums;      /* add to it if the step does (c->add) */
+};
+struct op_bound {
+    const struct op_desc *op;
+    void *args; /* numbers and shapes; addresses are filled in when it runs */
+    struct bound_field *field;
+    int n_fields;
+};
 struct phase {
-    step_fn fn; /* NULL: this node has no such phase */
+    step_fn fn; /* NULL: this node has no such phase; graph_run_ops: the calls below */
+    struct op_bound *call;
+    int n_calls;
+    size_t cap_calls;
+    struct use *use;
     int n_uses;
-    struct use use[NODE_MAX_USES];
+    size_t cap_uses;
+    slot_id work; /* scratch that the calls share, -1: none */
     /* The op allows output use b to be written over input use a, if a dies here. */
     int n_inplace;
     struct {
@@ -140,10 +162,12 @@ struct slot {
     int64_t offset;      /* in that arena */
     int replay;          /* node whose PH_REPLAY phase makes it again, or -1 */
     bool dropped;        /* policy: not saved, replayed */
+    bool sum;            /* has several contributions: the first writes, later ones add */
 };
 
 struct graph {
-    struct arena text; /* names and the layers' own structs */
+    struct arena text; /* names, the layers' own structs, op calls */
+    const struct ops *ops; /* of the device the graph is for: op calls ask it for scratch */
     struct slot *slots;
     int n_slots;
     struct node *nodes;
@@ -154,7 +178,8 @@ struct graph {
     const char *scope;
     struct err err; /* first failure; declarations after it are no-ops */
 };
-void graph_init(struct graph *g);
+/* ops: of the device that runs it; NULL: a graph without op calls. */
+void graph_init(struct graph *g, const struct ops *ops);
 void graph_release(struct graph *g);
 /* Names of what follows: "<layer>.<scope>.<name>"; layer -1: "<scope>.<name>". */
 void graph_scope(struct graph *g, int layer, const char *scope);
@@ -165,13 +190,31 @@ const char *graph_name(struct graph *g, const char *name);
 /* Zeroed memory that lives as long as the graph, for a layer's sizes. */
 void *graph_own(struct graph *g, size_t bytes);
 int graph_node(struct graph *g, const char *name, enum lane_id lane, const void *self);
-/* uses are numbered in order: the step function finds them as t[0], t[1], ... */
+/* ---- op calls: fields bound to slots by name (bind.c) */
+
+/* The slot as a tensor for an op's args, absent for NO_SLOT. Its data is no memory but says which slot it is, so that views
+ * are made with the functions of tensor.h (tensor_cols, tensor_split_last). */
+struct tensor of(const struct graph *g, slot_id slot);
+/* Append a call of an op to a phase: GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, dy), .x = of(g, x), ...). Reading, writing or
+ * adding follows from the field's role; scratch is declared here and shared by the calls of a phase. A required field that is not
+ * bound, two fields written to one place and wrong shapes are errors that name the fields. */
+void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc *op, const void *args);
+#define GRAPH_OP(g, node, ph, op, ...) graph_op(g, node, ph, &op##_desc, &(const struct op##_args){__VA_ARGS__})
+/* Several nodes, or one in several microbatches, add to this slot; an op that cannot add must come first. Gradients of
+ * parameters are sums without being told. */
+void graph_sum(struct graph *g, slot_id slot);
+/* The forward phase of the node, with its cost, can be run again to make the slot; NO_SLOT: nothing. */
+void graph_again(struct graph *g, int node, slot_id slot);
+int graph_run_ops(const struct step_ctx *c);
+
+/* A step function finds tensors by position: an enum names the positions for both sides, GRAPH_PHASE(..., [X] = READS(x), [Y] = WRITES(y)). */
 void graph_phase(struct graph *g, int node, enum phase_id ph, step_fn fn, const struct use *uses, int n);
 #define GRAPH_PHASE(g, node, ph, fn, ...)                                        \
     graph_phase(g, node, ph, fn, (const struct use[]){__VA_ARGS__},             \
                 (int)(sizeof((const struct use[]){__VA_ARGS__}) / sizeof(struct use)))
 void graph_cost(struct graph *g, int node, enum phase_id ph, double flops, double bytes);
-void graph_inplace(struct graph *g, int node, enum phase_id ph, int from_use, int to_use);
+/* The op may write slot `to` over slot `from`, if that dies here. NO_SLOT: nothing. */
+void graph_inplace(struct graph *g, int node, enum phase_id ph, slot_id from, slot_id to);
 /* The node reads run_info. Such nodes depend on no other and come first. */
 void graph_host(struct graph *g, int node);
 void graph_role(struct graph *g, int node, enum node_role role);
@@ -246,9 +289,10 @@ struct step {
     int lane, lane_pos; /* position among the steps of its lane */
     int n_waits, wait[STEP_MAX_WAITS]; /* steps on other lanes that must be done */
     bool waited;                       /* some step waits for this one */
-    int instance[NODE_MAX_USES];       /* -1: absent */
-    bool first[NODE_MAX_USES];         /* USE_ADD: this is the first contribution of the plan */
-    struct tensor t[NODE_MAX_USES];    /* bound addresses */
+    /* By use. */
+    int *instance;    /* -1: absent */
+    bool *first;      /* USE_ADD: this is the first contribution of the plan */
+    struct tensor *t; /* bound addresses */
 };
 /* One life of a slot: in a frame, in the workspace, or persistent. A dropped slot has two. */
 struct instance {
@@ -268,6 +312,7 @@ struct plan {
     int n_steps;
     struct instance *inst;
     int n_inst;
+    struct arena lists; /* of the steps */
     int n_mb; /* microbatches of one run */
     int n_frames; /* one per chunk and microbatch that saves anything */
     int64_t frame_bytes, work_bytes; /* of all frames, which share room where one is done before another begins; of the workspace */
@@ -360,6 +405,8 @@ struct exec {
     size_t cap_uses_left;
     int *lane_next;
     size_t cap_lane_next;
+    bool *add; /* by use of the running step */
+    size_t cap_add;
     uint64_t draws;
 };
 void exec_init(struct exec *x, struct dev *dev);

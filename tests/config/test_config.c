@@ -1,5 +1,6 @@
 /* config/: the option table, values, rules, saved configs, help and docs. */
 #include "support.h"
+#include "ops/rope/rope.h"
 
 #include "config/config_int.h"
 

@@ -111,7 +111,7 @@ static void run_call(struct op_call *c, const struct ops *ops, struct dev *dev, 
         for (int i = 0; i < n; i++)
             if (c->t[i].rank > 0)
                 c->t[i] = tensor_shape(c->t[i].dtype, c->t[i].rank, c->t[i].dim);
-        st = c->desc->infer(c, ops, &e);
+        st = op_call_infer(c, ops, &e);
     }
     if (st == ST_OK)
         st = op_guard_sizes(c, &bytes, &e);
@@ -132,7 +132,7 @@ static void run_call(struct op_call *c, const struct ops *ops, struct dev *dev, 
     if (st == ST_OK && bytes <= 1 << 20) {
         st = op_guard_indices(c, &e);
         if (st == ST_OK)
-            st = c->desc->run(ops, &lane, c);
+            st = op_call_run(ops, &lane, c);
     }
     need(st == ST_OK || e.msg[0] != '\0');
     for (int i = 0; i < n; i++)

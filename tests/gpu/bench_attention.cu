@@ -228,7 +228,7 @@ static void bench_shape(struct bench *b, const struct shape *s)
     a.lse = c.f.lse;
     a.sink = c.f.sink;
     a.doc_start = c.f.doc_start;
-    a.dout = noise_4d(b, s->b, s->s, s->h, s->dv);
+    a.d_o = noise_4d(b, s->b, s->s, s->h, s->dv);
     a.dq = like(&a.q);
     a.dk = like(&a.k);
     a.dv = like(&a.v);
@@ -244,7 +244,7 @@ static void bench_shape(struct bench *b, const struct shape *s)
     check_gradients(b, &c);
     fflush(stdout);
     struct tensor *all[] = {&c.f.q,    &c.f.k,    &c.f.v,  &c.f.o,  &c.f.lse, &c.f.sink,  &c.f.doc_start,
-                            &c.f.work, &c.a.dout, &c.a.dq, &c.a.dk, &c.a.dv,  &c.a.dsink, &c.a.work};
+                            &c.f.work, &c.a.d_o, &c.a.dq, &c.a.dk, &c.a.dv,  &c.a.dsink, &c.a.work};
     for (size_t i = 0; i < countof(all); i++)
         CHECK(cudaFree(all[i]->data));
 }

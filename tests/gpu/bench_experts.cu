@@ -10,6 +10,9 @@
  *
  * serve needs a GPU; check runs on the emulator too (tests/emu). */
 #include "bench.cuh"
+#include "ops/act/act.h"
+#include "ops/expert/expert.h"
+#include "ops/gmm/gmm.h"
 
 struct bench {
     struct dev dev;

@@ -2,6 +2,7 @@
  * or captured; the library's results and those of our own kernels fit together; the number of multiprocessors changes no
  * bits; a wrong start harms nothing. Prints "N passed, N failed" last. */
 #include "dev/cuda.h"
+#include "ops/attention/attention.h"
 #include "ops/check.h"
 #include "ops/ops.h"
 
@@ -190,7 +191,7 @@ static void check_multiprocessors(struct bed *b, int64_t width, int64_t groups, 
                                    .lse = there(b, tensor_3d(NULL, DT_F32, 2, heads, seq), 0, 0), .scale = 0.1, .window = window};
     f.work = there(b, tensor_1d(NULL, DT_U8, ops->attention_fwd_work(&f)), 0, 0);
     must(b, ops->attention_fwd(&lane, &f));
-    struct attention_bwd_args base = {.dout = there(b, of_q, 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .scale = 0.1, .window = window};
+    struct attention_bwd_args base = {.d_o = there(b, of_q, 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .scale = 0.1, .window = window};
     struct tensor work = there(b, tensor_1d(NULL, DT_U8, ops->attention_bwd_work(&base)), 0, 0);
     static const int counts[] = {0, 1, 7};
     struct grads g[countof(counts)];
@@ -206,7 +207,7 @@ static void check_multiprocessors(struct bed *b, int64_t width, int64_t groups, 
     verdict(b, "the number of multiprocessors changes no bits of a backward", same_grads(b, &g[0], &g[1]) && same_grads(b, &g[0], &g[2]));
     for (int i = 0; i < countof(counts); i++)
         drop_grads(b, &g[i]);
-    struct tensor *rest[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &base.dout, &work};
+    struct tensor *rest[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &base.d_o, &work};
     for (int i = 0; i < countof(rest); i++)
         drop(b, rest[i]);
 }
@@ -241,7 +242,7 @@ int main(void)
     struct attention_fwd_args f = {.q = there(&b, rows(HEADS), 1, 1), .k = there(&b, rows(GROUPS), 2, 1), .v = there(&b, value_rows(GROUPS), 3, 1),
                                    .o = there(&b, value_rows(HEADS), 0, 0), .lse = there(&b, tensor_3d(NULL, DT_F32, BATCH, HEADS, SEQ), 0, 0), .scale = 0.125};
     f.work = there(&b, tensor_1d(NULL, DT_U8, ops->attention_fwd_work(&f)), 0, 0);
-    struct attention_bwd_args g = {.dout = there(&b, value_rows(HEADS), 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .dq = f.q, .dk = f.k,
+    struct attention_bwd_args g = {.d_o = there(&b, value_rows(HEADS), 4, 1), .q = f.q, .k = f.k, .v = f.v, .o = f.o, .lse = f.lse, .dq = f.q, .dk = f.k,
                                    .dv = f.v, .scale = 0.125};
     for (int windowed = 0; windowed < 2; windowed++) {
         f.window = g.window = windowed ? 100 : 0;
@@ -253,7 +254,7 @@ int main(void)
     check_multiprocessors(&b, 64, 4, 0);
     check_multiprocessors(&b, 128, 1, 0);
     check_multiprocessors(&b, 128, 2, 300);
-    struct tensor *all[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &g.dout};
+    struct tensor *all[] = {&f.q, &f.k, &f.v, &f.o, &f.lse, &f.work, &g.d_o};
     for (int i = 0; i < countof(all); i++)
         drop(&b, all[i]);
     dev_close(&b.dev);

@@ -4,6 +4,7 @@
  *
  *   check_mhc [SEED]...     default: 5 */
 #include "ops/opcheck.h"
+#include "ops/mhc/mhc.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -77,7 +78,7 @@ static int check(struct dev *dev, const char *text, uint64_t seed)
     struct op_sample sample = {text};
     char *y = NULL, *h = NULL, *stat = NULL;
     bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK && op_call_alloc(&r.host, &r.block, seed, false, &e) == ST_OK &&
-              op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK && r.desc->run(r.ops, &r.lane, &r.there) == ST_OK;
+              op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK && op_call_run(r.ops, &r.lane, &r.there) == ST_OK;
     if (ok) {
         y = bytes_of(&r, "y", &e);
         h = bytes_of(&r, "h", &e);
@@ -133,7 +134,7 @@ static int compare_ways(struct dev *dev, const char *text, const char *way, uint
     double apart[countof(outs)] = {0};
     bool ok = op_call_sample(&r.host, r.desc, &sample, r.ops, &e) == ST_OK && op_call_alloc(&r.host, &r.block, seed, false, &e) == ST_OK &&
               op_send(&r.host, &r.block, dev, &r.there, &r.base, &e) == ST_OK && op_call_set(&r.there, "primitive", 1) &&
-              r.desc->run(r.ops, &r.lane, &r.there) == ST_OK;
+              op_call_run(r.ops, &r.lane, &r.there) == ST_OK;
     if (ok) {
         bool rounded = op_attr(&r.there, "round_bf16") != 0;
         y = bytes_of(&r, "y", &e);
@@ -141,7 +142,7 @@ static int compare_ways(struct dev *dev, const char *text, const char *way, uint
             kept[i] = bytes_of(&r, outs[i].name, &e);
             ok = ok && wipe(&r, outs[i].name, &e) == ST_OK;
         }
-        ok = ok && wipe(&r, "y", &e) == ST_OK && op_call_set(&r.there, "primitive", 0) && op_call_set(&r.there, way, 1) && r.desc->run(r.ops, &r.lane, &r.there) == ST_OK && same(&r, "y", y, &e);
+        ok = ok && wipe(&r, "y", &e) == ST_OK && op_call_set(&r.there, "primitive", 0) && op_call_set(&r.there, way, 1) && op_call_run(r.ops, &r.lane, &r.there) == ST_OK && same(&r, "y", y, &e);
         for (int i = 0; ok && i < countof(outs); i++) {
             apart[i] = differs(&r, outs[i].name, kept[i], &e);
             if (!(apart[i] <= (rounded ? outs[i].rounded : outs[i].allowed)))

@@ -65,7 +65,7 @@ static int one_run(struct one *o, struct dev *dev, struct err *e)
     struct lane lane = {.dev = dev, .err = e};
     int st = op_send(&o->call, &o->block, dev, &there, &base, e);
     if (st == ST_OK)
-        st = o->call.desc->run(ops_for(dev), &lane, &there);
+        st = op_call_run(ops_for(dev), &lane, &there);
     if (st == ST_OK)
         st = op_fetch(&o->block, dev, base, e);
     if (base != NULL)
@@ -80,7 +80,7 @@ static int one_exact(struct one *exact, const struct one *like, struct err *e)
     for (int i = 0; i < like->call.desc->n_args; i++)
         if (is_input(&like->call, i))
             copy_values(&like->call.t[i], &exact->call.t[i]);
-    return exact->call.desc->run(&ops_ref, &lane, &exact->call);
+    return op_call_run(&ops_ref, &lane, &exact->call);
 }
 
 /* Root mean square of the error, of that of the exact values. */

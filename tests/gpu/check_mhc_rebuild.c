@@ -3,6 +3,7 @@
  *
  *   check_mhc_rebuild */
 #include "ops/mhc/mhc_rebuild_int.h"
+#include "ops/mhc/mhc.h"
 #include "ops/opcheck.h"
 
 #include <stdlib.h>
@@ -56,7 +57,7 @@ static bool check(struct dev *dev, const char *text, bool strided)
     char *first = NULL;
     int which = -1;
     bool ok = op_call_sample(&host, d, &sample, ops, &e) == ST_OK && op_call_alloc(&host, &block, 11, strided, &e) == ST_OK &&
-              op_send(&host, &block, dev, &there, &base, &e) == ST_OK && d->run(ops, &lane, &there) == ST_OK && op_fetch(&block, dev, base, &e) == ST_OK &&
+              op_send(&host, &block, dev, &there, &base, &e) == ST_OK && op_call_run(ops, &lane, &there) == ST_OK && op_fetch(&block, dev, base, &e) == ST_OK &&
               op_guards_intact(&host, &block) && (first = malloc(block.bytes)) != NULL;
     if (ok) {
         memcpy(first, block.base, block.bytes);

@@ -3,6 +3,7 @@
  * "N passed, N failed" last. */
 #include "dev/cuda.h"
 #include "ops/check.h"
+#include "ops/gemm/gemm.h"
 #include "ops/ops.h"
 
 #include <math.h>
@@ -42,7 +43,7 @@ static float *product(const char *table, struct err *e)
     if (dev_open_gpu(&d, &(struct dev_gpu){.gemm_table = table}, 1, e) != ST_OK)
         return NULL;
     struct lane lane = {.dev = &d, .err = e};
-    struct gemm_args g = {.a = there(&d, DT_BF16, 1, e), .b = there(&d, DT_BF16, 2, e), .c = there(&d, DT_F32, 3, e), .trans_b = true, .alpha = 1, .beta = 1};
+    struct gemm_args g = {.a = there(&d, DT_BF16, 1, e), .b = there(&d, DT_BF16, 2, e), .c = there(&d, DT_F32, 3, e), .trans_b = true, .alpha = 1, .acc_c = true};
     float *out = calloc((size_t)SIZE * SIZE, sizeof *out);
     int st = ops_for(&d)->gemm(&lane, &g);
     if (st == ST_OK)

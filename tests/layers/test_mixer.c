@@ -28,7 +28,7 @@ static void declare(struct declared *d, const char *symbol, enum build_mode mode
         assert_ok(config_set(&d->c, settings[i], settings[i + 1], NULL, &d->e), &d->e);
     assert_ok(config_finish(&d->c, &d->e), &d->e);
     assert_ok(dev_open(&d->dev, DEV_CPU, 1, &d->e), &d->e);
-    graph_init(&d->g);
+    graph_init(&d->g, ops_for(&d->dev));
     param_table_init(&d->params);
     int64_t hidden = d->c.model.hidden;
     struct build b = {.cfg = &d->c,

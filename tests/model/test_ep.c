@@ -1,6 +1,7 @@
 /* Experts on several ranks: loss and every gradient against one rank that takes the same microbatches, with ranks as threads;
  * experts split, copied, empty; every router mode; slabs too small are noticed; shards start from the same values. */
 #include "tiny.h"
+#include "ops/router/router.h"
 
 #include <math.h>
 #include <stdlib.h>

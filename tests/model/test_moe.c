@@ -1,6 +1,7 @@
 /* The mixture-of-experts layer inside a model: metrics and updates by layer, layouts that must not
  * matter, one expert against a dense layer, options that clash. */
 #include "tiny.h"
+#include "ops/router/router.h"
 
 /* Bytes of a parameter, by key. */
 static struct tensor param(const struct tiny *t, const char *key)

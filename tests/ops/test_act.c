@@ -1,6 +1,8 @@
 /* act and gate beyond the descriptors' samples: in place, column layouts, the edges of the clamp,
  * values that are not finite, rejected arguments. */
 #include "bench.h"
+#include "ops/act/act.h"
+#include "ops/gate/gate.h"
 
 enum { ROWS = 5, F = 34 };
 
@@ -95,7 +97,7 @@ static void act_refuses_what_it_cannot_do(void **state)
     assert_ok(t->ops->act_fwd(&t->lane, &good), &t->e);
     struct act_fwd_args a = good;
     a.rule.kind = ACT_SILU;
-    assert_fails(t->ops->act_fwd(&t->lane, &a), ST_INVALID, &t->e, "tensor x");
+    assert_fails(t->ops->act_fwd(&t->lane, &a), ST_INVALID, &t->e, "tensor y is F32 [2, 6]");
     a = good;
     a.rule.kind = (enum act_kind)7;
     assert_fails(t->ops->act_fwd(&t->lane, &a), ST_INVALID, &t->e, "kind 7");
@@ -161,7 +163,7 @@ static void a_gate_must_fit_its_rows(void **state)
     f.g = tensor_3d(m, DT_F32, 3, 4, 1);
     assert_fails(t->ops->gate_fwd(&t->lane, &f), ST_INVALID, &t->e, "tensor g");
     f.x = tensor_1d(m, DT_F32, 4);
-    assert_fails(t->ops->gate_fwd(&t->lane, &f), ST_INVALID, &t->e, "rank 1");
+    assert_fails(t->ops->gate_fwd(&t->lane, &f), ST_INVALID, &t->e, "tensor x is F32 [4]");
 }
 
 int main(void)

@@ -1,6 +1,7 @@
 /* adamw: known values over three steps (an independent Python computation in the order
  * "decay, then step" of other programs), skip, edge values. */
 #include "support.h"
+#include "ops/adamw/adamw.h"
 
 #include "ops/ops.h"
 

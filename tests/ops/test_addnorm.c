@@ -1,6 +1,8 @@
 /* addnorm beyond the descriptor's samples: in place, the mask of the dropout op, rejected
  * arguments. */
 #include "support.h"
+#include "ops/addnorm/addnorm.h"
+#include "ops/dropout/dropout.h"
 
 #include "ops/ops.h"
 
@@ -159,7 +161,7 @@ static void arguments_that_do_not_fit_together_are_refused(void **state)
     struct tensor none = {0};
     struct addnorm_fwd_args f = forward(t);
     f.s = none;
-    assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "f and s");
+    assert_fails(t->ops->addnorm_fwd(&t->lane, &f), ST_INVALID, &t->e, "s is missing, f is given");
     f = forward(t);
     f.f = f.s = none;
     f.bias = vector(t->w);

@@ -1,6 +1,7 @@
 /* attention: known values, equalities between options, cached decoding, views of a fused buffer,
  * every instruction set, and every refusal. Generic checks are in test_ops.c. */
 #include "bench.h"
+#include "ops/attention/attention.h"
 
 #include "ops/check.h"
 #include "ops/opcheck.h"
@@ -229,7 +230,7 @@ static void grouped_heads_equal_repeated_keys_and_sum_their_gradients(void **sta
             int64_t g = i == 0 ? G : H;
             dk[i] = FRESH(types[t], 4, 6, 1, S, g, D);
             dv[i] = FRESH(types[t], 4, 7, 1, S, g, D);
-            struct attention_bwd_args r = {.dout = FRESH(types[t], 4, 8, 1, S, H, D),
+            struct attention_bwd_args r = {.d_o = FRESH(types[t], 4, 8, 1, S, H, D),
                                            .q = f[i].q,
                                            .k = f[i].k,
                                            .v = f[i].v,
@@ -240,7 +241,7 @@ static void grouped_heads_equal_repeated_keys_and_sum_their_gradients(void **sta
                                            .dv = dv[i],
                                            .scale = 0.3};
             assert_ok(backward(&b, &r), &b.e);
-            free(r.dout.data);
+            free(r.d_o.data);
             free(r.dq.data);
         }
         assert_same(&f[0].o, &f[1].o);
@@ -420,7 +421,7 @@ static void views_of_a_fused_buffer_give_the_same_bits_as_dense_tensors(void **s
         struct attention_fwd_args f = {.o = o, .lse = lse, .scale = 0.25, .window = 50};
         split(&fused, &f.q, &f.k, &f.v);
         assert_ok(forward(&b, &f), &b.e);
-        struct attention_bwd_args r = {.dout = dout,
+        struct attention_bwd_args r = {.d_o = dout,
                                        .q = f.q,
                                        .k = f.k,
                                        .v = f.v,
@@ -483,7 +484,7 @@ static void many_threads_and_few_heads_give_the_same_bits(void **state)
             struct lane lane = {.dev = &dev, .err = &e};
             assert_ok(op_call_sample(&c[i], d, &samples[s], ops_for(&dev), &e), &e);
             assert_ok(op_call_alloc(&c[i], &memory[i], 3, false, &e), &e);
-            assert_ok(d->run(ops_for(&dev), &lane, &c[i]), &e);
+            assert_ok(op_call_run(ops_for(&dev), &lane, &c[i]), &e);
             dev_close(&dev);
         }
         static const char *const outputs[] = {"dq", "dk", "dv", "dsink"};
@@ -514,8 +515,8 @@ static void check_table(const struct ops *ops, const char *name, const char *isa
         assert_ok(op_call_sample(&slow, d, &d->samples[s], &ops_ref, &e), &e);
         assert_ok(op_call_alloc(&fast, &fm, 5, op_sample_flag(&d->samples[s], "strided"), &e), &e);
         assert_ok(op_call_alloc(&slow, &sm, 5, false, &e), &e);
-        assert_ok(d->run(ops, &fast_lane, &fast), &e);
-        assert_ok(d->run(&ops_ref, &ref_lane, &slow), &e);
+        assert_ok(op_call_run(ops, &fast_lane, &fast), &e);
+        assert_ok(op_call_run(&ops_ref, &ref_lane, &slow), &e);
         assert_true(op_guards_intact(&fast, &fm));
         for (int i = 0; i < d->n_args; i++) {
             if ((d->args[i].role != ARG_OUT && d->args[i].role != ARG_OOUT) ||
@@ -594,7 +595,7 @@ static void bad_arguments_are_refused(void **state)
         a = good;
         a.lse.data = NULL;
         assert_fails(forward(&b, &a), ST_INVALID, &b.e, "lse is missing");
-        struct attention_bwd_args r = {.dout = good.o,
+        struct attention_bwd_args r = {.d_o = good.o,
                                        .q = good.q,
                                        .k = good.k,
                                        .v = good.v,

@@ -1,6 +1,8 @@
 /* cache_store and colsum beyond the descriptors' samples: strided keys, the end of the cache,
  * absent scratch. */
 #include "bench.h"
+#include "ops/cache/cache.h"
+#include "ops/colsum/colsum.h"
 
 /* Keys are a slice of the rows of a fused projection, so their rows are far apart. */
 static void strided_keys_land_in_their_rows(void **state)

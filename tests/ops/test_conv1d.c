@@ -1,6 +1,7 @@
 /* conv1d beyond the descriptor's samples: known values, pieces against the whole, the start of a
  * text, views into wide rows, and what it refuses. */
 #include "support.h"
+#include "ops/conv1d/conv1d.h"
 
 #include "ops/ops.h"
 

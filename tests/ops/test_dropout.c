@@ -1,5 +1,6 @@
 /* dropout: the mask itself. Known bits come from an independent Philox written in Python. */
 #include "support.h"
+#include "ops/dropout/dropout.h"
 
 #include "ops/dropout/dropout_mask.h"
 #include "ops/ops.h"

@@ -1,5 +1,6 @@
 /* embed: order of sums, bad tokens, views. test_ops checks gradients and cpu against ref. */
 #include "support.h"
+#include "ops/embed/embed.h"
 
 #include "ops/ops.h"
 

@@ -2,6 +2,8 @@
  * backward, give the bits they give on dense tensors. A 32-bit index anywhere in them would read
  * and write elsewhere. The rows are 2^26 elements apart in address space that is only reserved, so
  * gigabytes are spanned and kilobytes are used. */
+#include "ops/gdn/gdn.h"
+#include "ops/ssd/ssd.h"
 #include "support.h"
 
 #include "ops/ops.h"

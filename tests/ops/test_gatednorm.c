@@ -1,6 +1,7 @@
 /* gatednorm beyond the descriptor's samples: known values, both orders, in place, and what it
  * refuses. */
 #include "bench.h"
+#include "ops/gatednorm/gatednorm.h"
 
 static const enum dev_kind kinds[] = {DEV_REF, DEV_CPU};
 
@@ -106,14 +107,15 @@ static void bad_groups_and_gains_are_named(void **state)
                                    .z = tensor_2d(m, DT_F32, 2, 6),
                                    .w = tensor_1d(m, DT_F32, 6),
                                    .y = tensor_2d(m, DT_F32, 2, 6),
-                                   .rstd = tensor_2d(m, DT_F32, 2, 3),
+                                   .rstd = tensor_2d(m, DT_F32, 2, 2),
                                    .group = 4};
     assert_fails(t.ops->gatednorm_fwd(&t.lane, &a), ST_INVALID, &t.e, "groups of 4 channels");
     a.group = 0;
     assert_fails(t.ops->gatednorm_fwd(&t.lane, &a), ST_INVALID, &t.e, "groups of 0 channels");
     a.group = 2;
+    a.rstd = tensor_2d(m, DT_F32, 2, 3);
     a.w = tensor_1d(m, DT_F32, 3);
-    assert_fails(t.ops->gatednorm_fwd(&t.lane, &a), ST_INVALID, &t.e, "3 gains");
+    assert_fails(t.ops->gatednorm_fwd(&t.lane, &a), ST_INVALID, &t.e, "tensor w is F32 [3]");
     a.w = tensor_1d(m, DT_F32, 2);
     a.z = tensor_2d(m, DT_F32, 2, 5);
     assert_fails(t.ops->gatednorm_fwd(&t.lane, &a), ST_INVALID, &t.e, "z");

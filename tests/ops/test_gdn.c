@@ -1,6 +1,7 @@
 /* gdn beyond the descriptor's samples: chunks against the recurrence, texts in pieces, documents,
  * what the delta rule is for, rejected arguments. */
 #include "support.h"
+#include "ops/gdn/gdn.h"
 
 #include "ops/ops.h"
 
@@ -263,9 +264,9 @@ static void wrong_arguments_are_named(void **state)
     assert_fails(p.ops->gdn_fwd(&p.lane, &a), ST_INVALID, &p.e,
                  "gdn_fwd: chunk is 0, expected 1 to");
     a = p.f;
-    a.v.dim[2] = 3;
+    a.k.dim[2] = a.q.dim[2] = 3;
     assert_fails(p.ops->gdn_fwd(&p.lane, &a), ST_INVALID, &p.e,
-                 "3 value heads are no multiple of 2 key heads");
+                 "4 value heads are no multiple of 3 key heads");
     a = p.f;
     a.beta.dim[2] = 3;
     assert_fails(p.ops->gdn_fwd(&p.lane, &a), ST_INVALID, &p.e, "beta");

@@ -1,6 +1,7 @@
 /* gemm beyond what the descriptor's samples ask: garbage in C, bad shapes and strides, known
  * values. */
 #include "bench.h"
+#include "ops/gemm/gemm.h"
 
 #include "ops/cpu_gemm.h"
 
@@ -21,7 +22,7 @@ static void the_product_of_two_known_matrices_is_right(void **state)
         assert_true(c[i] == want[i]);
     /* The bias is added again where C is kept. */
     g.alpha = 0;
-    g.beta = 1;
+    g.acc_c = true;
     assert_ok(t.ops->gemm(&t.lane, &g), &t.e);
     for (int i = 0; i < 4; i++)
         assert_true(c[i] == want[i] + bias[i % 2]);

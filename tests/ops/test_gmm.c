@@ -1,6 +1,7 @@
 /* gmm beyond the descriptors' samples: biases scaled by probabilities, empty experts, no rows at
  * all, offsets that lie. */
 #include "bench.h"
+#include "ops/gmm/gmm.h"
 
 #include "ops/gmm/gmm_form.h"
 #include "ops/gmm/gmm_tile.h"

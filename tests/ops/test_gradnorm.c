@@ -1,5 +1,6 @@
 /* sqnorm and clip: precision, order, non-finite values, the clip rule. */
 #include "support.h"
+#include "ops/gradnorm/gradnorm.h"
 
 #include "ops/ops.h"
 

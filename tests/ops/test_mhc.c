@@ -1,6 +1,9 @@
 /* mhc beyond the descriptors' samples: values from the specification, extreme inputs, the boundary against its
  * primitives, masks, aliasing, rejected arguments. */
 #include "ops/mhc/mhc_choose.h"
+#include "ops/dropout/dropout.h"
+#include "ops/mhc/mhc.h"
+#include "ops/rmsnorm/rmsnorm.h"
 #include "support.h"
 
 #include "ops/opcheck.h"

@@ -1,6 +1,7 @@
 /* mhc_rebuild: the bits of the step-by-step path, on every device and instruction set; arguments it refuses. Values against the
  * reference are in the descriptor's tests. */
 #include "support.h"
+#include "ops/mhc/mhc.h"
 
 #include "ops/mhc/mhc_rebuild_int.h"
 #include "ops/opcheck.h"
@@ -31,7 +32,7 @@ static void check_bits(const struct ops *ops, struct lane *lane, const struct op
     struct op_block block;
     assert_ok(op_call_sample(&c, d, s, ops, &e), &e);
     assert_ok(op_call_alloc(&c, &block, 9, strided, &e), &e);
-    assert_ok(d->run(ops, lane, &c), &e);
+    assert_ok(op_call_run(ops, lane, &c), &e);
     struct mhc_rebuild_args a = mhc_rebuild_pack(&c);
     int64_t n = a.rule.streams;
     struct tensor x = a.x, made[MHC_REBUILD_LAYERS], closed = fresh(&a.x);

@@ -1,6 +1,7 @@
 /* mhc at the shapes and in the corners that upstream's own tests and reviews know (mhc.md, sections 6 and 7): fast code
  * against the reference, forward and backward, gradients where an epsilon decides. */
 #include "support.h"
+#include "ops/mhc/mhc.h"
 
 #include "ops/opcheck.h"
 #include "ops/ops.h"

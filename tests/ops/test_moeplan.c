@@ -1,5 +1,7 @@
 /* moeplan and permute together: the order of rows, both maps, the round trip, refused arguments. */
 #include "bench.h"
+#include "ops/moeplan/moeplan.h"
+#include "ops/permute/permute.h"
 
 enum { T = 37, K = 3, E = 5, R = T * K, D = 70 };
 

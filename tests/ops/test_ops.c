@@ -77,7 +77,7 @@ static void threads_do_not_change_a_bit(void **state)
                 struct lane lane = {.dev = &dev, .err = &e};
                 assert_ok(op_call_sample(&c[t], all[i], &all[i]->samples[s], ops_for(&dev), &e), &e);
                 assert_ok(op_call_alloc(&c[t], &b[t], 3, false, &e), &e);
-                assert_ok(all[i]->run(ops_for(&dev), &lane, &c[t]), &e);
+                assert_ok(op_call_run(ops_for(&dev), &lane, &c[t]), &e);
                 for (int a = 0; t > 0 && a < all[i]->n_args; a++) {
                     enum arg_role role = all[i]->args[a].role;
                     if ((role == ARG_OUT || role == ARG_OOUT) && c[t].t[a].data != NULL &&

@@ -1,6 +1,7 @@
 /* rope: frequencies and tables against hand-computed and golden values, rotation by known angles,
  * aliasing, views of a fused buffer, and every refusal. Generic checks are in test_ops.c. */
 #include "bench.h"
+#include "ops/rope/rope.h"
 
 #include "golden_rope.h"
 #include "ops/ops.h"

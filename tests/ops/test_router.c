@@ -1,6 +1,7 @@
 /* router beyond the descriptors' samples: who is chosen, what biases, groups, capacity and tables
  * do, losses against known values, noise, values that are not finite, rejected arguments. */
 #include "bench.h"
+#include "ops/router/router.h"
 
 enum { T = 48, E = 16, K = 4 };
 
@@ -213,7 +214,7 @@ static void a_table_without_tokens_is_a_choice_of_its_own(void **state)
     int32_t token[] = {0, 1, 0};
     c.a.token = tensor_1d(token, DT_I32, 3);
     c.a.table = (struct tensor){0};
-    assert_fails(try_run(t, &c), ST_INVALID, &t->e, "without a table");
+    assert_fails(try_run(t, &c), ST_INVALID, &t->e, "without table");
 }
 
 static void the_losses_have_their_known_values(void **state)

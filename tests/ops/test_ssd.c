@@ -1,6 +1,7 @@
 /* ssd beyond the descriptor's samples: a hand-computed recurrence, chunk sizes against each other,
  * decoding against the whole, documents, the start of a text, long decays, and what it refuses. */
 #include "support.h"
+#include "ops/ssd/ssd.h"
 
 #include "ops/ops.h"
 

@@ -1,6 +1,7 @@
 /* xent: known losses, extreme logits, ignored labels, chunks, z-loss, errors. test_ops checks the
  * gradients of the plain loss and cpu against ref on awkward shapes. */
 #include "support.h"
+#include "ops/xent/xent.h"
 
 #include "ops/ops.h"
 
@@ -301,7 +302,7 @@ static void bad_arguments_are_refused(void **state)
     head_open(&s, DEV_CPU, 9, 6, 20, true);
     struct xent_args good = s.a;
     s.a.dw = (struct tensor){0};
-    assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dw is missing");
+    assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dh is given without dw");
     s.a = good;
     s.a.dbias = (struct tensor){0};
     assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dbias is missing");

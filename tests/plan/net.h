@@ -107,7 +107,7 @@ static inline slot_id net_linear(struct net *n, const char *name, slot_id x, slo
     RIG_USES(r, k, PH_FWD, 0.1, READS(x), READS(w), WRITES(y));
     RIG_USES(r, k, PH_REPLAY, 0.1, READS(x), READS(w), WRITES(y));
     graph_replay(&r->g, y, k);
-    const struct use back[] = {READS(*dy), READS(w), {dx, adds ? USE_ADD : USE_WRITE}};
+    const struct use back[] = {READS(*dy), READS(w), {.slot = dx, .mode = adds ? USE_ADD : USE_WRITE}};
     rig_uses(r, k, PH_BWD, back, countof(back), 0.2);
     RIG_USES(r, k, PH_DW, 0.3, READS(*dy), READS(x), ADDS(g));
     graph_cost(&r->g, k, PH_FWD, 1, 0);

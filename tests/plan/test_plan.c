@@ -192,7 +192,7 @@ static bool merges(enum lane_id before_lane, bool read_after, enum lane_id after
     RIG_USES(&r, source, PH_FWD, 1, WRITES(s));
     RIG_USES(&r, before, PH_FWD, 1, READS(s), ADDS(grad));
     RIG_USES(&r, over, PH_FWD, 2, READS(s), WRITES(t));
-    graph_inplace(&r.g, over, PH_FWD, 0, 1);
+    graph_inplace(&r.g, over, PH_FWD, s, t);
     RIG_USES(&r, after, PH_FWD, 3, READS(t), READS(read_after ? s : NO_SLOT), ADDS(grad));
     if (keep_output)
         RIG_USES(&r, after, PH_DW, 3, READS(t), ADDS(grad));
@@ -235,7 +235,7 @@ static void a_later_weight_gradient_on_another_lane_prevents_in_place(void **sta
         RIG_USES(&r, dw, PH_DW, 5, READS(dpre), READS(side ? pre : NO_SLOT), ADDS(grad));
         RIG_USES(&r, act, PH_FWD, 2, READS(pre), WRITES(d));
         RIG_USES(&r, act, PH_BWD, 3, READS(d), READS(pre), WRITES(dpre));
-        graph_inplace(&r.g, act, PH_BWD, 1, 2);
+        graph_inplace(&r.g, act, PH_BWD, pre, dpre);
         rig_make(&r);
         assert_int_equal(find_life(&r.p, dpre, false)->merged >= 0, !side);
         assert_int_equal(find_life(&r.p, dpre, false)->arena, side ? ARENA_WORK : ARENA_FRAME);
@@ -410,9 +410,10 @@ static void impossible_graphs_are_refused(void **state)
 
     rig_init(&r);
     n0 = rig_node(&r, "n0", LANE_COMPUTE);
-    RIG_USES(&r, n0, PH_FWD, 1, WRITES(NO_SLOT));
-    graph_inplace(&r.g, n0, PH_FWD, 0, 1);
-    assert_fails(rig_plan(&r), ST_INTERNAL, &r.e, "bad in-place pair");
+    slot_id used = rig_slot(&r, "used", 8), other = rig_slot(&r, "other", 8);
+    RIG_USES(&r, n0, PH_FWD, 1, WRITES(used));
+    graph_inplace(&r.g, n0, PH_FWD, used, other);
+    assert_fails(rig_plan(&r), ST_INTERNAL, &r.e, "slots used and other cannot be one");
     rig_release(&r);
 }
 

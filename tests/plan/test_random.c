@@ -46,8 +46,7 @@ static void declare_backward(struct rig *r, const struct random_node *n, bool re
     }
     rig_uses(r, n->id, PH_BWD, bwd, k, n->salt + 0.5);
     if (inplace && same_size)
-        graph_inplace(&r->g, n->id, PH_BWD, 2,
-                      first_out); /* legal where that slot dies, which it often does not */
+        graph_inplace(&r->g, n->id, PH_BWD, bwd[2].slot, bwd[first_out].slot); /* legal where that slot dies, which it often does not */
     RIG_USES(r, n->id, PH_DW, n->salt + 0.7, READS(n->dout), READS(n->in[0]), ADDS(n->grad));
 }
 

@@ -69,7 +69,7 @@ struct rig {
 static inline void rig_init(struct rig *r)
 {
     *r = (struct rig){0};
-    graph_init(&r->g);
+    graph_init(&r->g, &ops_ref);
     assert_ok(dev_open(&r->dev, DEV_REF, 1, &r->e), &r->e);
 }
 

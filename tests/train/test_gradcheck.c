@@ -1,6 +1,7 @@
 /* train/: gradients of whole models against central differences in double, over the options of the
  * layers. */
 #include "tiny.h"
+#include "ops/gemm/gemm.h"
 #include "train/train.h"
 
 /* Each line is a model; together they switch every option that changes the maths. */
@@ -179,7 +180,7 @@ static int wrong_dw(const struct step_ctx *c)
                           .c = c->t[DW],
                           .trans_a = true,
                           .alpha = 1.001,
-                          .beta = c->add[DW] ? 1 : 0};
+                          .acc_c = c->add[DW]};
     return c->ops->gemm(c->lane, &a);
 }
 

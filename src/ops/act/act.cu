@@ -1,6 +1,7 @@
 /* act, CUDA version; see act.h. One pass, a vector of outputs at a time; with dprob a team of threads walks a row and sums
  * in a fixed order. All curves are a sigmoid or a square: 0.5 (1 + tanh(u)) is sigmoid(2u). */
 #include "ops/cuda/rows.cuh"
+#include "ops/act/act.h"
 
 enum curve_kind { CURVE_SIGMOID, CURVE_GELU, CURVE_SQUARE };
 

@@ -11,7 +11,7 @@
 #ifndef BRAID_OPS_ACT_H
 #define BRAID_OPS_ACT_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 enum act_kind {
     ACT_SWIGLU,
@@ -29,15 +29,19 @@ struct act_rule {
     double clamp, alpha, offset;
     int64_t interleave; /* 0: gate and up are halves */
 };
-struct act_fwd_args {
-    struct tensor x, prob, y;
-    struct act_rule rule;
-};
-struct act_bwd_args {
-    struct tensor dy, x, prob, dx, dprob;
-    struct act_rule rule;
-};
-int act_fwd_check(const struct act_fwd_args *a, struct err *e);
-int act_bwd_check(const struct act_bwd_args *a, struct err *e);
+#define ACT_FWD_FIELDS(T, N, S, op)   \
+    T(op, x, IN, REAL, "rows gate*f") \
+    T(op, prob, OPT, WIDE, "rows")    \
+    T(op, y, OUT, REAL, "rows f")     \
+    S(op, struct act_rule rule)
+OP_ARGS(act_fwd, ACT_FWD_FIELDS);
+#define ACT_BWD_FIELDS(T, N, S, op)           \
+    T(op, dy, IN, REAL, "rows f")             \
+    T(op, x, IN, REAL, "rows gate*f")         \
+    T(op, prob, OPT, WIDE, "rows")            \
+    T(op, dx, OUT, REAL, "rows gate*f")       \
+    T(op, dprob, OPT_OUT, WIDE, "rows @prob") \
+    S(op, struct act_rule rule)
+OP_ARGS(act_bwd, ACT_BWD_FIELDS);
 
 #endif

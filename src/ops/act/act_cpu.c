@@ -1,6 +1,7 @@
 /* act, fast CPU version; see act.h. Two loops, gated and plain, each direction; the curve is a
  * constant in every copy of a loop, so that it becomes straight vector code. */
 #include "ops/ops_cpu_int.h"
+#include "ops/act/act.h"
 
 #include "ops/cpu_math.h"
 

@@ -1,14 +1,20 @@
 /* act: argument checks, cost, descriptors, test samples and bench shapes; see act.h. */
 #include "ops/check.h"
-#include "ops/opdesc.h"
+#include "ops/act/act.h"
+#include "ops/opshape.h"
 
 #include <math.h>
 #include <string.h>
 
+/* Before shapes are looked at: they depend on the kind. */
+static int kind_check(const char *op, const struct act_rule *r, struct err *e)
+{
+    bool known = (int)r->kind >= ACT_SWIGLU && r->kind <= ACT_SILU;
+    return known ? ST_OK : err_set(e, ST_INVALID, "%s: kind %d is none of the seven", op, (int)r->kind);
+}
+
 static int rule_check(const char *op, const struct act_rule *r, int64_t f, struct err *e)
 {
-    if ((int)r->kind < ACT_SWIGLU || r->kind > ACT_SILU)
-        return err_set(e, ST_INVALID, "%s: kind %d is none of the seven", op, (int)r->kind);
     if (!(r->clamp >= 0) || !isfinite(r->clamp))
         return err_set(e, ST_INVALID, "%s: clamp is %g, expected 0 (none) or a positive bound", op,
                        r->clamp);
@@ -20,66 +26,44 @@ static int rule_check(const char *op, const struct act_rule *r, int64_t f, struc
 
 int act_fwd_check(const struct act_fwd_args *a, struct err *e)
 {
-    enum dtype real = a->y.dtype;
-    CHECK_T("act_fwd", "y", &a->y, real, 2, -1, -1);
-    int64_t rows = a->y.dim[0], f = a->y.dim[1];
-    TRY(rule_check("act_fwd", &a->rule, f, e));
-    CHECK_T("act_fwd", "x", &a->x, real, 2, rows, act_is_gated(a->rule.kind) ? 2 * f : f);
-    CHECK_OPT("act_fwd", "prob", &a->prob, wide_of(real), 1, rows);
-    return ST_OK;
+    TRY(kind_check("act_fwd", &a->rule, e));
+    TRY(op_check_fields(&act_fwd_desc, a, e));
+    return rule_check("act_fwd", &a->rule, a->y.dim[1], e);
 }
 
 int act_bwd_check(const struct act_bwd_args *a, struct err *e)
 {
-    enum dtype real = a->dy.dtype;
-    CHECK_T("act_bwd", "dy", &a->dy, real, 2, -1, -1);
-    int64_t rows = a->dy.dim[0], f = a->dy.dim[1], wide = act_is_gated(a->rule.kind) ? 2 * f : f;
-    TRY(rule_check("act_bwd", &a->rule, f, e));
-    CHECK_T("act_bwd", "x", &a->x, real, 2, rows, wide);
-    CHECK_T("act_bwd", "dx", &a->dx, real, 2, rows, wide);
-    CHECK_OPT("act_bwd", "prob", &a->prob, wide_of(real), 1, rows);
-    if (present(&a->prob))
-        CHECK_T("act_bwd", "dprob", &a->dprob, wide_of(real), 1, rows);
-    else if (present(&a->dprob))
-        return err_set(e, ST_INVALID, "act_bwd: dprob is given without prob");
-    return ST_OK;
+    TRY(kind_check("act_bwd", &a->rule, e));
+    TRY(op_check_fields(&act_bwd_desc, a, e));
+    return rule_check("act_bwd", &a->rule, a->dy.dim[1], e);
 }
 
 /* ---- descriptors --------------------------------------------------------------------------- */
 
-static const struct op_attr dims[] = {{"rows", 5}, {"f", 33}};
-enum { KIND, CLAMP, ALPHA, OFFSET, INTERLEAVE };
-static const struct op_attr attrs[] = {
-    {"kind", ACT_SWIGLU}, {"clamp", 0}, {"alpha", 1.702}, {"offset", 0}, {"interleave", 0},
-};
+static const struct op_dim dims[] = {{"rows", 5}, {"f", 33}};
 
-static struct act_rule pack_rule(const struct op_call *c)
+/* Columns of x for one of y. */
+static bool fwd_number(const void *args, const char *name, int64_t *out)
 {
-    /* Anything that is no kind becomes -1, which the checks refuse. */
-    int kind = c->attr[KIND] >= ACT_SWIGLU && c->attr[KIND] <= ACT_SILU ? (int)c->attr[KIND] : -1;
-    double interleave = c->attr[INTERLEAVE];
-    return (struct act_rule){.kind = (enum act_kind)kind,
-                             .clamp = c->attr[CLAMP],
-                             .alpha = c->attr[ALPHA],
-                             .offset = c->attr[OFFSET],
-                             .interleave =
-                                 interleave >= 0 && interleave < 1e9 ? (int64_t)interleave : -1};
+    const struct act_fwd_args *a = args;
+    *out = act_is_gated(a->rule.kind) ? 2 : 1;
+    return strcmp(name, "gate") == 0;
 }
 
-static struct tensor x_shape(const struct op_call *c)
+static bool bwd_number(const void *args, const char *name, int64_t *out)
 {
-    int64_t f = (int64_t)c->dim[1];
-    return tensor_2d(NULL, DT_NONE, (int64_t)c->dim[0],
-                     act_is_gated(pack_rule(c).kind) ? 2 * f : f);
+    const struct act_bwd_args *a = args;
+    *out = act_is_gated(a->rule.kind) ? 2 : 1;
+    return strcmp(name, "gate") == 0;
 }
 
 /* Pre-activations wide enough for the clamp to bite, and off its edges (and relu2's), where central
  * differences mean nothing. */
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
-    if (strcmp(c->desc->args[arg].name, "x") != 0)
+    if (!op_arg_is(c, arg, "x"))
         return false;
-    double clamp = c->attr[CLAMP], gap = 0.01;
+    double clamp = op_attr(c, "clamp"), gap = 0.01;
     for (int64_t i = 0, n = tensor_elems(host); i < n; i++) {
         double v = 2 * rng_normal(key, (uint64_t)i);
         const double edges[] = {0, clamp, -clamp};
@@ -90,86 +74,20 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     return true;
 }
 
-enum { F_X, F_PROB, F_Y };
-static const struct op_arg fwd_args[] = {
-    {.name = "x"},
-    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "y", .role = ARG_OUT},
-};
-
-static void fwd_shapes(struct op_call *c)
-{
-    c->t[F_X] = x_shape(c);
-    c->t[F_PROB] = tensor_1d(NULL, DT_NONE, c->t[F_X].dim[0]);
-}
-
-static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    (void)ops;
-    const struct tensor *x = &c->t[F_X];
-    bool gated = act_is_gated(pack_rule(c).kind);
-    if (x->rank != 2 || (gated && x->dim[1] % 2 != 0))
-        return err_set(e, ST_INVALID, "act_fwd: x must be [rows, f], f even for gated kinds");
-    c->t[F_Y] = tensor_2d(NULL, x->dtype, x->dim[0], gated ? x->dim[1] / 2 : x->dim[1]);
-    return ST_OK;
-}
-
-static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct act_fwd_args a = {
-        .x = c->t[F_X], .prob = c->t[F_PROB], .y = c->t[F_Y], .rule = pack_rule(c)};
-    return ops->act_fwd(lane, &a);
-}
-
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
-    *out = (struct op_cost){.flops = 12 * (double)tensor_elems(&c->t[F_Y]),
-                            .bytes = (double)tensor_bytes(&c->t[F_X]) +
-                                     (double)tensor_bytes(&c->t[F_Y])};
-}
-
-enum { B_DY, B_X, B_PROB, B_DX, B_DPROB };
-static const struct op_arg bwd_args[] = {
-    {.name = "dy"},
-    {.name = "x"},
-    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "dx", .role = ARG_OUT},
-    {.name = "dprob", .role = ARG_OOUT, .type = ARG_WIDE},
-};
-
-static void bwd_shapes(struct op_call *c)
-{
-    c->t[B_DY] = tensor_2d(NULL, DT_NONE, (int64_t)c->dim[0], (int64_t)c->dim[1]);
-    c->t[B_X] = x_shape(c);
-    c->t[B_PROB] = tensor_1d(NULL, DT_NONE, c->t[B_X].dim[0]);
-}
-
-static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    (void)ops;
-    (void)e;
-    c->t[B_DX] = tensor_shape(c->t[B_X].dtype, c->t[B_X].rank, c->t[B_X].dim);
-    if (c->t[B_PROB].rank > 0)
-        c->t[B_DPROB] = tensor_shape(wide_of(c->t[B_X].dtype), c->t[B_PROB].rank, c->t[B_PROB].dim);
-    return ST_OK;
-}
-
-static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct act_bwd_args a = {.dy = c->t[B_DY],
-                             .x = c->t[B_X],
-                             .prob = c->t[B_PROB],
-                             .dx = c->t[B_DX],
-                             .dprob = c->t[B_DPROB],
-                             .rule = pack_rule(c)};
-    return ops->act_bwd(lane, &a);
+    OP_UNPACK(act_fwd, a, c);
+    *out = (struct op_cost){.flops = 12 * (double)tensor_elems(&a->y),
+                            .bytes = (double)tensor_bytes(&a->x) +
+                                     (double)tensor_bytes(&a->y)};
 }
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
-    *out = (struct op_cost){.flops = 20 * (double)tensor_elems(&c->t[B_DY]),
-                            .bytes = 2 * (double)tensor_bytes(&c->t[B_X]) +
-                                     (double)tensor_bytes(&c->t[B_DY])};
+    OP_UNPACK(act_bwd, a, c);
+    *out = (struct op_cost){.flops = 20 * (double)tensor_elems(&a->dy),
+                            .bytes = 2 * (double)tensor_bytes(&a->x) +
+                                     (double)tensor_bytes(&a->dy)};
 }
 
 /* Kinds by number: 0 swiglu, 1 geglu, 2 quick_geglu, 3 gelu, 4 quick_gelu, 5 relu2, 6 silu. */
@@ -209,21 +127,35 @@ static const struct op_sample bench[] = {
     {"rows=32768 f=1024 kind=0 gpu=1"},
 };
 
+#define RULE_ATTRS(op)                                              \
+    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)              \
+    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                  \
+    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)              \
+    OP_ATTR_IN(op, double, "offset", rule.offset, 0)                \
+    OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)
+OP_FIELDS(act_fwd, ACT_FWD_FIELDS, );
+OP_ATTRS(act_fwd, ACT_FWD_FIELDS, RULE_ATTRS(act_fwd));
+OP_CALLS(act_fwd);
 const struct op_desc act_fwd_desc = {
-    .name = "act_fwd",
+    OP_IS(act_fwd),
+    .number = fwd_number,
     .summary = "the nonlinearity of an MLP, gated or plain",
-    OP_LIST(args, fwd_args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
-    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
+    OP_LIST(dims, dims),
+    .cost = fwd_cost,
     .sample_fill = fill,
     .backward = "act_bwd",
     .tolerance = 2e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_FIELDS(act_bwd, ACT_BWD_FIELDS, );
+OP_ATTRS(act_bwd, ACT_BWD_FIELDS, RULE_ATTRS(act_bwd));
+OP_CALLS(act_bwd);
 const struct op_desc act_bwd_desc = {
-    .name = "act_bwd",
+    OP_IS(act_bwd),
+    .number = bwd_number,
     .summary = "gradient of act_fwd",
-    OP_LIST(args, bwd_args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
-    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
+    OP_LIST(dims, dims),
+    .cost = bwd_cost,
     .sample_fill = fill,
     .tolerance = 3e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),

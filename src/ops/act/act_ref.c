@@ -1,5 +1,6 @@
 /* act, reference; see act.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/act/act.h"
 
 #include <math.h>
 

@@ -2,6 +2,7 @@
  * neither a table in device memory nor a launch for each is needed. Blocks of BLOCK elements, dealt out to the parameters in
  * order. */
 #include "ops/cuda/rows.cuh"
+#include "ops/adamw/adamw.h"
 
 enum { PARTS = 64, BLOCK = 4096 }; /* parameters and elements a launch and a block take */
 

@@ -9,19 +9,27 @@
 #ifndef BRAID_OPS_ADAMW_H
 #define BRAID_OPS_ADAMW_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 struct adamw_part {
     struct tensor p, g, m, v, copy;
     double decay;
 };
-struct adamw_args {
-    struct tensor p, g, m, v, copy, hyper, scale;
-    double beta1, beta2, eps, decay;
-    const struct adamw_part *more;
-    int n_more;
-};
-int adamw_check(const struct adamw_args *a, struct err *e);
+#define ADAMW_FIELDS(T, N, S, op)        \
+    T(op, p, STATE, WIDE, "n")           \
+    T(op, g, IN, WIDE, "n")              \
+    T(op, m, STATE, WIDE, "n")           \
+    T(op, v, STATE, WIDE, "n")           \
+    T(op, copy, OPT_OUT, REAL, "n")      \
+    T(op, hyper, IN, F64, "8")           \
+    T(op, scale, IN, F64, "4")           \
+    N(op, double, beta1, 0.9) \
+    N(op, double, beta2, 0.95) \
+    N(op, double, eps, 1e-8) \
+    N(op, double, decay, 0.1) \
+    N(op, int, n_more, 0)                \
+    S(op, const struct adamw_part *more)
+OP_ARGS(adamw, ADAMW_FIELDS);
 /* Parameter k of the call, 0 <= k <= n_more. */
 static inline struct adamw_part adamw_part_at(const struct adamw_args *a, int k)
 {

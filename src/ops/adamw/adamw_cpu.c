@@ -1,5 +1,6 @@
 /* adamw, fast CPU version; see adamw.h. One pass over p, g, m and v, bound by memory. */
 #include "ops/adamw/adamw_int.h"
+#include "ops/adamw/adamw.h"
 #include "ops/ops_cpu_int.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
 /* adamw: argument checks, cost, descriptor, test samples and bench shapes; see adamw.h. */
 #include "ops/adamw/adamw_int.h"
+#include "ops/adamw/adamw.h"
 #include "ops/check.h"
 #include "ops/opdesc.h"
 
@@ -58,57 +59,29 @@ int adamw_value_check(const struct adamw_args *a, struct err *e)
 
 /* ---- descriptor: p, m and v are updated in place, so they are outputs whose old values matter ---- */
 
-enum { G, HYPER, SCALE, P, M, V, COPY };
-static const struct op_arg args[] = {
-    {.name = "g", .type = ARG_WIDE},
-    {.name = "hyper", .type = ARG_F64},
-    {.name = "scale", .type = ARG_F64},
-    {.name = "p", .role = ARG_OUT, .type = ARG_WIDE},
-    {.name = "m", .role = ARG_OUT, .type = ARG_WIDE},
-    {.name = "v", .role = ARG_OUT, .type = ARG_WIDE},
-    {.name = "copy", .role = ARG_OOUT},
-};
 /* step, lr, clip and skip are only for samples: they set what hyper and scale hold. parts: the elements are dealt
  * out to so many parameters of one call. */
 enum { DIM_N, DIM_STEP, DIM_LR, DIM_CLIP, DIM_SKIP, DIM_PARTS };
-static const struct op_attr dims[] = {
+static const struct op_dim dims[] = {
     {"n", 33}, {"step", 3}, {"lr", 0.01}, {"clip", 1}, {"skip", 0}, {"parts", 1}};
-enum { BETA1, BETA2, EPS, DECAY };
-static const struct op_attr attrs[] = {
-    {"beta1", 0.9}, {"beta2", 0.95}, {"eps", 1e-8}, {"decay", 0.1}};
-
-static void shapes(struct op_call *c)
-{
-    c->t[G] = tensor_1d(NULL, DT_NONE, (int64_t)c->dim[DIM_N]);
-    c->t[HYPER] = tensor_1d(NULL, DT_NONE, 8);
-    c->t[SCALE] = tensor_1d(NULL, DT_NONE, 4);
-}
 
 static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
+    OP_UNPACK(adamw, a, c);
     double step = c->dim[DIM_STEP];
-    double hyper[8] = {c->dim[DIM_LR], 1 - pow(c->attr[BETA1], step),
-                       1 - pow(c->attr[BETA2], step)};
+    double hyper[8] = {c->dim[DIM_LR], 1 - pow(a->beta1, step),
+                       1 - pow(a->beta2, step)};
     double scale[4] = {1, c->dim[DIM_CLIP], c->dim[DIM_SKIP], 0};
-    if (arg != HYPER && arg != SCALE && arg != V)
+    if (!op_arg_is(c, arg, "hyper") && !op_arg_is(c, arg, "scale") && !op_arg_is(c, arg, "v"))
         return false;
     for (int64_t i = 0; i < host->dim[0]; i++) {
         double z = rng_normal(key, (uint64_t)i);
         tensor_set(host, i,
-                   arg == HYPER   ? hyper[i]
-                   : arg == SCALE ? scale[i]
+                   op_arg_is(c, arg, "hyper")   ? hyper[i]
+                   : op_arg_is(c, arg, "scale") ? scale[i]
                                   : (double)(float)(z * z));
     }
     return true;
-}
-
-static int infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    (void)e;
-    for (int i = P; i <= V; i++)
-        c->t[i] = tensor_1d(NULL, c->t[G].dtype, c->t[G].dim[0]);
-    c->t[COPY] = tensor_1d(NULL, ops->real, c->t[G].dim[0]);
-    return ST_OK;
 }
 
 enum { MAX_PARTS = 128 };
@@ -119,44 +92,41 @@ static struct tensor piece(const struct tensor *t, int64_t first, int64_t n)
     return t->data != NULL ? tensor_rows(t, first, n) : *t;
 }
 
-static struct adamw_part part_of(const struct op_call *c, int64_t k, int64_t parts)
+static struct adamw_part part_of(const struct adamw_args *a, int64_t k, int64_t parts)
 {
-    int64_t n = c->t[G].dim[0], first = n * k / parts, count = n * (k + 1) / parts - first;
-    return (struct adamw_part){.p = piece(&c->t[P], first, count),
-                               .g = piece(&c->t[G], first, count),
-                               .m = piece(&c->t[M], first, count),
-                               .v = piece(&c->t[V], first, count),
-                               .copy = piece(&c->t[COPY], first, count),
-                               .decay = c->attr[DECAY]};
+    int64_t n = a->g.dim[0], first = n * k / parts, count = n * (k + 1) / parts - first;
+    return (struct adamw_part){.p = piece(&a->p, first, count),
+                               .g = piece(&a->g, first, count),
+                               .m = piece(&a->m, first, count),
+                               .v = piece(&a->v, first, count),
+                               .copy = piece(&a->copy, first, count),
+                               .decay = a->decay};
 }
 
 static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
+    OP_UNPACK(adamw, whole, c);
     double asked = c->dim[DIM_PARTS];
     int parts = asked >= 1 && asked <= MAX_PARTS ? (int)asked : 1;
-    struct adamw_part more[MAX_PARTS], first = part_of(c, 0, parts);
+    struct adamw_part more[MAX_PARTS], first = part_of(whole, 0, parts);
     for (int k = 1; k < parts; k++)
-        more[k - 1] = part_of(c, k, parts);
-    struct adamw_args a = {.p = first.p,
-                           .g = first.g,
-                           .m = first.m,
-                           .v = first.v,
-                           .copy = first.copy,
-                           .more = more,
-                           .n_more = parts - 1,
-                           .hyper = c->t[HYPER],
-                           .scale = c->t[SCALE],
-                           .beta1 = c->attr[BETA1],
-                           .beta2 = c->attr[BETA2],
-                           .eps = c->attr[EPS],
-                           .decay = c->attr[DECAY]};
+        more[k - 1] = part_of(whole, k, parts);
+    struct adamw_args a = *whole;
+    a.p = first.p;
+    a.g = first.g;
+    a.m = first.m;
+    a.v = first.v;
+    a.copy = first.copy;
+    a.more = more;
+    a.n_more = parts - 1;
     return ops->adamw(lane, &a);
 }
 
 static void cost(const struct op_call *c, struct op_cost *out)
 {
-    double n = (double)c->t[G].dim[0], size = (double)dtype_bytes(c->t[G].dtype);
-    *out = (struct op_cost){.flops = 15 * n, .bytes = 7 * n * size + (double)tensor_bytes(&c->t[COPY])};
+    OP_UNPACK(adamw, a, c);
+    double n = (double)a->g.dim[0], size = (double)dtype_bytes(a->g.dtype);
+    *out = (struct op_cost){.flops = 15 * n, .bytes = 7 * n * size + (double)tensor_bytes(&a->copy)};
 }
 
 static const struct op_sample samples[] = {
@@ -169,11 +139,12 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=33554432 parts=16 gpu=1"}};
 
+OP_TABLES(adamw, ADAMW_FIELDS);
 const struct op_desc adamw_desc = {
-    .name = "adamw",
+    OP_IS(adamw),
     .summary = "one AdamW update of a parameter, in place",
-    OP_LIST(args, args), OP_LIST(attrs, attrs), OP_LIST(dims, dims),
-    .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
+    OP_LIST(dims, dims),
+    .run = run, .cost = cost,
     .sample_fill = fill,
     .tolerance = 2e-6,
     OP_LIST(samples, samples), OP_LIST(bench, bench),

@@ -1,5 +1,6 @@
 /* adamw, reference; see adamw.h. */
 #include "ops/adamw/adamw_int.h"
+#include "ops/adamw/adamw.h"
 #include "ops/ops_ref_int.h"
 
 #include <math.h>

@@ -1,5 +1,6 @@
 /* addnorm, CUDA version; see addnorm.h. The kernels are in ops/cuda/norm.cuh. */
 #include "ops/cuda/norm.cuh"
+#include "ops/addnorm/addnorm.h"
 
 extern "C" int addnorm_fwd_cuda(struct lane *l, const struct addnorm_fwd_args *a)
 {

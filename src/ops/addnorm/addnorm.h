@@ -12,21 +12,34 @@
 #ifndef BRAID_OPS_ADDNORM_H
 #define BRAID_OPS_ADDNORM_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 #include "ops/dropout/dropout.h"
 
-struct addnorm_fwd_args {
-    struct tensor x, f, bias, w, s, y, rstd;
-    double eps;
-    bool zero_centered;
-    struct dropout_rule drop;
-};
-struct addnorm_bwd_args {
-    struct tensor dy, ds, s, w, rstd, dx, df, dw, dbias, work;
-    bool zero_centered, acc_dw, acc_dbias;
-    struct dropout_rule drop;
-};
-int addnorm_fwd_check(const struct addnorm_fwd_args *a, struct err *e);
-int addnorm_bwd_check(const struct addnorm_bwd_args *a, struct err *e);
+#define ADDNORM_FWD_FIELDS(T, N, S, op)     \
+    T(op, x, IN, REAL, "rows d")            \
+    T(op, f, OPT, REAL, "rows d")           \
+    T(op, bias, OPT, WIDE, "d &f")          \
+    T(op, w, OPT, WIDE, "d &y")             \
+    T(op, s, OPT_OUT, REAL, "rows d @f")    \
+    T(op, y, OPT_OUT, REAL, "rows d")       \
+    T(op, rstd, OPT_SAVED, WIDE, "rows @y") \
+    N(op, double, eps, 1e-5)                \
+    N(op, bool, zero_centered, 0)           \
+    S(op, struct dropout_rule drop)
+OP_ARGS(addnorm_fwd, ADDNORM_FWD_FIELDS);
+#define ADDNORM_BWD_FIELDS(T, N, S, op) \
+    T(op, dy, OPT, REAL, "rows d")     \
+    T(op, ds, OPT, REAL, "rows d")     \
+    T(op, s, OPT, REAL, "rows d +dy")  \
+    T(op, w, OPT, WIDE, "d &dy")       \
+    T(op, rstd, OPT, WIDE, "rows +dy") \
+    T(op, dx, OUT, REAL, "rows d")     \
+    T(op, df, OPT_OUT, REAL, "rows d") \
+    T(op, dw, OPT_SUM, WIDE, "d &w")   \
+    T(op, dbias, OPT_SUM, WIDE, "d")   \
+    T(op, work, WORK, U8, "")          \
+    N(op, bool, zero_centered, 0)      \
+    S(op, struct dropout_rule drop)
+OP_ARGS(addnorm_bwd, ADDNORM_BWD_FIELDS);
 
 #endif

@@ -2,7 +2,10 @@
  * loops it needs. Sums over rows go by fixed blocks of rows into work and are then added in block
  * order, so threads do not change the result. */
 #include "ops/dropout/dropout_mask.h"
+#include "ops/addnorm/addnorm.h"
+#include "ops/dropout/dropout.h"
 #include "ops/ops_cpu_int.h"
+#include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>
 #include <string.h>

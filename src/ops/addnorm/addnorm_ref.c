@@ -1,5 +1,7 @@
 /* addnorm, reference; see addnorm.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/addnorm/addnorm.h"
+#include "ops/dropout/dropout.h"
 
 #include <math.h>
 

@@ -4,6 +4,7 @@
  * every call it refuses, runs on kernels of ours; on Hopper they also take the backward pass of heads of up to 128 channels. All write and read the
  * same lse, so a forward pass of one and a backward pass of the other fit together. fwd_kernels and bwd_kernels choose. */
 #include "ops/attention/attention_cuda.cuh"
+#include "ops/attention/attention.h"
 
 /* ---- sums by row --------------------------------------------------------------------------------------------------- */
 
@@ -134,12 +135,12 @@ template <typename T> static attn_call<T> fwd_call(const struct attention_fwd_ar
 template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_args *a)
 {
     attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale);
-    c.dout = view_of<T>(&a->dout);
+    c.dout = view_of<T>(&a->d_o);
     c.dq = view_of<T>(&a->dq);
     c.dk = view_of<T>(&a->dk);
     c.dv = view_of<T>(&a->dv);
     c.delta = (float *)a->work.data;
-    c.aligned = c.aligned && aligned16(&a->dout) && aligned16(&a->dq) && aligned16(&a->dk) && aligned16(&a->dv);
+    c.aligned = c.aligned && aligned16(&a->d_o) && aligned16(&a->dq) && aligned16(&a->dk) && aligned16(&a->dv);
     return c;
 }
 
@@ -180,7 +181,7 @@ template <typename T> static int sum_rows(struct lane *l, const struct attention
 static int try_library_bwd(struct lane *l, const struct attention_bwd_args *a, bool *done)
 {
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
-    x.dout = a->dout;
+    x.dout = a->d_o;
     x.dq = a->dq;
     x.dk = a->dk;
     x.dv = a->dv;

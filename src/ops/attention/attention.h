@@ -17,27 +17,45 @@
 #ifndef BRAID_OPS_ATTENTION_H
 #define BRAID_OPS_ATTENTION_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct attention_fwd_args {
-    struct tensor q, k, v, sink, doc_start, start, o, lse, work;
-    double scale;
-    int64_t window;
-    bool sink_zero;
-};
-struct attention_bwd_args {
-    struct tensor dout, q, k, v, o, lse, sink, doc_start, dq, dk, dv, dsink, work;
-    double scale;
-    int64_t window;
-    bool sink_zero, acc_dsink;
-};
-int attention_fwd_check(const struct attention_fwd_args *a, struct err *e);
-int attention_bwd_check(const struct attention_bwd_args *a, struct err *e);
+#define ATTENTION_FWD_FIELDS(T, N, S, op) \
+    T(op, q, IN, REAL, "b s h d")     \
+    T(op, k, IN, REAL, "b skv g d")   \
+    T(op, v, IN, REAL, "b skv g dv")  \
+    T(op, sink, OPT, WIDE, "h")       \
+    T(op, doc_start, OPT, I32, "b s") \
+    T(op, start, OPT, I64, "1")       \
+    T(op, o, OUT, REAL, "b s h dv")   \
+    T(op, lse, SAVED, WIDE, "b h s")  \
+    T(op, work, WORK, U8, "")         \
+    N(op, double, scale, 0.3)         \
+    N(op, int64_t, window, 0)         \
+    N(op, bool, sink_zero, 0)
+OP_ARGS(attention_fwd, ATTENTION_FWD_FIELDS);
+#define ATTENTION_BWD_FIELDS(T, N, S, op)  \
+    T(op, d_o, IN, REAL, "b s h dv")       \
+    T(op, q, IN, REAL, "b s h d")          \
+    T(op, k, IN, REAL, "b skv g d")        \
+    T(op, v, IN, REAL, "b skv g dv")       \
+    T(op, o, IN, REAL, "b s h dv")         \
+    T(op, lse, IN, WIDE, "b h s")          \
+    T(op, sink, OPT, WIDE, "h")            \
+    T(op, doc_start, OPT, I32, "b s")      \
+    T(op, dq, OUT, REAL, "b s h d")        \
+    T(op, dk, OUT, REAL, "b skv g d")      \
+    T(op, dv, OUT, REAL, "b skv g dv")     \
+    T(op, dsink, OPT_SUM, WIDE, "h @sink") \
+    T(op, work, WORK, U8, "")              \
+    N(op, double, scale, 0.3)              \
+    N(op, int64_t, window, 0)              \
+    N(op, bool, sink_zero, 0)
+OP_ARGS(attention_bwd, ATTENTION_BWD_FIELDS);
 /* Why cuDNN does not take calls of these shapes on a GPU; NULL: it does, where it is installed and nothing of doc_start and start
  * is given. */
-const char *attention_not_library(const struct tensor *q, const struct tensor *k, const struct tensor *v);
+OP_C const char *attention_not_library(const struct tensor *q, const struct tensor *k, const struct tensor *v);
 /* The same of the backward kernel for Hopper GPUs, which takes documents; NULL: it does, where rows are aligned to 16 bytes. */
-const char *attention_not_hopper(const struct tensor *q, const struct tensor *k, const struct tensor *v);
+OP_C const char *attention_not_hopper(const struct tensor *q, const struct tensor *k, const struct tensor *v);
 /* Absolute index of the first query, read from a->start (host memory) or Skv - S; an error if the
  * last query lies beyond the keys. */
 int attention_start(const struct attention_fwd_args *a, int64_t *start, struct err *e);

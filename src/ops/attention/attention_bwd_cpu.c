@@ -6,6 +6,7 @@
  * one by key block for dk and dv, one by query block for dq: 7 products instead of 5, but no lack
  * of units. Each sum has the same order in both, so the choice may follow the number of threads. */
 #include "ops/cpu_tile.h"
+#include "ops/attention/attention.h"
 
 #include <math.h>
 #include <omp.h>
@@ -61,7 +62,7 @@ static void step_begin(struct step *t, const struct mask *mask, int64_t block, f
         s->delta[i] = 0;
         if (i >= count)
             continue;
-        const float *dout = head_at(&a->dout, t->batch, first + i, t->head);
+        const float *dout = head_at(&a->d_o, t->batch, first + i, t->head);
         const float *o = head_at(&a->o, t->batch, first + i, t->head);
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -81,7 +82,7 @@ static void step_begin(struct step *t, const struct mask *mask, int64_t block, f
     }
     transpose(s->q, QUERY_BLOCK, head_at(&a->q, t->batch, first, t->head), a->q.stride[1], count, d,
               (float)a->scale);
-    transpose(s->dout, QUERY_BLOCK, head_at(&a->dout, t->batch, first, t->head), a->dout.stride[1],
+    transpose(s->dout, QUERY_BLOCK, head_at(&a->d_o, t->batch, first, t->head), a->d_o.stride[1],
               count, d_v, 1.0f);
 }
 
@@ -111,8 +112,8 @@ static void add_keys(struct step *t, struct span keys, int64_t key, int64_t firs
     multiply(&(struct product){.a = t->s.p + at,
                                .a_row = QUERY_BLOCK,
                                .a_step = 1,
-                               .b = head_at(&a->dout, t->batch, t->q.first + first, t->head),
-                               .b_row = a->dout.stride[1],
+                               .b = head_at(&a->d_o, t->batch, t->q.first + first, t->head),
+                               .b_row = a->d_o.stride[1],
                                .out = head_at(&a->dv, t->batch, row, t->group),
                                .out_row = a->dv.stride[1],
                                .rows = keys.to - keys.from,

@@ -590,7 +590,7 @@ template <int D> static int run_bwd_hopper(struct lane *l, const struct attentio
     TRY(tensor_map_heads(l, &maps.q, &a->q, TILE_ROWS<D>));
     TRY(tensor_map_heads(l, &maps.k, &a->k, KEYS));
     TRY(tensor_map_heads(l, &maps.v, &a->v, KEYS));
-    TRY(tensor_map_heads(l, &maps.dout, &a->dout, TILE_ROWS<D>));
+    TRY(tensor_map_heads(l, &maps.dout, &a->d_o, TILE_ROWS<D>));
     TRY(attention_bwd_prepare(l, a, j));
     auto kernel = bwd_hopper<D>;
     int smem = bwd_smem<D>();

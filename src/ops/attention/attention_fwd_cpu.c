@@ -2,6 +2,7 @@
  * is a block of queries of one head: units do not share anything, so threads do not change the
  * result. */
 #include "ops/cpu_tile.h"
+#include "ops/attention/attention.h"
 #include "ops/cpu_math.h"
 
 #include <math.h>

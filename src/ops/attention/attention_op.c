@@ -1,17 +1,12 @@
 /* attention: argument checks, cost, descriptors, test samples and bench shapes; see attention.h. */
 #include "ops/check.h"
-#include "ops/opdesc.h"
+#include "ops/attention/attention.h"
+#include "ops/opshape.h"
 
-/* Shapes that forward and backward share. */
-static int check_common(const char *op, const struct tensor *q, const struct tensor *k,
-                        const struct tensor *v, const struct tensor *sink,
-                        const struct tensor *doc_start, bool sink_zero, int64_t window,
+/* What shapes cannot say, for both directions. */
+static int check_common(const char *op, const struct tensor *q, const struct tensor *k, const struct tensor *sink, bool sink_zero, int64_t window,
                         struct err *e)
 {
-    enum dtype real = q->dtype;
-    CHECK_T(op, "q", q, real, 4, -1, -1, -1, -1);
-    CHECK_T(op, "k", k, real, 4, q->dim[0], -1, -1, q->dim[3]);
-    CHECK_T(op, "v", v, real, 4, q->dim[0], k->dim[1], k->dim[2], -1);
     if (k->dim[2] == 0 ? q->dim[2] != 0 : q->dim[2] % k->dim[2] != 0)
         return err_set(e, ST_INVALID, "%s: %lld query heads cannot share %lld kv heads evenly", op,
                        (long long)q->dim[2], (long long)k->dim[2]);
@@ -21,8 +16,6 @@ static int check_common(const char *op, const struct tensor *q, const struct ten
     if (window < 0 || window > INT32_MAX)
         return err_set(e, ST_INVALID, "%s: window is %lld, expected 0 (none) to %d", op,
                        (long long)window, INT32_MAX);
-    CHECK_OPT(op, "sink", sink, wide_of(real), 1, q->dim[2]);
-    CHECK_OPT(op, "doc_start", doc_start, DT_I32, 2, q->dim[0], q->dim[1]);
     if (present(sink) && sink_zero)
         return err_set(e, ST_INVALID, "%s: sink and sink_zero exclude each other", op);
     return ST_OK;
@@ -55,29 +48,14 @@ const char *attention_not_hopper(const struct tensor *q, const struct tensor *k,
 
 int attention_fwd_check(const struct attention_fwd_args *a, struct err *e)
 {
-    const char *op = "attention_fwd";
-    enum dtype real = a->q.dtype;
-    TRY(check_common(op, &a->q, &a->k, &a->v, &a->sink, &a->doc_start, a->sink_zero, a->window, e));
-    CHECK_OPT(op, "start", &a->start, DT_I64, 1, 1);
-    CHECK_T(op, "o", &a->o, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
-    CHECK_T(op, "lse", &a->lse, wide_of(real), 3, a->q.dim[0], a->q.dim[2], a->q.dim[1]);
-    return ST_OK;
+    TRY(op_check_fields(&attention_fwd_desc, a, e));
+    return check_common("attention_fwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, e);
 }
 
 int attention_bwd_check(const struct attention_bwd_args *a, struct err *e)
 {
-    const char *op = "attention_bwd";
-    enum dtype real = a->q.dtype;
-    TRY(check_common(op, &a->q, &a->k, &a->v, &a->sink, &a->doc_start, a->sink_zero, a->window, e));
-    CHECK_T(op, "do", &a->dout, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
-    CHECK_T(op, "o", &a->o, real, 4, a->q.dim[0], a->q.dim[1], a->q.dim[2], a->v.dim[3]);
-    CHECK_T(op, "lse", &a->lse, wide_of(real), 3, a->q.dim[0], a->q.dim[2], a->q.dim[1]);
-    TRY(check_tensor(op, "dq", &a->dq, real, 4, a->q.dim, e));
-    TRY(check_tensor(op, "dk", &a->dk, real, 4, a->k.dim, e));
-    TRY(check_tensor(op, "dv", &a->dv, real, 4, a->v.dim, e));
-    if (present(&a->sink))
-        CHECK_T(op, "dsink", &a->dsink, wide_of(real), 1, a->q.dim[2]);
-    return ST_OK;
+    TRY(op_check_fields(&attention_bwd_desc, a, e));
+    return check_common("attention_bwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, e);
 }
 
 int attention_start(const struct attention_fwd_args *a, int64_t *start, struct err *e)
@@ -96,23 +74,16 @@ int attention_start(const struct attention_fwd_args *a, int64_t *start, struct e
 /* ---- descriptors --------------------------------------------------------------------------- */
 
 enum { BATCH, S, SKV, H, G, D, DV };
-static const struct op_attr dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3},
+static const struct op_dim dims[] = {{"b", 2}, {"s", 7}, {"skv", 0}, {"h", 3},
                                       {"g", 3}, {"d", 8}, {"dv", 0}};
 
 /* skv and dv are s and d unless named. */
-static int64_t dim_of(const struct op_call *c, int i)
-{
-    if (i == SKV && c->dim[SKV] == 0)
-        i = S;
-    if (i == DV && c->dim[DV] == 0)
-        i = D;
-    return (int64_t)c->dim[i];
-}
+static int64_t dim_of(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 
-static struct tensor heads_4d(const struct op_call *c, int rows, int heads, int width)
+static void same_unless_named(struct op_call *c)
 {
-    return tensor_4d(NULL, DT_NONE, dim_of(c, BATCH), dim_of(c, rows), dim_of(c, heads),
-                     dim_of(c, width));
+    c->dim[SKV] = c->dim[SKV] != 0 ? c->dim[SKV] : c->dim[S];
+    c->dim[DV] = c->dim[DV] != 0 ? c->dim[DV] : c->dim[D];
 }
 
 /* Documents of random length; every token knows where its own began. */
@@ -155,153 +126,19 @@ static double visible_pairs(const struct tensor *q, const struct tensor *k, doub
     return pairs * (double)q->dim[0] * (double)q->dim[2];
 }
 
-enum { F_Q, F_K, F_V, F_SINK, F_DOC, F_START, F_O, F_LSE, F_WORK };
-static const struct op_arg fwd_args[] = {
-    {.name = "q"},
-    {.name = "k"},
-    {.name = "v"},
-    {.name = "sink", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
-    {.name = "start", .role = ARG_OPT, .type = ARG_I64},
-    {.name = "o", .role = ARG_OUT},
-    {.name = "lse", .role = ARG_OUT, .type = ARG_WIDE, .no_grad = true},
-    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
-};
-static const struct op_attr fwd_attrs[] = {{"scale", 0.3}, {"window", 0}, {"sink_zero", 0}};
-
-static void fwd_shapes(struct op_call *c)
-{
-    c->t[F_Q] = heads_4d(c, S, H, D);
-    c->t[F_K] = heads_4d(c, SKV, G, D);
-    c->t[F_V] = heads_4d(c, SKV, G, DV);
-    c->t[F_SINK] = tensor_1d(NULL, DT_NONE, dim_of(c, H));
-    c->t[F_DOC] = tensor_2d(NULL, DT_I32, dim_of(c, BATCH), dim_of(c, S));
-    c->t[F_START] = tensor_1d(NULL, DT_I64, 1);
-}
-
-static struct attention_fwd_args fwd_pack(const struct op_call *c)
-{
-    return (struct attention_fwd_args){.q = c->t[F_Q],
-                                       .k = c->t[F_K],
-                                       .v = c->t[F_V],
-                                       .sink = c->t[F_SINK],
-                                       .doc_start = c->t[F_DOC],
-                                       .start = c->t[F_START],
-                                       .o = c->t[F_O],
-                                       .lse = c->t[F_LSE],
-                                       .work = c->t[F_WORK],
-                                       .scale = c->attr[0],
-                                       .window = (int64_t)c->attr[1],
-                                       .sink_zero = c->attr[2] != 0};
-}
-
-static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    const struct tensor *q = &c->t[F_Q], *v = &c->t[F_V];
-    if (q->rank != 4 || c->t[F_K].rank != 4 || v->rank != 4)
-        return err_set(
-            e, ST_INVALID,
-            "attention_fwd: q, k and v must have rank 4: batch, position, head, channel");
-    c->t[F_O] = tensor_4d(NULL, q->dtype, q->dim[0], q->dim[1], q->dim[2], v->dim[3]);
-    c->t[F_LSE] = tensor_3d(NULL, wide_of(q->dtype), q->dim[0], q->dim[2], q->dim[1]);
-    struct attention_fwd_args a = fwd_pack(c);
-    c->t[F_WORK] =
-        tensor_1d(NULL, DT_U8, ops->attention_fwd_work ? ops->attention_fwd_work(&a) : 0);
-    return ST_OK;
-}
-
-static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct attention_fwd_args a = fwd_pack(c);
-    return ops->attention_fwd(lane, &a);
-}
-
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
-    double width = (double)(c->t[F_Q].dim[3] + c->t[F_V].dim[3]);
-    double pairs = visible_pairs(&c->t[F_Q], &c->t[F_K], c->attr[1]);
+    OP_UNPACK(attention_fwd, a, c);
+    double width = (double)(a->q.dim[3] + a->v.dim[3]);
+    double pairs = visible_pairs(&a->q, &a->k, (double)a->window);
     *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = op_bytes(c)};
-}
-
-enum { B_DO, B_Q, B_K, B_V, B_O, B_LSE, B_SINK, B_DOC, B_DQ, B_DK, B_DV, B_DSINK, B_WORK };
-static const struct op_arg bwd_args[] = {
-    {.name = "do"},
-    {.name = "q"},
-    {.name = "k"},
-    {.name = "v"},
-    {.name = "o"},
-    {.name = "lse", .type = ARG_WIDE},
-    {.name = "sink", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "doc_start", .role = ARG_OPT, .type = ARG_I32},
-    {.name = "dq", .role = ARG_OUT},
-    {.name = "dk", .role = ARG_OUT},
-    {.name = "dv", .role = ARG_OUT},
-    {.name = "dsink", .role = ARG_OOUT, .type = ARG_WIDE},
-    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
-};
-static const struct op_attr bwd_attrs[] = {
-    {"scale", 0.3}, {"window", 0}, {"sink_zero", 0}, {"acc_dsink", 0}};
-
-static void bwd_shapes(struct op_call *c)
-{
-    c->t[B_DO] = heads_4d(c, S, H, DV);
-    c->t[B_Q] = heads_4d(c, S, H, D);
-    c->t[B_K] = heads_4d(c, SKV, G, D);
-    c->t[B_V] = heads_4d(c, SKV, G, DV);
-    c->t[B_O] = heads_4d(c, S, H, DV);
-    c->t[B_LSE] = tensor_3d(NULL, DT_NONE, dim_of(c, BATCH), dim_of(c, H), dim_of(c, S));
-    c->t[B_SINK] = tensor_1d(NULL, DT_NONE, dim_of(c, H));
-    c->t[B_DOC] = tensor_2d(NULL, DT_I32, dim_of(c, BATCH), dim_of(c, S));
-}
-
-static struct attention_bwd_args bwd_pack(const struct op_call *c)
-{
-    return (struct attention_bwd_args){.dout = c->t[B_DO],
-                                       .q = c->t[B_Q],
-                                       .k = c->t[B_K],
-                                       .v = c->t[B_V],
-                                       .o = c->t[B_O],
-                                       .lse = c->t[B_LSE],
-                                       .sink = c->t[B_SINK],
-                                       .doc_start = c->t[B_DOC],
-                                       .dq = c->t[B_DQ],
-                                       .dk = c->t[B_DK],
-                                       .dv = c->t[B_DV],
-                                       .dsink = c->t[B_DSINK],
-                                       .work = c->t[B_WORK],
-                                       .scale = c->attr[0],
-                                       .window = (int64_t)c->attr[1],
-                                       .sink_zero = c->attr[2] != 0,
-                                       .acc_dsink = c->attr[3] != 0};
-}
-
-static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    if (c->t[B_Q].rank != 4 || c->t[B_K].rank != 4 || c->t[B_V].rank != 4)
-        return err_set(
-            e, ST_INVALID,
-            "attention_bwd: q, k and v must have rank 4: batch, position, head, channel");
-    c->t[B_DQ] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_Q].dim);
-    c->t[B_DK] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_K].dim);
-    c->t[B_DV] = tensor_shape(c->t[B_Q].dtype, 4, c->t[B_V].dim);
-    if (c->t[B_SINK].rank > 0)
-        c->t[B_DSINK] = tensor_1d(NULL, wide_of(c->t[B_Q].dtype), c->t[B_Q].dim[2]);
-    struct attention_bwd_args a = bwd_pack(c);
-    c->t[B_WORK] =
-        tensor_1d(NULL, DT_U8, ops->attention_bwd_work ? ops->attention_bwd_work(&a) : 0);
-    return ST_OK;
-}
-
-static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct attention_bwd_args a = bwd_pack(c);
-    return ops->attention_bwd(lane, &a);
 }
 
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
-    double width = (double)(3 * c->t[B_Q].dim[3] + 2 * c->t[B_V].dim[3]);
-    double pairs = visible_pairs(&c->t[B_Q], &c->t[B_K], c->attr[1]);
+    OP_UNPACK(attention_bwd, a, c);
+    double width = (double)(3 * a->q.dim[3] + 2 * a->v.dim[3]);
+    double pairs = visible_pairs(&a->q, &a->k, (double)a->window);
     *out = (struct op_cost){.flops = 2 * width * pairs, .bytes = op_bytes(c)};
 }
 
@@ -354,22 +191,26 @@ static const struct op_sample bench[] = {
     {"b=4 s=4096 h=16 g=4 d=128 scale=0.088 window=1024 sink_zero=1 no_sink=1 no_doc_start=1 no_start=1 gpu=1"},
 };
 
+OP_TABLES(attention_fwd, ATTENTION_FWD_FIELDS);
 const struct op_desc attention_fwd_desc = {
-    .name = "attention_fwd",
+    OP_IS(attention_fwd),
+    .sample_dims = same_unless_named,
     .summary = "causal grouped-query attention with window, documents and sink",
-    OP_LIST(args, fwd_args), OP_LIST(attrs, fwd_attrs), OP_LIST(dims, dims),
-    .sample_shapes = fwd_shapes, .infer = fwd_infer, .run = fwd_run, .cost = fwd_cost,
+    OP_LIST(dims, dims),
+    .cost = fwd_cost,
     .sample_fill = fill,
     .backward = "attention_bwd",
     .tolerance = 5e-6,
     .narrow = 1e-3,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
+OP_TABLES(attention_bwd, ATTENTION_BWD_FIELDS);
 const struct op_desc attention_bwd_desc = {
-    .name = "attention_bwd",
+    OP_IS(attention_bwd),
+    .sample_dims = same_unless_named,
     .summary = "gradient of attention_fwd",
-    OP_LIST(args, bwd_args), OP_LIST(attrs, bwd_attrs), OP_LIST(dims, dims),
-    .sample_shapes = bwd_shapes, .infer = bwd_infer, .run = bwd_run, .cost = bwd_cost,
+    OP_LIST(dims, dims),
+    .cost = bwd_cost,
     .sample_fill = fill,
     .tolerance = 1e-5,
     .narrow = 2e-3,

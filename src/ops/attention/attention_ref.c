@@ -2,6 +2,7 @@
  * the keys it sees, taken in ascending order, and on nothing else in the call, so that decoding
  * with a cache gives the same bits as the full pass. */
 #include "ops/ops_ref_int.h"
+#include "ops/attention/attention.h"
 
 #include <math.h>
 
@@ -82,7 +83,7 @@ static void bwd_row(const struct attention_bwd_args *a, int64_t b, int64_t h, in
 {
     int64_t d = a->q.dim[3], d_v = a->v.dim[3], g = h / (a->q.dim[2] / a->k.dim[2]),
             s = a->k.dim[1] - a->q.dim[1] + i;
-    const double *q = at(&a->q, b, i, h), *dout = at(&a->dout, b, i, h);
+    const double *q = at(&a->q, b, i, h), *dout = at(&a->d_o, b, i, h);
     double *dq = at(&a->dq, b, i, h), delta = dot(dout, at(&a->o, b, i, h), d_v);
     double lse = ((const double *)a->lse.data)[b * a->lse.stride[0] + h * a->lse.stride[1] + i];
     for (int64_t j = first_key(&a->doc_start, a->window, b, i, s); j <= s; j++) {

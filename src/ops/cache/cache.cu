@@ -1,5 +1,6 @@
 /* cache_store, CUDA version; see cache.h. Rows that would not fit the cache are not stored: the host cannot see `start`. */
 #include "ops/cuda/rows.cuh"
+#include "ops/cache/cache.h"
 
 /* Elements of 16 bytes or of the tensor's type: a plain copy of E. */
 template <typename E>

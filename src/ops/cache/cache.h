@@ -4,11 +4,12 @@
 #ifndef BRAID_OPS_CACHE_H
 #define BRAID_OPS_CACHE_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct cache_store_args {
-    struct tensor x, cache, start;
-};
-int cache_store_check(const struct cache_store_args *a, struct err *e);
+#define CACHE_STORE_FIELDS(T, N, S, op)      \
+    T(op, x, IN, REAL, "b s g d")            \
+    T(op, cache, STATE, REAL, "b max g d !") \
+    T(op, start, FIXED, I64, "1")
+OP_ARGS(cache_store, CACHE_STORE_FIELDS);
 
 #endif

@@ -1,5 +1,6 @@
 /* cache_store, fast CPU version; see cache.h. */
 #include "ops/ops_cpu_int.h"
+#include "ops/cache/cache.h"
 
 #include <string.h>
 

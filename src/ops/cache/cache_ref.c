@@ -1,5 +1,6 @@
 /* cache_store, reference; see cache.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/cache/cache.h"
 
 int cache_store_ref(struct lane *l, const struct cache_store_args *a)
 {

@@ -2,6 +2,7 @@
  * lane a vector of columns; the warps' sums meet in shared memory, those of the blocks in ops/cuda/sums.cuh. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
+#include "ops/colsum/colsum.h"
 
 enum { WARPS = 8 };
 

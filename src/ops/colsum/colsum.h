@@ -3,14 +3,14 @@
 #ifndef BRAID_OPS_COLSUM_H
 #define BRAID_OPS_COLSUM_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 enum { COLSUM_BLOCK = 64 };
 
-struct colsum_args {
-    struct tensor x, out, work;
-    bool acc_out;
-};
-int colsum_check(const struct colsum_args *a, struct err *e);
+#define COLSUM_FIELDS(T, N, S, op) \
+    T(op, x, IN, REAL, "rows n") \
+    T(op, out, SUM, WIDE, "n")   \
+    T(op, work, WORK, U8, "")
+OP_ARGS(colsum, COLSUM_FIELDS);
 
 #endif

@@ -1,6 +1,7 @@
 /* colsum, fast CPU version; see colsum.h. Blocks of rows in parallel into work, then the blocks in
  * order, columns in parallel. */
 #include "ops/ops_cpu_int.h"
+#include "ops/colsum/colsum.h"
 
 #include <string.h>
 

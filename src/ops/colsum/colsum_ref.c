@@ -1,5 +1,6 @@
 /* colsum, reference; see colsum.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/colsum/colsum.h"
 
 int colsum_ref(struct lane *l, const struct colsum_args *a)
 {

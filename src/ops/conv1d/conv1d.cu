@@ -7,6 +7,7 @@
  * ops/cuda/sums.cuh. Other shapes take the plain kernels. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
+#include "ops/conv1d/conv1d.h"
 
 enum { V = 4, WARPS = 8, LONG_RUN = 256, SHORT_RUN = 64 }; /* channels of a lane; rows of a backward run */
 enum { BWD_THREADS = 128, AHEAD = 4 };                        /* rows loaded at once */

@@ -14,19 +14,35 @@
 #ifndef BRAID_OPS_CONV1D_H
 #define BRAID_OPS_CONV1D_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 enum { CONV1D_MAX_WIDTH = 16, CONV1D_BLOCK = 64 };
 
-struct conv1d_fwd_args {
-    struct tensor x, w, bias, init, doc_start, start, y, final, work;
-    bool silu;
-};
-struct conv1d_bwd_args {
-    struct tensor dy, x, w, bias, init, doc_start, dx, dw, dbias, dinit, work;
-    bool silu, acc_dw, acc_dbias;
-};
-int conv1d_fwd_check(const struct conv1d_fwd_args *a, struct err *e);
-int conv1d_bwd_check(const struct conv1d_bwd_args *a, struct err *e);
+#define CONV1D_FWD_FIELDS(T, N, S, op)          \
+    T(op, x, IN, REAL, "b s c")                 \
+    T(op, w, IN, WIDE, "c taps")                \
+    T(op, bias, OPT, WIDE, "c")                 \
+    T(op, init, OPT, REAL, "b taps-1 c")        \
+    T(op, doc_start, OPT, I32, "b s")           \
+    T(op, start, OPT, I64, "1")                 \
+    T(op, y, OUT, REAL, "b s c")                \
+    T(op, final, OPT_SAVED, REAL, "b taps-1 c") \
+    T(op, work, WORK, U8, "")                   \
+    N(op, bool, silu, 1)
+OP_ARGS(conv1d_fwd, CONV1D_FWD_FIELDS);
+#define CONV1D_BWD_FIELDS(T, N, S, op)              \
+    T(op, dy, IN, REAL, "b s c")                    \
+    T(op, x, IN, REAL, "b s c")                     \
+    T(op, w, IN, WIDE, "c taps")                    \
+    T(op, bias, OPT, WIDE, "c")                     \
+    T(op, init, OPT, REAL, "b taps-1 c")            \
+    T(op, doc_start, OPT, I32, "b s")               \
+    T(op, dx, OUT, REAL, "b s c")                   \
+    T(op, dw, SUM, WIDE, "c taps")                  \
+    T(op, dbias, OPT_SUM, WIDE, "c &bias")          \
+    T(op, dinit, OPT_OUT, REAL, "b taps-1 c &init") \
+    T(op, work, WORK, U8, "")                       \
+    N(op, bool, silu, 1)
+OP_ARGS(conv1d_bwd, CONV1D_BWD_FIELDS);
 
 #endif

@@ -3,6 +3,7 @@
  * a stripe of channels; it makes dpre of its rows and of the W-1 rows after them, which reach back
  * into it. */
 #include "ops/cpu_math.h"
+#include "ops/conv1d/conv1d.h"
 #include "ops/ops_cpu_int.h"
 
 #include <string.h>

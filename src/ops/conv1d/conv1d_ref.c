@@ -1,5 +1,6 @@
 /* conv1d, reference; see conv1d.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/conv1d/conv1d.h"
 
 #include <math.h>
 #include <string.h>

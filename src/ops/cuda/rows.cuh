@@ -3,6 +3,7 @@
 #define BRAID_OPS_CUDA_ROWS_CUH
 
 #include "ops/cuda/kernel.cuh"
+#include "ops/dropout/dropout.h"
 
 static inline bool pointer16(const void *p) { return (uintptr_t)p % 16 == 0; }
 /* Rows of this tensor can be taken in vectors of `bytes` bytes. */

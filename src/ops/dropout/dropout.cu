@@ -1,6 +1,7 @@
 /* dropout, CUDA version; see dropout.h. Vectors dealt out flat, one a thread: many threads with little each keep the memory
  * busiest. Without dropping it is a copy. */
 #include "ops/cuda/rows.cuh"
+#include "ops/dropout/dropout.h"
 
 template <typename T, int V, bool DROP>
 static __global__ void __launch_bounds__(256) dropout_flat(const __grid_constant__ struct tensor x, const __grid_constant__ struct tensor y,

@@ -6,7 +6,7 @@
 #ifndef BRAID_OPS_DROPOUT_H
 #define BRAID_OPS_DROPOUT_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 struct dropout_rule {
     double p;
@@ -15,11 +15,11 @@ struct dropout_rule {
     struct tensor info;
 };
 
-struct dropout_args {
-    struct tensor x, y;
-    struct dropout_rule rule;
-};
-int dropout_check(const struct dropout_args *a, struct err *e);
+#define DROPOUT_FIELDS(T, N, S, op) \
+    T(op, x, IN, REAL, "rows d")    \
+    T(op, y, OUT, REAL, "rows d")   \
+    S(op, struct dropout_rule rule)
+OP_ARGS(dropout, DROPOUT_FIELDS);
 
 /* The one mask: four channels share a draw. threshold = dropout_threshold(p). */
 HOST_DEVICE static inline uint32_t dropout_threshold(double p) { return (uint32_t)(p * 4294967296.0); }

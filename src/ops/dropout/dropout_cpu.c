@@ -1,5 +1,6 @@
 /* dropout, fast CPU version; see dropout.h. Rows in parallel, draws for 64 channels at a time. */
 #include "ops/dropout/dropout_mask.h"
+#include "ops/dropout/dropout.h"
 #include "ops/ops_cpu_int.h"
 
 #include <string.h>

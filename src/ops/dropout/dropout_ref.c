@@ -1,5 +1,6 @@
 /* dropout, reference; see dropout.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/dropout/dropout.h"
 
 int dropout_ref(struct lane *l, const struct dropout_args *a)
 {

@@ -5,6 +5,7 @@
  * chunks of tokens, one works out where each chunk's tokens go and moves them. Counts are integers, so atomics in shared
  * memory do no harm to determinism. When dw is overwritten, rows of ids without tokens are set to zero apart. */
 #include "ops/cuda/rows.cuh"
+#include "ops/embed/embed.h"
 
 enum { CHUNK = 1024, DIGITS = 256 };
 

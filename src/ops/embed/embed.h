@@ -5,16 +5,18 @@
 #ifndef BRAID_OPS_EMBED_H
 #define BRAID_OPS_EMBED_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct embed_fwd_args {
-    struct tensor token, w, y;
-};
-struct embed_bwd_args {
-    struct tensor token, dy, dw, work;
-    bool acc_dw;
-};
-int embed_fwd_check(const struct embed_fwd_args *a, struct err *e);
-int embed_bwd_check(const struct embed_bwd_args *a, struct err *e);
+#define EMBED_FWD_FIELDS(T, N, S, op) \
+    T(op, token, IN, I32, "rows")   \
+    T(op, w, IN, REAL, "vocab d !") \
+    T(op, y, OUT, REAL, "rows d")
+OP_ARGS(embed_fwd, EMBED_FWD_FIELDS);
+#define EMBED_BWD_FIELDS(T, N, S, op) \
+    T(op, token, IN, I32, "rows")     \
+    T(op, dy, IN, REAL, "rows d")     \
+    T(op, dw, SUM, WIDE, "vocab d !") \
+    T(op, work, WORK, U8, "")
+OP_ARGS(embed_bwd, EMBED_BWD_FIELDS);
 
 #endif

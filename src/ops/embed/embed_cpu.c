@@ -2,6 +2,7 @@
  * it walk the tokens in order: every element of dw has one writer and one order of summands,
  * whatever the number of threads, and no scratch is needed. */
 #include "ops/embed/embed_int.h"
+#include "ops/embed/embed.h"
 #include "ops/ops_cpu_int.h"
 
 #include <omp.h>

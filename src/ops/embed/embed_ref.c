@@ -1,5 +1,6 @@
 /* embed, reference; see embed.h. */
 #include "ops/embed/embed_int.h"
+#include "ops/embed/embed.h"
 #include "ops/ops_ref_int.h"
 
 int embed_fwd_ref(struct lane *l, const struct embed_fwd_args *a)

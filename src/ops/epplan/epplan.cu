@@ -1,6 +1,7 @@
 /* epplan on the GPU: every place of the slabs is computed on its own from the counts; nothing is counted twice, nothing
  * is added by atomics. */
 #include "ops/cuda/kernel.cuh"
+#include "ops/epplan/epplan.h"
 
 enum { THREADS = 256 };
 

@@ -15,19 +15,25 @@
 #ifndef BRAID_OPS_EPPLAN_H
 #define BRAID_OPS_EPPLAN_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct epsend_args {
-    struct tensor offset, row, src;
-    struct tensor to, from, count, rows, need;
-    bool acc_need;
-};
-struct eprecv_args {
-    struct tensor count;
-    struct tensor offset, from, to, rows;
-};
-int epsend_check(const struct epsend_args *a, struct err *e);
-int eprecv_check(const struct eprecv_args *a, struct err *e);
+#define EPSEND_FIELDS(T, N, S, op)          \
+    T(op, offset, IN, I32, "ranks*local+1") \
+    T(op, row, IN, I32, "rows k !")         \
+    T(op, src, IN, I32, "rows*k")           \
+    T(op, to, OUT, I32, "rows k !")         \
+    T(op, from, OUT, I32, "ranks*cap")      \
+    T(op, count, OUT, I32, "ranks local !") \
+    T(op, rows, OUT, I32, "ranks")          \
+    T(op, need, SUM, F64, "1")
+OP_ARGS(epsend, EPSEND_FIELDS);
+#define EPRECV_FIELDS(T, N, S, op)           \
+    T(op, count, IN, I32, "ranks experts !") \
+    T(op, offset, OUT, I32, "experts+1")     \
+    T(op, from, OUT, I32, "ranks*cap")       \
+    T(op, to, OUT, I32, "ranks*cap 1")       \
+    T(op, rows, OUT, I32, "ranks")
+OP_ARGS(eprecv, EPRECV_FIELDS);
 /* The host versions are one: integers leave nothing to choose between slow and fast. */
 int epsend_host(const struct epsend_args *a, struct err *e);
 int eprecv_host(const struct eprecv_args *a, struct err *e);

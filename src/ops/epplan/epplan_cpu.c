@@ -1,5 +1,6 @@
 /* epplan on the CPU: the host version; see epplan.h. */
 #include "ops/ops_cpu_int.h"
+#include "ops/epplan/epplan.h"
 
 int CPU_NAME(epsend_cpu)(struct lane *l, const struct epsend_args *a) { return epsend_host(a, l->err); }
 int CPU_NAME(eprecv_cpu)(struct lane *l, const struct eprecv_args *a) { return eprecv_host(a, l->err); }

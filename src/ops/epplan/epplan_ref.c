@@ -1,5 +1,6 @@
 /* epplan on host devices; see epplan.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/epplan/epplan.h"
 
 int epsend_host(const struct epsend_args *a, struct err *e)
 {

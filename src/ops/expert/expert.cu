@@ -1,5 +1,8 @@
 /* expert on the GPU: bf16 on Hopper in one kernel (gmm_tma.cuh), everything else as a composition; see expert.h. */
 #include "ops/gmm/gmm_tma.cuh"
+#include "ops/act/act.h"
+#include "ops/expert/expert.h"
+#include "ops/gmm/gmm.h"
 extern "C" {
 #include "ops/expert/expert_int.h"
 }

@@ -10,20 +10,33 @@
 #ifndef BRAID_OPS_EXPERT_H
 #define BRAID_OPS_EXPERT_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 #include "ops/act/act.h"
 
-struct expert_up_args {
-    struct tensor x, w, bias, prob, offset, pre, y;
-    struct act_rule rule;
-};
-struct expert_down_bwd_args {
-    struct tensor dz, w, bias, pre, prob, offset, dpre, y, dprob, work;
-    struct act_rule rule;
-};
-int expert_up_check(const struct expert_up_args *a, struct err *e);
-int expert_down_bwd_check(const struct expert_down_bwd_args *a, struct err *e);
+#define EXPERT_UP_FIELDS(T, N, S, op)          \
+    T(op, x, IN, REAL, "rows in")              \
+    T(op, w, IN, REAL, "experts gate*f in !")  \
+    T(op, bias, OPT, WIDE, "experts gate*f !") \
+    T(op, prob, OPT, WIDE, "rows")             \
+    T(op, offset, IN, I32, "experts+1")        \
+    T(op, pre, OUT, REAL, "rows gate*f")       \
+    T(op, y, OUT, REAL, "rows f")              \
+    S(op, struct act_rule rule)
+OP_ARGS(expert_up, EXPERT_UP_FIELDS);
+#define EXPERT_DOWN_BWD_FIELDS(T, N, S, op)   \
+    T(op, dz, IN, REAL, "rows in")            \
+    T(op, w, IN, REAL, "experts in f !")      \
+    T(op, bias, OPT, WIDE, "experts in")      \
+    T(op, pre, IN, REAL, "rows gate*f")       \
+    T(op, prob, OPT, WIDE, "rows")            \
+    T(op, offset, IN, I32, "experts+1")       \
+    T(op, dpre, OUT, REAL, "rows gate*f")     \
+    T(op, y, OPT_OUT, REAL, "rows f")         \
+    T(op, dprob, OPT_OUT, WIDE, "rows @prob") \
+    T(op, work, WORK, U8, "")                 \
+    S(op, struct act_rule rule)
+OP_ARGS(expert_down_bwd, EXPERT_DOWN_BWD_FIELDS);
 /* Why no kernel of a GPU has this activation beside the product; NULL: one has (bf16 on Hopper). */
-const char *expert_not_fused(const struct act_rule *r);
+OP_C const char *expert_not_fused(const struct act_rule *r);
 
 #endif

@@ -1,5 +1,6 @@
 /* expert on the CPU: the composition; products and activations there are fast already (see expert.h). */
 #include "ops/expert/expert_int.h"
+#include "ops/expert/expert.h"
 #include "ops/ops_cpu_int.h"
 
 static const struct expert_parts parts = {CPU_NAME(gmm_fwd_cpu), CPU_NAME(gmm_bwd_cpu), CPU_NAME(act_fwd_cpu), CPU_NAME(act_bwd_cpu)};

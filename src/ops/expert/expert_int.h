@@ -3,6 +3,9 @@
 #define BRAID_OPS_EXPERT_INT_H
 
 #include "ops/check.h"
+#include "ops/act/act.h"
+#include "ops/expert/expert.h"
+#include "ops/gmm/gmm.h"
 #include "ops/ops.h"
 
 struct expert_parts {

@@ -1,44 +1,19 @@
 /* expert: argument checks, the composition, cost, descriptors, test samples and bench shapes; see expert.h. */
 #include "ops/expert/expert_int.h"
-#include "ops/opdesc.h"
+#include "ops/act/act.h"
+#include "ops/expert/expert.h"
+#include "ops/gmm/gmm.h"
+#include "ops/opshape.h"
 
 #include <math.h>
+#include <string.h>
 
-int expert_up_check(const struct expert_up_args *a, struct err *e)
-{
-    const char *op = "expert_up";
-    enum dtype real = a->x.dtype, wide = wide_of(real);
-    CHECK_T(op, "x", &a->x, real, 2, -1, -1);
-    CHECK_T(op, "y", &a->y, real, 2, a->x.dim[0], -1);
-    int64_t rows = a->x.dim[0], f = a->y.dim[1], n = act_is_gated(a->rule.kind) ? 2 * f : f;
-    CHECK_T(op, "w", &a->w, real, 3, -1, n, a->x.dim[1]);
-    CHECK_T(op, "pre", &a->pre, real, 2, rows, n);
-    CHECK_T(op, "offset", &a->offset, DT_I32, 1, a->w.dim[0] + 1);
-    CHECK_OPT(op, "bias", &a->bias, wide, 2, a->w.dim[0], n);
-    CHECK_OPT(op, "prob", &a->prob, wide, 1, rows);
-    TRY(check_dense(op, "w", &a->w, e));
-    return present(&a->bias) ? check_dense(op, "bias", &a->bias, e) : ST_OK;
-}
+OP_CHECK(expert_up)
 
 int expert_down_bwd_check(const struct expert_down_bwd_args *a, struct err *e)
 {
-    const char *op = "expert_down_bwd";
-    enum dtype real = a->dz.dtype, wide = wide_of(real);
-    CHECK_T(op, "dz", &a->dz, real, 2, -1, -1);
-    CHECK_T(op, "w", &a->w, real, 3, -1, a->dz.dim[1], -1);
-    int64_t rows = a->dz.dim[0], experts = a->w.dim[0], f = a->w.dim[2], n = act_is_gated(a->rule.kind) ? 2 * f : f;
-    CHECK_T(op, "pre", &a->pre, real, 2, rows, n);
-    CHECK_T(op, "dpre", &a->dpre, real, 2, rows, n);
-    CHECK_T(op, "offset", &a->offset, DT_I32, 1, experts + 1);
-    CHECK_OPT(op, "y", &a->y, real, 2, rows, f);
-    CHECK_OPT(op, "bias", &a->bias, wide, 2, experts, a->dz.dim[1]);
-    CHECK_OPT(op, "prob", &a->prob, wide, 1, rows);
-    TRY(check_dense(op, "w", &a->w, e));
-    if (present(&a->prob))
-        CHECK_T(op, "dprob", &a->dprob, wide, 1, rows);
-    else if (present(&a->dprob))
-        return err_set(e, ST_INVALID, "expert_down_bwd: dprob is given without prob");
-    return check_work(op, &a->work, expert_down_bwd_work_by(a), e);
+    TRY(op_check_fields(&expert_down_bwd_desc, a, e));
+    return check_work("expert_down_bwd", &a->work, expert_down_bwd_work_by(a), e);
 }
 
 /* The kernels know the sigmoid family with a gate in halves, and the squared relu. */
@@ -85,23 +60,24 @@ int expert_down_bwd_by(const struct expert_parts *p, struct lane *l, const struc
 
 /* ---- descriptors ------------------------------------------------------------------------------------------------------------ */
 
-static const struct op_attr dims[] = {{"rows", 11}, {"in", 9}, {"f", 13}, {"experts", 3}, {"tail", 0}};
-enum { KIND, CLAMP, ALPHA, SHIFT, INTERLEAVE };
-static const struct op_attr attrs[] = {{"kind", ACT_SWIGLU}, {"clamp", 0}, {"alpha", 1.702}, {"shift", 0}, {"interleave", 0}};
+static const struct op_dim dims[] = {{"rows", 11}, {"in", 9}, {"f", 13}, {"experts", 3}, {"tail", 0}};
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 
-static struct act_rule pack_rule(const struct op_call *c)
+/* Columns of pre for one of the activation. */
+static bool up_number(const void *args, const char *name, int64_t *out)
 {
-    int kind = c->attr[KIND] >= ACT_SWIGLU && c->attr[KIND] <= ACT_SILU ? (int)c->attr[KIND] : -1;
-    double interleave = c->attr[INTERLEAVE];
-    return (struct act_rule){.kind = (enum act_kind)kind,
-                             .clamp = c->attr[CLAMP],
-                             .alpha = c->attr[ALPHA],
-                             .offset = c->attr[SHIFT],
-                             .interleave = interleave >= 0 && interleave < 1e9 ? (int64_t)interleave : -1};
+    const struct expert_up_args *a = args;
+    *out = act_is_gated(a->rule.kind) ? 2 : 1;
+    return strcmp(name, "gate") == 0;
 }
-static int64_t wide_dim(const struct op_call *c) { return act_is_gated(pack_rule(c).kind) ? 2 * dim(c, 2) : dim(c, 2); }
+
+static bool down_number(const void *args, const char *name, int64_t *out)
+{
+    const struct expert_down_bwd_args *a = args;
+    *out = act_is_gated(a->rule.kind) ? 2 : 1;
+    return strcmp(name, "gate") == 0;
+}
 
 /* Uneven ranges: every third expert is empty, the last takes what is left but the tail. */
 static void fill_offsets(const struct op_call *c, struct tensor *host, uint64_t key)
@@ -119,7 +95,7 @@ static void fill_offsets(const struct op_call *c, struct tensor *host, uint64_t 
 /* Saved inputs of the activation stay off the edges of clamp and relu, where slopes jump. */
 static void fill_pre(const struct op_call *c, struct tensor *host, uint64_t key)
 {
-    double clamp = c->attr[CLAMP], gap = 0.02;
+    double clamp = op_attr(c, "clamp"), gap = 0.02;
     for (int64_t i = 0, n = tensor_elems(host); i < n; i++) {
         double v = 2 * rng_normal(key, (uint64_t)i);
         const double edges[] = {0, clamp, -clamp};
@@ -129,140 +105,38 @@ static void fill_pre(const struct op_call *c, struct tensor *host, uint64_t key)
     }
 }
 
-enum { U_X, U_W, U_BIAS, U_PROB, U_OFFSET, U_PRE, U_Y };
-static const struct op_arg up_args[] = {
-    {.name = "x"},
-    {.name = "w"},
-    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "offset", .type = ARG_I32},
-    {.name = "pre", .role = ARG_OUT},
-    {.name = "y", .role = ARG_OUT},
-};
-
-static void up_shapes(struct op_call *c)
-{
-    c->t[U_X] = tensor_2d(NULL, DT_NONE, dim(c, 0), dim(c, 1));
-    c->t[U_W] = tensor_3d(NULL, DT_NONE, dim(c, 3), wide_dim(c), dim(c, 1));
-    c->t[U_BIAS] = tensor_2d(NULL, DT_NONE, dim(c, 3), wide_dim(c));
-    c->t[U_PROB] = tensor_1d(NULL, DT_NONE, dim(c, 0));
-    c->t[U_OFFSET] = tensor_1d(NULL, DT_NONE, dim(c, 3) + 1);
-}
-
 static bool up_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
-    if (arg == U_OFFSET)
+    if (op_arg_is(c, arg, "offset"))
         fill_offsets(c, host, key);
-    return arg == U_OFFSET;
-}
-
-static int up_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    (void)ops;
-    bool gated = act_is_gated(pack_rule(c).kind);
-    int64_t n = c->t[U_W].dim[1];
-    if (c->t[U_X].rank != 2 || c->t[U_W].rank != 3 || (gated && n % 2 != 0))
-        return err_set(e, ST_INVALID, "expert_up: x must be [rows, in], w [experts, n, in], n even for gated kinds");
-    c->t[U_PRE] = tensor_2d(NULL, c->t[U_X].dtype, c->t[U_X].dim[0], n);
-    c->t[U_Y] = tensor_2d(NULL, c->t[U_X].dtype, c->t[U_X].dim[0], gated ? n / 2 : n);
-    return ST_OK;
-}
-
-static int up_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct expert_up_args a = {.x = c->t[U_X],
-                               .w = c->t[U_W],
-                               .bias = c->t[U_BIAS],
-                               .prob = c->t[U_PROB],
-                               .offset = c->t[U_OFFSET],
-                               .pre = c->t[U_PRE],
-                               .y = c->t[U_Y],
-                               .rule = pack_rule(c)};
-    return ops->expert_up(lane, &a);
+    return op_arg_is(c, arg, "offset");
 }
 
 static void up_cost(const struct op_call *c, struct op_cost *out)
 {
-    double rows = (double)c->t[U_X].dim[0], in = (double)c->t[U_X].dim[1], n = (double)c->t[U_W].dim[1];
+    OP_UNPACK(expert_up, a, c);
+    double rows = (double)a->x.dim[0], in = (double)a->x.dim[1], n = (double)a->w.dim[1];
     *out = (struct op_cost){.flops = 2 * rows * in * n,
-                            .bytes = (double)tensor_bytes(&c->t[U_X]) + (double)tensor_bytes(&c->t[U_W]) +
-                                     (double)tensor_bytes(&c->t[U_PRE]) + (double)tensor_bytes(&c->t[U_Y])};
-}
-
-enum { D_DZ, D_W, D_BIAS, D_PRE, D_PROB, D_OFFSET, D_DPRE, D_Y, D_DPROB, D_WORK };
-static const struct op_arg down_args[] = {
-    {.name = "dz"},
-    {.name = "w"},
-    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "pre"},
-    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "offset", .type = ARG_I32},
-    {.name = "dpre", .role = ARG_OUT},
-    {.name = "y", .role = ARG_OOUT},
-    {.name = "dprob", .role = ARG_OOUT, .type = ARG_WIDE},
-    {.name = "work", .role = ARG_WORK, .type = ARG_U8},
-};
-
-static void down_shapes(struct op_call *c)
-{
-    c->t[D_DZ] = tensor_2d(NULL, DT_NONE, dim(c, 0), dim(c, 1));
-    c->t[D_W] = tensor_3d(NULL, DT_NONE, dim(c, 3), dim(c, 1), dim(c, 2));
-    c->t[D_BIAS] = tensor_2d(NULL, DT_NONE, dim(c, 3), dim(c, 1));
-    c->t[D_PRE] = tensor_2d(NULL, DT_NONE, dim(c, 0), wide_dim(c));
-    c->t[D_PROB] = tensor_1d(NULL, DT_NONE, dim(c, 0));
-    c->t[D_OFFSET] = tensor_1d(NULL, DT_NONE, dim(c, 3) + 1);
+                            .bytes = (double)tensor_bytes(&a->x) + (double)tensor_bytes(&a->w) +
+                                     (double)tensor_bytes(&a->pre) + (double)tensor_bytes(&a->y)};
 }
 
 static bool down_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
-    if (arg == D_OFFSET)
+    if (op_arg_is(c, arg, "offset"))
         fill_offsets(c, host, key);
-    else if (arg == D_PRE)
+    else if (op_arg_is(c, arg, "pre"))
         fill_pre(c, host, key);
-    return arg == D_OFFSET || arg == D_PRE;
-}
-
-static struct expert_down_bwd_args pack_down(const struct op_call *c)
-{
-    return (struct expert_down_bwd_args){.dz = c->t[D_DZ],
-                                         .w = c->t[D_W],
-                                         .bias = c->t[D_BIAS],
-                                         .pre = c->t[D_PRE],
-                                         .prob = c->t[D_PROB],
-                                         .offset = c->t[D_OFFSET],
-                                         .dpre = c->t[D_DPRE],
-                                         .y = c->t[D_Y],
-                                         .dprob = c->t[D_DPROB],
-                                         .work = c->t[D_WORK],
-                                         .rule = pack_rule(c)};
-}
-
-static int down_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    enum dtype real = c->t[D_DZ].dtype;
-    if (c->t[D_DZ].rank != 2 || c->t[D_W].rank != 3 || c->t[D_PRE].rank != 2)
-        return err_set(e, ST_INVALID, "expert_down_bwd: dz and pre must have two dimensions, w three");
-    c->t[D_DPRE] = tensor_shape(real, 2, c->t[D_PRE].dim);
-    c->t[D_Y] = tensor_2d(NULL, real, c->t[D_DZ].dim[0], c->t[D_W].dim[2]);
-    if (c->t[D_PROB].rank > 0)
-        c->t[D_DPROB] = tensor_1d(NULL, wide_of(real), c->t[D_DZ].dim[0]);
-    struct expert_down_bwd_args a = pack_down(c);
-    c->t[D_WORK] = tensor_1d(NULL, DT_U8, ops->expert_down_bwd_work ? ops->expert_down_bwd_work(&a) : 0);
-    return ST_OK;
-}
-
-static int down_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct expert_down_bwd_args a = pack_down(c);
-    return ops->expert_down_bwd(lane, &a);
+    return op_arg_is(c, arg, "offset") || op_arg_is(c, arg, "pre");
 }
 
 static void down_cost(const struct op_call *c, struct op_cost *out)
 {
-    double rows = (double)c->t[D_DZ].dim[0], in = (double)c->t[D_DZ].dim[1], f = (double)c->t[D_W].dim[2];
+    OP_UNPACK(expert_down_bwd, a, c);
+    double rows = (double)a->dz.dim[0], in = (double)a->dz.dim[1], f = (double)a->w.dim[2];
     *out = (struct op_cost){.flops = 2 * rows * in * f,
-                            .bytes = (double)tensor_bytes(&c->t[D_DZ]) + (double)tensor_bytes(&c->t[D_W]) +
-                                     2 * (double)tensor_bytes(&c->t[D_PRE]) + (double)tensor_bytes(&c->t[D_Y])};
+                            .bytes = (double)tensor_bytes(&a->dz) + (double)tensor_bytes(&a->w) +
+                                     2 * (double)tensor_bytes(&a->pre) + (double)tensor_bytes(&a->y)};
 }
 
 /* Kinds by number as in act: 0 swiglu, 1 geglu, 2 quick_geglu, 5 relu2, 6 silu. In: the width of x and dz. */
@@ -288,19 +162,22 @@ static const struct op_sample bench[] = {
     {"rows=16384 in=2048 f=1024 experts=256 no_bias=1 gpu=1"},
 };
 
+#define RULE_ATTRS(op)                                              \
+    OP_ATTR_IN(op, int, "kind", rule.kind, ACT_SWIGLU)              \
+    OP_ATTR_IN(op, double, "clamp", rule.clamp, 0)                  \
+    OP_ATTR_IN(op, double, "alpha", rule.alpha, 1.702)              \
+    OP_ATTR_IN(op, double, "shift", rule.offset, 0)                 \
+    OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0)
+OP_FIELDS(expert_up, EXPERT_UP_FIELDS, );
+OP_ATTRS(expert_up, EXPERT_UP_FIELDS, RULE_ATTRS(expert_up));
+OP_CALLS(expert_up);
 const struct op_desc expert_up_desc = {
-    .name = "expert_up",
+    OP_IS(expert_up),
+    .number = up_number,
     .summary = "first matrix of experts, activation and probability",
-    .args = up_args,
-    .n_args = countof(up_args),
-    .attrs = attrs,
-    .n_attrs = countof(attrs),
     .dims = dims,
     .n_dims = countof(dims),
-    .sample_shapes = up_shapes,
     .sample_fill = up_fill,
-    .infer = up_infer,
-    .run = up_run,
     .cost = up_cost,
     .tolerance = 4e-6,
     .narrow = 6e-3, /* the composition rounds pre before the activation */
@@ -309,19 +186,16 @@ const struct op_desc expert_up_desc = {
     .bench = bench,
     .n_bench = countof(bench),
 };
+OP_FIELDS(expert_down_bwd, EXPERT_DOWN_BWD_FIELDS, );
+OP_ATTRS(expert_down_bwd, EXPERT_DOWN_BWD_FIELDS, RULE_ATTRS(expert_down_bwd));
+OP_CALLS(expert_down_bwd);
 const struct op_desc expert_down_bwd_desc = {
-    .name = "expert_down_bwd",
+    OP_IS(expert_down_bwd),
+    .number = down_number,
     .summary = "gradients through the second matrix of experts and the activation",
-    .args = down_args,
-    .n_args = countof(down_args),
-    .attrs = attrs,
-    .n_attrs = countof(attrs),
     .dims = dims,
     .n_dims = countof(dims),
-    .sample_shapes = down_shapes,
     .sample_fill = down_fill,
-    .infer = down_infer,
-    .run = down_run,
     .cost = down_cost,
     .tolerance = 4e-6,
     .narrow = 6e-3, /* the composition rounds the gradient of the activation's output */

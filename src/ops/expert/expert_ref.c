@@ -1,5 +1,6 @@
 /* expert, reference: the composition; see expert.h. */
 #include "ops/expert/expert_int.h"
+#include "ops/expert/expert.h"
 #include "ops/ops_ref_int.h"
 
 static const struct expert_parts parts = {gmm_fwd_ref, gmm_bwd_ref, act_fwd_ref, act_bwd_ref};

@@ -5,15 +5,19 @@
 #ifndef BRAID_OPS_GATE_H
 #define BRAID_OPS_GATE_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct gate_fwd_args {
-    struct tensor x, g, y;
-};
-struct gate_bwd_args {
-    struct tensor dy, x, g, dx, dg;
-};
-int gate_fwd_check(const struct gate_fwd_args *a, struct err *e);
-int gate_bwd_check(const struct gate_bwd_args *a, struct err *e);
+#define GATE_FWD_FIELDS(T, N, S, op) \
+    T(op, x, IN, REAL, "... n")   \
+    T(op, g, IN, REAL, "... n|1") \
+    T(op, y, OUT, REAL, "... n")
+OP_ARGS(gate_fwd, GATE_FWD_FIELDS);
+#define GATE_BWD_FIELDS(T, N, S, op) \
+    T(op, dy, IN, REAL, "... n")  \
+    T(op, x, IN, REAL, "... n")   \
+    T(op, g, IN, REAL, "... n|1") \
+    T(op, dx, OUT, REAL, "... n") \
+    T(op, dg, OUT, REAL, "=g")
+OP_ARGS(gate_bwd, GATE_BWD_FIELDS);
 
 #endif

@@ -1,5 +1,6 @@
 /* gate, fast CPU version; see gate.h. */
 #include "ops/ops_cpu_int.h"
+#include "ops/gate/gate.h"
 
 #include "ops/cpu_math.h"
 

@@ -1,5 +1,6 @@
 /* gate, reference; see gate.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/gate/gate.h"
 
 #include <math.h>
 

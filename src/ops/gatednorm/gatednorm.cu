@@ -7,6 +7,7 @@
  * blocks. Other shapes take the plain kernels, a block a run of rows. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
+#include "ops/gatednorm/gatednorm.h"
 
 enum { THREADS = 256 };
 

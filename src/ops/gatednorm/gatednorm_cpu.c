@@ -1,6 +1,7 @@
 /* gatednorm, fast CPU version; see gatednorm.h. Rows in parallel; the sums of dw go by fixed blocks
  * of rows into work and are then added in block order, so threads do not change the result. */
 #include "ops/cpu_math.h"
+#include "ops/gatednorm/gatednorm.h"
 #include "ops/ops_cpu_int.h"
 
 #include <math.h>

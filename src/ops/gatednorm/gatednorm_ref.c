@@ -1,5 +1,6 @@
 /* gatednorm, reference; see gatednorm.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/gatednorm/gatednorm.h"
 
 #include <math.h>
 

@@ -1,6 +1,7 @@
 /* gdn backward on CUDA: prepare again, walk the pieces in reverse for dV and the gradients of the states (here), then
  * everything else piece by piece (gdn_grad.cu). Shapes and types that do not tile go to gdn_plain.cu. */
 #include "ops/gdn/gdn_scan.cuh"
+#include "ops/gdn/gdn.h"
 
 struct scan_bwd_args {
     struct gdn_geom g;

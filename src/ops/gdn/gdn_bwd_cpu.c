@@ -12,6 +12,7 @@
  * p_i = e^(s_i) (dO_i . S^T q_i - w_i dR_i . S^T k_i) and n_j = e^(s_end - s_j) X_j . E^T k_j.
  * Unlike dq.q - dk.k summed from the end, no term is a difference of large sums. */
 #include "ops/gdn/gdn_chunk_int.h"
+#include "ops/gdn/gdn.h"
 
 #include <omp.h>
 

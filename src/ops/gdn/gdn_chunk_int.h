@@ -15,6 +15,7 @@
 #define BRAID_OPS_GDN_CHUNK_INT_H
 
 #include "ops/cpu_chunk.h"
+#include "ops/gdn/gdn.h"
 
 struct inputs {
     const struct tensor *q, *k, *v, *alpha, *beta, *A_log, *dt_bias, *doc_start;

@@ -1,6 +1,7 @@
 /* gdn forward on CUDA: prepare, then one walk over the pieces that makes the output and the states; see gdn_tile.cuh
  * and gdn_scan.cuh. Shapes and types that do not tile go to gdn_plain.cu. */
 #include "ops/gdn/gdn_scan.cuh"
+#include "ops/gdn/gdn.h"
 
 /* One piece with the state that enters it in s: the output, and the state that leaves. */
 template <int DK>

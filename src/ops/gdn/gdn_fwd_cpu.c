@@ -1,5 +1,6 @@
 /* gdn forward, fast CPU version; see gdn.h and gdn_chunk_int.h. */
 #include "ops/gdn/gdn_chunk_int.h"
+#include "ops/gdn/gdn.h"
 
 #include <omp.h>
 

@@ -2,6 +2,7 @@
  * Forward is the recurrence itself; backward is the chunked form of gdn_bwd_cpu.c (names and algebra as there), one
  * block of threads for a key head of a sequence, with its matrices in the work space. */
 #include "ops/gdn/gdn_tile.cuh"
+#include "ops/gdn/gdn.h"
 
 enum { THREADS = 256, PLAIN_WARPS = THREADS / 32, COLUMNS = 32 };
 

@@ -1,5 +1,6 @@
 /* gdn, reference: the recurrence itself, and its reverse; see gdn.h. */
 #include "ops/ref_scan.h"
+#include "ops/gdn/gdn.h"
 
 static double length_factor(const double *x, int64_t n)
 {

@@ -14,6 +14,7 @@
 
 #include "ops/cuda/kernel.cuh"
 #include "ops/gdn/gdn_mma.cuh"
+#include "ops/gdn/gdn.h"
 
 enum { PIECE = 64, MAX_WIDTH = 128, FEW_ROWS = 16 };
 

@@ -1,5 +1,6 @@
 /* gemm on the GPU: cuBLASLt (dev/cublas.c), and what it leaves: the bias in the wide type, and products over nothing. */
 #include "ops/cuda/kernel.cuh"
+#include "ops/gemm/gemm.h"
 
 template <typename T> __global__ void add_bias(T *c, int64_t stride, const float *bias, int64_t rows, int64_t cols)
 {
@@ -32,7 +33,7 @@ extern "C" int gemm_cuda(struct lane *l, const struct gemm_args *a)
     if (m == 0 || n == 0)
         return ST_OK;
     if (k == 0 || a->alpha == 0) {
-        BY_REAL(a->c.dtype, T, LAUNCH(l, scale_rows<T>, grid_over(m, n), 256, 0, (T *)a->c.data, a->c.stride[0], (float)a->beta, m, n));
+        BY_REAL(a->c.dtype, T, LAUNCH(l, scale_rows<T>, grid_over(m, n), 256, 0, (T *)a->c.data, a->c.stride[0], a->acc_c ? 1.0f : 0.0f, m, n));
     } else {
         struct blas_call g = {};
         g.a = a->a.data;
@@ -49,7 +50,7 @@ extern "C" int gemm_cuda(struct lane *l, const struct gemm_args *a)
         g.ldb = leading(&a->b);
         g.ldc = leading(&a->c);
         g.alpha = (float)a->alpha;
-        g.beta = (float)a->beta;
+        g.beta = a->acc_c ? 1 : 0;
         TRY(blas_gemm(l, &g));
     }
     if (present(&a->bias))

@@ -1,6 +1,7 @@
-/* gemm, fast CPU version: OpenBLAS; see gemm.h. With a bias, C is first set to beta * C + bias and
- * the product added to it: that replaces the pass in which OpenBLAS itself scales C by beta. */
+/* gemm, fast CPU version: OpenBLAS; see gemm.h. With a bias, C is first set to bias (or added to) and
+ * the product added to it: that replaces the pass in which OpenBLAS itself clears C. */
 #include "ops/cpu_gemm.h"
+#include "ops/gemm/gemm.h"
 #include "ops/ops_cpu_int.h"
 
 #include <limits.h>
@@ -25,27 +26,20 @@ static int check_range(const struct gemm_args *a, struct err *e)
     return ST_OK;
 }
 
-static void scale_and_bias(const struct gemm_args *a)
+static void start_with_bias(const struct gemm_args *a)
 {
     int64_t m = a->c.dim[0], n = a->c.dim[1];
     const float *bias = a->bias.data;
-    float beta = (float)a->beta;
 #pragma omp parallel for schedule(static) if (m * n > 16384)
     for (int64_t i = 0; i < m; i++) {
         float *c = f32_row(&a->c, i);
-        if (beta == 0 && bias != NULL) {
+        if (!a->acc_c && bias != NULL)
             memcpy(c, bias, (size_t)n * sizeof *c);
-        } else if (beta == 0) {
+        else if (!a->acc_c)
             memset(c, 0, (size_t)n * sizeof *c);
-        } else if (bias != NULL) {
 #pragma omp simd
-            for (int64_t j = 0; j < n; j++)
-                c[j] = beta * c[j] + bias[j];
-        } else {
-#pragma omp simd
-            for (int64_t j = 0; j < n; j++)
-                c[j] *= beta;
-        }
+        for (int64_t j = 0; j < (a->acc_c && bias != NULL ? n : 0); j++)
+            c[j] += bias[j];
     }
 }
 
@@ -59,11 +53,11 @@ int CPU_NAME(gemm_cpu)(struct lane *l, const struct gemm_args *a)
     bool empty = k == 0 || (float)a->alpha == 0;
     bool prepared = empty || present(&a->bias);
     if (prepared)
-        scale_and_bias(a);
+        start_with_bias(a);
     if (!empty)
         sgemm(&(struct sgemm){.trans_a = a->trans_a, .trans_b = a->trans_b, .m = m, .n = n, .k = k,
                               .alpha = (float)a->alpha, .a = a->a.data, .lda = leading(&a->a),
                               .b = a->b.data, .ldb = leading(&a->b), .c = a->c.data,
-                              .ldc = leading(&a->c), .beta = prepared ? 1.0f : (float)a->beta});
+                              .ldc = leading(&a->c), .beta = prepared || a->acc_c ? 1.0f : 0.0f});
     return ST_OK;
 }

@@ -2,6 +2,7 @@
  * nothing. The inner loop walks B in memory order: whole models are gradient-checked through this.
  */
 #include "ops/ops_ref_int.h"
+#include "ops/gemm/gemm.h"
 
 static void add_row(const struct gemm_args *a, int64_t i, int64_t k, int64_t n, double *c)
 {
@@ -34,7 +35,7 @@ int gemm_ref(struct lane *l, const struct gemm_args *a)
     for (int64_t i = 0; i < m; i++) {
         double *c = f64_row(&a->c, i);
         for (int64_t j = 0; j < n; j++)
-            c[j] = (a->beta == 0 ? 0 : a->beta * c[j]) + (bias == NULL ? 0 : bias[j]);
+            c[j] = (a->acc_c ? c[j] : 0) + (bias == NULL ? 0 : bias[j]);
         add_row(a, i, k, n, c);
     }
     return ST_OK;

@@ -1,6 +1,7 @@
 /* gmm on the GPU: launchers, the product without tensor cores, gradients of bias and probability. bf16 in whole vectors
  * goes to gmm_tma.cu or gmm_mma.cu; fp32, which must be exact, and odd shapes are computed here. */
 #include "ops/gmm/gmm_tma.cuh"
+#include "ops/gmm/gmm.h"
 
 /* ---- products in fp32 -------------------------------------------------------------------------------------------- */
 

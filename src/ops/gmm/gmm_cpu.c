@@ -1,6 +1,7 @@
 /* gmm, fast CPU version; see gmm.h. Pieces of the products of all experts are dealt to threads one by one;
  * inside a parallel region sgemm() computes each on the thread that asked. */
 #include "ops/cpu_gemm.h"
+#include "ops/gmm/gmm.h"
 #include "ops/gmm/gmm_int.h"
 #include "ops/ops_cpu_int.h"
 

@@ -1,53 +1,15 @@
 /* gmm: argument checks, cost, descriptors, test samples and bench shapes; see gmm.h. */
 #include "ops/check.h"
+#include "ops/gmm/gmm.h"
 #include "ops/gmm/gmm_int.h"
-#include "ops/opdesc.h"
+#include "ops/opshape.h"
 
-int gmm_fwd_check(const struct gmm_fwd_args *a, struct err *e)
-{
-    const char *op = "gmm_fwd";
-    enum dtype real = a->x.dtype, wide = wide_of(real);
-    CHECK_T(op, "x", &a->x, real, 2, -1, -1);
-    CHECK_T(op, "w", &a->w, real, 3, -1, -1, a->x.dim[1]);
-    CHECK_T(op, "y", &a->y, real, 2, a->x.dim[0], a->w.dim[1]);
-    CHECK_T(op, "offset", &a->offset, DT_I32, 1, a->w.dim[0] + 1);
-    CHECK_OPT(op, "bias", &a->bias, wide, 2, a->w.dim[0], a->w.dim[1]);
-    CHECK_OPT(op, "prob", &a->prob, wide, 1, a->x.dim[0]);
-    TRY(check_dense(op, "w", &a->w, e));
-    return present(&a->bias) ? check_dense(op, "bias", &a->bias, e) : ST_OK;
-}
+OP_CHECK(gmm_fwd)
 
 int gmm_bwd_check(const struct gmm_bwd_args *a, struct err *e)
 {
-    const char *op = "gmm_bwd";
-    enum dtype real = a->dy.dtype, wide = wide_of(real);
-    CHECK_T(op, "dy", &a->dy, real, 2, -1, -1);
-    CHECK_T(op, "offset", &a->offset, DT_I32, 1, -1);
-    int64_t rows = a->dy.dim[0], out = a->dy.dim[1], experts = a->offset.dim[0] - 1;
-    CHECK_OPT(op, "prob", &a->prob, wide, 1, rows);
-    if (experts < 1)
-        return err_set(e, ST_INVALID,
-                       "gmm_bwd: offset needs an entry for each expert and one more");
-    if (present(&a->dx)) {
-        CHECK_T(op, "w", &a->w, real, 3, experts, out, -1);
-        CHECK_T(op, "dx", &a->dx, real, 2, rows, a->w.dim[2]);
-        TRY(check_dense(op, "w", &a->w, e));
-    }
-    if (present(&a->dw)) {
-        CHECK_T(op, "x", &a->x, real, 2, rows, -1);
-        CHECK_T(op, "dw", &a->dw, wide, 3, experts, out, a->x.dim[1]);
-        TRY(check_dense(op, "dw", &a->dw, e));
-    }
-    if (present(&a->dbias)) {
-        CHECK_T(op, "dbias", &a->dbias, wide, 2, experts, out);
-        TRY(check_dense(op, "dbias", &a->dbias, e));
-    }
-    if (present(&a->dprob)) {
-        CHECK_T(op, "bias", &a->bias, wide, 2, experts, out);
-        CHECK_T(op, "dprob", &a->dprob, wide, 1, rows);
-        TRY(check_dense(op, "bias", &a->bias, e));
-    }
-    return ST_OK;
+    TRY(op_check_fields(&gmm_bwd_desc, a, e));
+    return a->offset.dim[0] > 1 ? ST_OK : err_set(e, ST_INVALID, "gmm_bwd: offset needs an entry for each expert and one more");
 }
 
 int gmm_offset_check(const char *op, const struct tensor *offset, int64_t rows, struct err *e)
@@ -65,9 +27,8 @@ int gmm_offset_check(const char *op, const struct tensor *offset, int64_t rows, 
 /* ---- descriptors
  * --------------------------------------------------------------------------------------- */
 
-static const struct op_attr dims[] = {
+static const struct op_dim dims[] = {
     {"rows", 11}, {"in", 9}, {"out", 13}, {"experts", 3}, {"tail", 0}, {"balanced", 0}};
-static const struct op_attr bwd_attrs[] = {{"acc_dw", 0}, {"acc_dbias", 0}, {"acc_dprob", 0}};
 
 static int64_t dim(const struct op_call *c, int i) { return (int64_t)c->dim[i]; }
 
@@ -93,113 +54,21 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     return true;
 }
 
-enum { F_X, F_W, F_BIAS, F_PROB, F_OFFSET, F_Y };
-static const struct op_arg fwd_args[] = {
-    {.name = "x"},
-    {.name = "w"},
-    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "offset", .type = ARG_I32},
-    {.name = "y", .role = ARG_OUT},
-};
-
-static void fwd_shapes(struct op_call *c)
-{
-    c->t[F_X] = tensor_2d(NULL, DT_NONE, dim(c, 0), dim(c, 1));
-    c->t[F_W] = tensor_3d(NULL, DT_NONE, dim(c, 3), dim(c, 2), dim(c, 1));
-    c->t[F_BIAS] = tensor_2d(NULL, DT_NONE, dim(c, 3), dim(c, 2));
-    c->t[F_PROB] = tensor_1d(NULL, DT_NONE, dim(c, 0));
-    c->t[F_OFFSET] = tensor_1d(NULL, DT_NONE, dim(c, 3) + 1);
-}
-
-static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    (void)ops;
-    (void)e;
-    c->t[F_Y] = tensor_2d(NULL, c->t[F_X].dtype, c->t[F_X].dim[0], c->t[F_W].dim[1]);
-    return ST_OK;
-}
-
-static int fwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct gmm_fwd_args a = {.x = c->t[F_X],
-                             .w = c->t[F_W],
-                             .bias = c->t[F_BIAS],
-                             .prob = c->t[F_PROB],
-                             .offset = c->t[F_OFFSET],
-                             .y = c->t[F_Y]};
-    return ops->gmm_fwd(lane, &a);
-}
-
 static void fwd_cost(const struct op_call *c, struct op_cost *out)
 {
+    OP_UNPACK(gmm_fwd, a, c);
     double rows = c->dim[0], in = c->dim[1], width = c->dim[2],
-           size = (double)dtype_bytes(c->t[F_X].dtype);
+           size = (double)dtype_bytes(a->x.dtype);
     *out = (struct op_cost){.flops = 2 * rows * in * width,
                             .bytes = size * (rows * (in + width) + c->dim[3] * in * width)};
 }
 
-enum { B_DY, B_X, B_W, B_BIAS, B_PROB, B_OFFSET, B_DX, B_DW, B_DBIAS, B_DPROB };
-static const struct op_arg bwd_args[] = {
-    {.name = "dy"},
-    {.name = "x"},
-    {.name = "w"},
-    {.name = "bias", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "prob", .role = ARG_OPT, .type = ARG_WIDE},
-    {.name = "offset", .type = ARG_I32},
-    {.name = "dx", .role = ARG_OOUT},
-    {.name = "dw", .role = ARG_OOUT, .type = ARG_WIDE},
-    {.name = "dbias", .role = ARG_OOUT, .type = ARG_WIDE},
-    {.name = "dprob", .role = ARG_OOUT, .type = ARG_WIDE},
-};
-
-static void bwd_shapes(struct op_call *c)
-{
-    c->t[B_DY] = tensor_2d(NULL, DT_NONE, dim(c, 0), dim(c, 2));
-    c->t[B_X] = tensor_2d(NULL, DT_NONE, dim(c, 0), dim(c, 1));
-    c->t[B_W] = tensor_3d(NULL, DT_NONE, dim(c, 3), dim(c, 2), dim(c, 1));
-    c->t[B_BIAS] = tensor_2d(NULL, DT_NONE, dim(c, 3), dim(c, 2));
-    c->t[B_PROB] = tensor_1d(NULL, DT_NONE, dim(c, 0));
-    c->t[B_OFFSET] = tensor_1d(NULL, DT_NONE, dim(c, 3) + 1);
-}
-
-static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    (void)ops;
-    (void)e;
-    enum dtype real = c->t[B_DY].dtype, wide = wide_of(real);
-    c->t[B_DX] = tensor_shape(real, 2, c->t[B_X].dim);
-    c->t[B_DW] = tensor_shape(wide, 3, c->t[B_W].dim);
-    if (c->t[B_BIAS].rank > 0) {
-        c->t[B_DBIAS] = tensor_shape(wide, 2, c->t[B_BIAS].dim);
-        c->t[B_DPROB] = tensor_1d(NULL, wide, c->t[B_DY].dim[0]);
-    }
-    return ST_OK;
-}
-
-static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct gmm_bwd_args a = {.dy = c->t[B_DY],
-                             .x = c->t[B_X],
-                             .w = c->t[B_W],
-                             .bias = c->t[B_BIAS],
-                             .prob = c->t[B_PROB],
-                             .offset = c->t[B_OFFSET],
-                             .dx = c->t[B_DX],
-                             .dw = c->t[B_DW],
-                             .dbias = c->t[B_DBIAS],
-                             .dprob = c->t[B_DPROB],
-                             .acc_dw = c->attr[0] != 0,
-                             .acc_dbias = c->attr[1] != 0,
-                             .acc_dprob = c->attr[2] != 0};
-    return ops->gmm_bwd(lane, &a);
-}
-
 static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
+    OP_UNPACK(gmm_bwd, a, c);
     double rows = c->dim[0], in = c->dim[1], width = c->dim[2], weights = c->dim[3] * in * width,
-           size = (double)dtype_bytes(c->t[B_DY].dtype), wide = (double)dtype_bytes(wide_of(c->t[B_DY].dtype));
-    double dx = c->t[B_DX].rank > 0, dw = c->t[B_DW].rank > 0, passes = c->attr[0] != 0 ? 2 : 1;
+           size = (double)dtype_bytes(a->dy.dtype), wide = (double)dtype_bytes(wide_of(a->dy.dtype));
+    double dx = a->dx.rank > 0, dw = a->dw.rank > 0, passes = a->acc_dw != 0 ? 2 : 1;
     *out = (struct op_cost){.flops = 2 * rows * in * width * (dx + dw),
                             .bytes = (dx + dw) * size * rows * (in + width) + dx * size * weights + dw * passes * wide * weights};
 }
@@ -243,17 +112,13 @@ static const struct op_sample bwd_bench[] = {
     {"rows=131072 in=2048 out=2048 experts=64 no_bias=1 no_prob=1 no_dx=1 acc_dw=1 gpu=1"},
 };
 
+OP_TABLES(gmm_fwd, GMM_FWD_FIELDS);
 const struct op_desc gmm_fwd_desc = {
-    .name = "gmm_fwd",
+    OP_IS(gmm_fwd),
     .summary = "grouped linear: a weight matrix for each range of rows",
-    .args = fwd_args,
-    .n_args = countof(fwd_args),
     .dims = dims,
     .n_dims = countof(dims),
-    .sample_shapes = fwd_shapes,
     .sample_fill = fill,
-    .infer = fwd_infer,
-    .run = fwd_run,
     .cost = fwd_cost,
     .backward = "gmm_bwd",
     .tolerance = 2e-6,
@@ -262,19 +127,13 @@ const struct op_desc gmm_fwd_desc = {
     .bench = bench,
     .n_bench = countof(bench),
 };
+OP_TABLES(gmm_bwd, GMM_BWD_FIELDS);
 const struct op_desc gmm_bwd_desc = {
-    .name = "gmm_bwd",
+    OP_IS(gmm_bwd),
     .summary = "gradients of gmm_fwd",
-    .args = bwd_args,
-    .n_args = countof(bwd_args),
-    .attrs = bwd_attrs,
-    .n_attrs = countof(bwd_attrs),
     .dims = dims,
     .n_dims = countof(dims),
-    .sample_shapes = bwd_shapes,
     .sample_fill = fill,
-    .infer = bwd_infer,
-    .run = bwd_run,
     .cost = bwd_cost,
     .tolerance = 3e-6,
     .samples = samples,

@@ -1,5 +1,6 @@
 /* gmm, reference; see gmm.h. */
 #include "ops/gmm/gmm_int.h"
+#include "ops/gmm/gmm.h"
 #include "ops/ops_ref_int.h"
 
 static const double *matrix(const struct tensor *w, int64_t e)

@@ -2,6 +2,7 @@
  * in double, each by a fixed tree, into work; then a block for each tensor adds its partial sums, again in a fixed order.
  * Clip adds the sums of all tensors one after the other, as the reference does. */
 #include "ops/cuda/rows.cuh"
+#include "ops/gradnorm/gradnorm.h"
 
 enum { PARTS = 128, THREADS = 256 };
 

@@ -9,24 +9,26 @@
 #ifndef BRAID_OPS_GRADNORM_H
 #define BRAID_OPS_GRADNORM_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 enum { SQNORM_BLOCK = 4096 };
 
-struct sqnorm_args {
-    struct tensor x, out, work;
-    const struct tensor *more;
-    int n_more;
-};
-struct clip_args {
-    struct tensor sums, loss, out;
-    double max_norm;
-};
+#define SQNORM_FIELDS(T, N, S, op)   \
+    T(op, x, IN, WIDE, "n")          \
+    T(op, out, OUT, F64, "parts")    \
+    T(op, work, WORK, U8, "")        \
+    N(op, int, n_more, 0)            \
+    S(op, const struct tensor *more)
+OP_ARGS(sqnorm, SQNORM_FIELDS);
+#define CLIP_FIELDS(T, N, S, op) \
+    T(op, sums, IN, F64, "k")  \
+    T(op, loss, OPT, F64, "2") \
+    T(op, out, OUT, F64, "4")  \
+    N(op, double, max_norm, 1)
+OP_ARGS(clip, CLIP_FIELDS);
 static inline const struct tensor *sqnorm_at(const struct sqnorm_args *a, int k)
 {
     return k == 0 ? &a->x : &a->more[k - 1];
 }
-int sqnorm_check(const struct sqnorm_args *a, struct err *e);
-int clip_check(const struct clip_args *a, struct err *e);
 
 #endif

@@ -1,6 +1,7 @@
 /* sqnorm and clip, fast CPU version; see gradnorm.h. Blocks in parallel, their sums in work, then
  * added in order. */
 #include "ops/ops_cpu_int.h"
+#include "ops/gradnorm/gradnorm.h"
 
 #include <math.h>
 

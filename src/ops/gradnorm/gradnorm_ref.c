@@ -1,5 +1,6 @@
 /* sqnorm and clip, reference; see gradnorm.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/gradnorm/gradnorm.h"
 
 #include <math.h>
 

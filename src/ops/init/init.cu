@@ -1,5 +1,6 @@
 /* init on the GPU: the formulas of init_host.c in double, one thread per value. */
 #include "ops/cuda/kernel.cuh"
+#include "ops/init/init.h"
 
 __device__ double unit_draw(uint64_t key, int64_t i, int word)
 {

@@ -7,16 +7,19 @@
 #ifndef BRAID_OPS_INIT_H
 #define BRAID_OPS_INIT_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct init_args {
-    struct tensor y, copy;
-    enum init_kind kind;
-    double a, b;
-    int64_t row, n_values, first;
-    uint64_t key;
-};
-int init_check(const struct init_args *a, struct err *e);
+#define INIT_FIELDS(T, N, S, op)    \
+    T(op, y, OUT, WIDE, "n")        \
+    T(op, copy, OPT_OUT, REAL, "n") \
+    N(op, double, a, 0.02)          \
+    N(op, double, b, 1)             \
+    N(op, int64_t, row, 0)          \
+    N(op, int64_t, n_values, 0)     \
+    N(op, int64_t, first, 0)        \
+    N(op, uint64_t, key, 1)         \
+    S(op, enum init_kind kind)
+OP_ARGS(init, INIT_FIELDS);
 /* Host versions are one: there is nothing to choose between slow and fast. */
 int init_host(const struct init_args *a, struct err *e);
 

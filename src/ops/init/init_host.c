@@ -1,5 +1,6 @@
 /* init on host devices; see init.h. */
 #include "ops/check.h"
+#include "ops/init/init.h"
 #include "ops/ops_cpu_int.h"
 #include "ops/ops_ref_int.h"
 

@@ -1,34 +1,20 @@
 /* init: descriptor, test samples and bench shapes; see init.h. */
 #include "ops/check.h"
-#include "ops/opdesc.h"
-
-enum { Y, COPY };
-static const struct op_arg args[] = {{.name = "y", .role = ARG_OUT, .type = ARG_WIDE}, {.name = "copy", .role = ARG_OOUT}};
-enum { KIND, A, B, N, KEY };
-static const struct op_attr attrs[] = {{"kind", INIT_NORMAL}, {"a", 0.02}, {"b", 1}, {"n", 100}, {"key", 1}};
-
-static void shapes(struct op_call *c) { (void)c; }
+#include "ops/init/init.h"
+#include "ops/opshape.h"
 
 static int infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
-    double kind = c->attr[KIND], n = c->attr[N];
+    double kind = op_attr(c, "kind"), n = op_attr(c, "n");
     if (!(kind >= INIT_ZERO && kind <= INIT_DT_BIAS) || !(n >= 0 && n < 1e12))
         return err_set(e, ST_INVALID, "init: kind %g of %g values, expected 0 to %d and 0 or more", kind, n, INIT_DT_BIAS);
-    c->t[Y] = tensor_1d(NULL, wide_of(ops->real), (int64_t)n);
-    c->t[COPY] = tensor_1d(NULL, ops->real, (int64_t)n);
-    return ST_OK;
-}
-
-static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
-{
-    struct init_args a = {.y = c->t[Y], .copy = c->t[COPY], .kind = (enum init_kind)c->attr[KIND], .a = c->attr[A], .b = c->attr[B],
-                          .key = (uint64_t)c->attr[KEY]};
-    return ops->init(lane, &a);
+    return op_infer_shapes(c, ops, e);
 }
 
 static void cost(const struct op_call *c, struct op_cost *out)
 {
-    *out = (struct op_cost){.flops = 40 * c->attr[N], .bytes = (double)tensor_bytes(&c->t[Y]) + (double)tensor_bytes(&c->t[COPY])};
+    OP_UNPACK(init, a, c);
+    *out = (struct op_cost){.flops = 40 * (double)a->y.dim[0], .bytes = (double)tensor_bytes(&a->y) + (double)tensor_bytes(&a->copy)};
 }
 
 static const struct op_sample samples[] = {
@@ -37,10 +23,12 @@ static const struct op_sample samples[] = {
 };
 static const struct op_sample bench[] = {{"n=1048576"}};
 
+OP_FIELDS(init, INIT_FIELDS, );
+OP_ATTRS(init, INIT_FIELDS, OP_ATTR_IN(init, int, "kind", kind, INIT_NORMAL) OP_ATTR_EXTRA("n", 100));
+OP_CALLS(init);
 const struct op_desc init_desc = {
-    .name = "init", .summary = "initial values of a parameter, from its key",
-    OP_LIST(args, args), OP_LIST(attrs, attrs),
-    .sample_shapes = shapes, .infer = infer, .run = run, .cost = cost,
+    OP_IS(init), .summary = "initial values of a parameter, from its key",
+    .infer = infer, .cost = cost,
     .tolerance = 1e-7,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };

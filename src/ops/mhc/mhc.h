@@ -35,7 +35,7 @@
 #ifndef BRAID_OPS_MHC_H
 #define BRAID_OPS_MHC_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 #include "ops/dropout/dropout.h"
 
 #define MHC_EPS 1e-6
@@ -119,12 +119,14 @@ struct mhc_combine_bwd_args {
     bool acc_dbias;
 };
 
-struct mhc_expand_fwd_args {
-    struct tensor x, y;
-};
-struct mhc_expand_bwd_args {
-    struct tensor dy, dx;
-};
+#define MHC_EXPAND_FWD_FIELDS(T, N, S, op) \
+    T(op, x, IN, REAL, "rows d")           \
+    T(op, y, OUT, REAL, "rows streams*d")
+OP_ARGS(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS);
+#define MHC_EXPAND_BWD_FIELDS(T, N, S, op)  \
+    T(op, dy, IN, REAL, "rows streams*d")   \
+    T(op, dx, OUT, REAL, "rows d")
+OP_ARGS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS);
 
 /* y [rows, C]. Without w the mean over streams. With w [n, K], base [n], scale [1]:
  *   rstd = (mean x^2 + eps)^-1/2, m = x w^T, g_i = sigmoid(m_i rstd scale + base_i) + eps, y = sum g_i x_i.
@@ -240,8 +242,6 @@ int mhc_aggregate_fwd_check(const struct mhc_aggregate_fwd_args *a, struct err *
 int mhc_aggregate_bwd_check(const struct mhc_aggregate_bwd_args *a, struct err *e);
 int mhc_combine_fwd_check(const struct mhc_combine_fwd_args *a, struct err *e);
 int mhc_combine_bwd_check(const struct mhc_combine_bwd_args *a, struct err *e);
-int mhc_expand_fwd_check(const struct mhc_expand_fwd_args *a, struct err *e);
-int mhc_expand_bwd_check(const struct mhc_expand_bwd_args *a, struct err *e);
 int mhc_contract_fwd_check(const struct mhc_contract_fwd_args *a, struct err *e);
 int mhc_contract_bwd_check(const struct mhc_contract_bwd_args *a, struct err *e);
 int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e);

@@ -6,6 +6,7 @@
  * channels those of mhc_cluster.cu and mhc_pass_bwd.cu, with a multiple of 64 those of
  * mhc_sliced.cu; otherwise both are library products. mhc_choose.c decides. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
 #include "ops/mhc/mhc_cuda.cuh"
+#include "ops/gemm/gemm.h"
 extern "C" {
 #include "ops/mhc/mhc_choose.h"
 }

@@ -2,6 +2,7 @@
  * streams are in cache: forward reads and writes each stream once, backward reads the new streams, the old ones and
  * the incoming gradient once each and writes the complete gradient. */
 #include "ops/mhc/mhc_cpu_int.h"
+#include "ops/mhc/mhc.h"
 
 #include "ops/dropout/dropout_mask.h"
 #include "ops/mhc/mhc_health_int.h"

@@ -1,5 +1,6 @@
 /* Descriptors, test samples and bench shapes of the mhc boundary and of the health numbers; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
+#include "ops/mhc/mhc.h"
 
 static double streams_of(const struct op_call *c) { return op_attr(c, "streams"); }
 static double mapping_flops(const struct op_call *c) { return 2 * streams_of(c) * (streams_of(c) + 2); }
@@ -9,7 +10,7 @@ static double mapping_flops(const struct op_call *c) { return 2 * streams_of(c) 
 static const struct op_arg mhc_boundary_fwd_arg_list[] = {
     IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta), WOPT(gain),
     OOUT(y), WMADE(stat), WOUT(coef), OUT(h), WORK};
-static const struct op_attr mhc_boundary_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {"eps", 1e-5}, {"zero_centered", 0}, {"enters", 0}};
+static const struct op_attr mhc_boundary_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {.name = "eps", .value = 1e-5}, {.name = "zero_centered", .value = 0}, {.name = "enters", .value = 0}};
 static struct mhc_boundary_fwd_args mhc_boundary_fwd_pack(const struct op_call *c)
 {
     return (struct mhc_boundary_fwd_args){
@@ -37,7 +38,7 @@ static const struct op_arg mhc_boundary_bwd_arg_list[] = {
     IN(dh), OPT(dy), WOPT(dcoef), WIN(stat), WIN(coef), WOPT(gain), WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
     IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, OPT(y) /* made from those */, OUT(dx), OOUT(df), WOOUT(dcoef_in), WOOUT(dgain), WOOUT(dbias), WOUT(dz),
     WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
-static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {"zero_centered", 0}, {"acc_dgain", 0}, {"acc_dbias", 0}, {"acc_dw", 0}, {"products", 0}, {"ready", 0}, {"enters", 0}};
+static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {.name = "zero_centered", .value = 0}, {.name = "acc_dgain", .value = 0}, {.name = "acc_dbias", .value = 0}, {.name = "acc_dw", .value = 0}, {.name = "products", .value = 0}, {.name = "ready", .value = 0}, {.name = "enters", .value = 0}};
 static const char *bwd_letters(const struct op_call *c) { return FLAG(enters) ? "CKNSNvWsssbCCvNiKCCNvvNWsssb." : "CKNSNvWsssbKCvNiKKCNvvNWsssb."; }
 
 /* The stream is x itself where nothing closed and nothing entered. */
@@ -115,7 +116,7 @@ static void mhc_boundary_bwd_cost(const struct op_call *c, struct op_cost *out)
 }
 
 static const struct op_arg mhc_boundary_dw_arg_list[] = {WIN(dz), WIN(stat), IN(y), WIN(a_pre), WIN(a_post), WIN(a_res), WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
-static const struct op_attr mhc_boundary_dw_attrs[] = {MHC_RULE_ATTRS, {"acc_dw", 0}};
+static const struct op_attr mhc_boundary_dw_attrs[] = {MHC_RULE_ATTRS, {.name = "acc_dw", .value = 0}};
 static struct mhc_boundary_dw_args mhc_boundary_dw_pack(const struct op_call *c)
 {
     struct mhc_boundary_dw_args a = params_pack(c);
@@ -133,7 +134,7 @@ MHC_INFER_WORK(mhc_boundary_dw, "NSKsssWsssb.")
 /* As many mixes as are given. */
 static const struct op_arg mhc_health_arg_list[] = {WIN(coef), IN(y), WOPT(coef2), OPT(y2), WOPT(coef3), OPT(y3), WOPT(comp_in), WOUT(comp),
                                                     HEALTH_OF(ARG_OUT, ), HEALTH_OF(ARG_OOUT, 2), HEALTH_OF(ARG_OOUT, 3), WORK};
-static const struct op_attr mhc_health_attrs[] = {MHC_RULE_ATTRS, {"acc_out", 0}};
+static const struct op_attr mhc_health_attrs[] = {MHC_RULE_ATTRS, {.name = "acc_out", .value = 0}};
 static struct mhc_health_args mhc_health_pack(const struct op_call *c)
 {
     int layers = T(coef2).rank == 0 ? 1 : T(coef3).rank == 0 ? 2 : 3;

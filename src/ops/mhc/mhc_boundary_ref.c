@@ -1,7 +1,9 @@
 /* The boundary between two sublayers, reference: the chain of primitives, step by step; see mhc.h. Beside it
  * the health numbers, which are few enough that one slow version serves both host devices. */
 #include "ops/mhc/mhc_health_int.h"
+#include "ops/mhc/mhc.h"
 #include "ops/ops_ref_int.h"
+#include "ops/rmsnorm/rmsnorm.h"
 
 /* Sections of a coefficient row. */
 static struct tensor pre_of(const struct mhc_rule *r, const struct tensor *coef) { return tensor_cols(coef, 0, r->streams); }

@@ -1,5 +1,7 @@
 /* Argument checks of the mhc ops; see mhc.h. */
 #include "ops/check.h"
+#include "ops/dropout/dropout.h"
+#include "ops/mhc/mhc.h"
 #include "ops/ops.h"
 
 static int rule_check(const char *op, const struct mhc_rule *r, struct err *e)

@@ -1,5 +1,6 @@
 /* The choice between kernels of the mhc boundary; see mhc_choose.h. */
 #include "ops/mhc/mhc_choose.h"
+#include "ops/mhc/mhc.h"
 
 static bool fast(const struct mhc_shape *s) { return s->real == DT_BF16 && s->streams == 4 && s->aligned && s->channels > 0; }
 

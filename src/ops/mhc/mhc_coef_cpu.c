@@ -1,6 +1,7 @@
 /* Mixing coefficients on the CPU: projection, gates, Sinkhorn; see mhc.h. Gates and Sinkhorn take VL tokens at
  * once, one per vector lane: loops over a token's matrix become plain vector code without shuffles. */
 #include "ops/mhc/mhc_cpu_int.h"
+#include "ops/mhc/mhc.h"
 
 #include <math.h>
 

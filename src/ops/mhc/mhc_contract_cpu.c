@@ -1,5 +1,6 @@
 /* Contracting the streams into one, on the CPU: the mean, or learned gates; see mhc.h. */
 #include "ops/mhc/mhc_cpu_int.h"
+#include "ops/mhc/mhc.h"
 
 #include <math.h>
 

@@ -7,6 +7,8 @@
 #define BRAID_OPS_MHC_CPU_INT_H
 
 #include "ops/cpu_math.h"
+#include "ops/dropout/dropout.h"
+#include "ops/mhc/mhc.h"
 #include "ops/ops_cpu_int.h"
 
 #if defined(__AVX512F__)

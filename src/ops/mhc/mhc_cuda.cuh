@@ -7,6 +7,9 @@
 
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
+extern "C" {
+#include "ops/mhc/mhc.h"
+}
 
 enum { MHC_THREADS = 256 };
 

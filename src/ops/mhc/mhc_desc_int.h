@@ -8,6 +8,8 @@
 #define BRAID_OPS_MHC_DESC_INT_H
 
 #include "ops/check.h"
+#include "ops/dropout/dropout.h"
+#include "ops/mhc/mhc.h"
 #include "ops/opdesc.h"
 
 void mhc_sample_shapes(struct op_call *c, const char *letters);
@@ -26,10 +28,10 @@ static inline const struct tensor *mhc_arg(const struct op_call *c, const char *
 }
 #define T(name) (*mhc_arg(c, #name))
 
-extern const struct op_attr mhc_dims[2];
-#define MHC_RULE_ATTRS {"streams", 4}, {"profile", 0}, {"iterations", 20}
-#define MHC_BOUNDARY_ATTRS {"round_bf16", 0}, {"single_pass", 0}, {"ring", 0}, {"primitive", 0}
-#define MHC_DROP_ATTRS {"p", 0}, {"key", 77}, {"seq", 4}
+extern const struct op_dim mhc_dims[2];
+#define MHC_RULE_ATTRS {.name = "streams", .value = 4}, {.name = "profile", .value = 0}, {.name = "iterations", .value = 20}
+#define MHC_BOUNDARY_ATTRS {.name = "round_bf16", .value = 0}, {.name = "single_pass", .value = 0}, {.name = "ring", .value = 0}, {.name = "primitive", .value = 0}
+#define MHC_DROP_ATTRS {.name = "p", .value = 0}, {.name = "key", .value = 77}, {.name = "seq", .value = 4}
 
 /* op_pack(c) gives the args struct; letters as above. */
 #define MHC_FUNCTIONS(op, letters, flops)                                                 \

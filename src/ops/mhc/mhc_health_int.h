@@ -3,6 +3,7 @@
 #define BRAID_OPS_MHC_HEALTH_INT_H
 
 #include "ops/check.h"
+#include "ops/mhc/mhc.h"
 #include "ops/ops.h"
 
 #include <math.h>

@@ -2,6 +2,7 @@
  * are a mapping of which only pre is wanted, with other eps. So w is laid out as theirs, with zeros for what is not wanted, and so are the rows' records. Elsewhere
  * it is a chain of separate kernels. */
 #include "ops/mhc/mhc_cuda.cuh"
+#include "ops/rmsnorm/rmsnorm.h"
 extern "C" {
 #include "ops/mhc/mhc_choose.h"
 }

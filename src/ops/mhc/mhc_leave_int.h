@@ -4,7 +4,9 @@
 #define BRAID_OPS_MHC_LEAVE_INT_H
 
 #include "ops/check.h"
+#include "ops/mhc/mhc.h"
 #include "ops/ops.h"
+#include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>
 

@@ -1,5 +1,6 @@
 /* Checks, descriptors, test samples and bench shapes of the last boundary; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
+#include "ops/mhc/mhc.h"
 #include "ops/mhc/mhc_leave_int.h"
 
 /* What all devices keep of the gates. */
@@ -65,7 +66,7 @@ static double streams_of(const struct op_call *c) { return op_attr(c, "streams")
 
 static const struct op_arg mhc_leave_fwd_arg_list[] = {IN(x), IN(f), WIN(coef_in), INFO, WIN(w), WIN(base), WIN(scale), WOPT(gain),
                                                        MADE(y), WMADE(stat), WMADE(coef), OUT(h), WORK};
-static const struct op_attr mhc_leave_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"primitive", 0}, {"eps", 1e-5}, {"zero_centered", 0}};
+static const struct op_attr mhc_leave_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {.name = "primitive", .value = 0}, {.name = "eps", .value = 1e-5}, {.name = "zero_centered", .value = 0}};
 static struct mhc_leave_fwd_args mhc_leave_fwd_pack(const struct op_call *c)
 {
     return (struct mhc_leave_fwd_args){.x = T(x), .f = T(f), .coef_in = T(coef_in), .w = T(w), .base = T(base), .scale = T(scale), .gain = T(gain),
@@ -78,7 +79,7 @@ MHC_INFER_WORK(mhc_leave_fwd, "KCNiTgsvKqnC.")
 static const struct op_arg mhc_leave_bwd_arg_list[] = {IN(dh), WIN(stat), WIN(w), WIN(base), WIN(scale), WOPT(gain), IN(x), IN(f), WIN(coef_in), INFO,
                                                        OPT(y) /* made from those */, WIN(coef) /* and this from stat */, OUT(dx), OUT(df),
                                                        WOUT(dcoef_in), WOOUT(dgain), WOUT(dw), WOUT(dbase), WOUT(dscale), WORK};
-static const struct op_attr mhc_leave_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"primitive", 0}, {"eps", 1e-5}, {"zero_centered", 0}, {"acc_params", 0}, {"acc_dgain", 0}};
+static const struct op_attr mhc_leave_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {.name = "primitive", .value = 0}, {.name = "eps", .value = 1e-5}, {.name = "zero_centered", .value = 0}, {.name = "acc_params", .value = 0}, {.name = "acc_dgain", .value = 0}};
 static struct mhc_leave_bwd_args mhc_leave_bwd_pack(const struct op_call *c)
 {
     return (struct mhc_leave_bwd_args){.dh = T(dh), .y = T(y), .stat = T(stat), .coef = T(coef), .gain = T(gain), .w = T(w), .base = T(base), .scale = T(scale),

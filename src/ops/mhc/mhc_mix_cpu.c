@@ -1,5 +1,7 @@
 /* Mixing streams on the CPU: combine, aggregate, expand, contract's rows; see mhc.h. */
 #include "ops/mhc/mhc_cpu_int.h"
+#include "ops/dropout/dropout.h"
+#include "ops/mhc/mhc.h"
 
 #include "ops/dropout/dropout_mask.h"
 

@@ -1,11 +1,13 @@
 /* Descriptors, test samples and bench shapes of the mhc primitives; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
+#include "ops/dropout/dropout.h"
+#include "ops/mhc/mhc.h"
 #include "ops/mhc/mhc_leave_int.h"
 
 #include <math.h>
 #include <string.h>
 
-const struct op_attr mhc_dims[2] = {{"rows", 5}, {"d", 9}};
+const struct op_dim mhc_dims[2] = {{"rows", 5}, {"d", 9}};
 
 /* ---- shapes by letter ---------------------------------------------------------------------------------- */
 
@@ -172,7 +174,7 @@ static double streams_of(const struct op_call *c) { return op_attr(c, "streams")
 /* ---- project --------------------------------------------------------------------------------------------- */
 
 static const struct op_arg mhc_project_fwd_arg_list[] = {IN(x), WIN(w), WOUT(p), WOUT(rho)};
-static const struct op_attr mhc_project_fwd_attrs[] = {{"streams", 4}};
+static const struct op_attr mhc_project_fwd_attrs[] = {{.name = "streams", .value = 4}};
 static struct mhc_project_fwd_args mhc_project_fwd_pack(const struct op_call *c)
 {
     return (struct mhc_project_fwd_args){.x = T(x), .w = T(w), .p = T(p), .rho = T(rho)};
@@ -181,7 +183,7 @@ MHC_FUNCTIONS(mhc_project_fwd, "KWN1", 2 * streams_of(c) * (streams_of(c) + 2) +
 MHC_INFER(mhc_project_fwd, "KWN1")
 
 static const struct op_arg mhc_project_bwd_arg_list[] = {WIN(dp), WIN(drho), IN(x), WIN(w), WIN(rho), OUT(dx), WOOUT(dw), WORK};
-static const struct op_attr mhc_project_bwd_attrs[] = {{"streams", 4}, {"acc_dx", 0}, {"acc_dw", 0}};
+static const struct op_attr mhc_project_bwd_attrs[] = {{.name = "streams", .value = 4}, {.name = "acc_dx", .value = 0}, {.name = "acc_dw", .value = 0}};
 static struct mhc_project_bwd_args mhc_project_bwd_pack(const struct op_call *c)
 {
     return (struct mhc_project_bwd_args){.dp = T(dp), .drho = T(drho), .x = T(x), .w = T(w), .rho = T(rho), .dx = T(dx), .dw = T(dw),
@@ -204,7 +206,7 @@ MHC_INFER(mhc_gates_fwd, "N1sssbnnm")
 
 static const struct op_arg mhc_gates_bwd_arg_list[] = {WOPT(dpre), WOPT(dpost), WOPT(dlogits), WIN(p), WIN(rho), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
                                                        WOUT(dp), WOUT(drho), WOOUT(dz), WOOUT(da_pre), WOOUT(da_post), WOOUT(da_res), WOOUT(dbeta)};
-static const struct op_attr mhc_gates_bwd_attrs[] = {MHC_RULE_ATTRS, {"acc_params", 0}};
+static const struct op_attr mhc_gates_bwd_attrs[] = {MHC_RULE_ATTRS, {.name = "acc_params", .value = 0}};
 static struct mhc_gates_bwd_args mhc_gates_bwd_pack(const struct op_call *c)
 {
     return (struct mhc_gates_bwd_args){.dpre = T(dpre), .dpost = T(dpost), .dlogits = T(dlogits), .p = T(p), .rho = T(rho), .a_pre = T(a_pre),
@@ -238,7 +240,7 @@ MHC_INFER(mhc_sinkhorn_bwd, "mmm")
 /* ---- aggregate ------------------------------------------------------------------------------------------------ */
 
 static const struct op_arg mhc_aggregate_fwd_arg_list[] = {IN(x), WIN(pre), OUT(a)};
-static const struct op_attr mhc_aggregate_fwd_attrs[] = {{"streams", 4}};
+static const struct op_attr mhc_aggregate_fwd_attrs[] = {{.name = "streams", .value = 4}};
 static struct mhc_aggregate_fwd_args mhc_aggregate_fwd_pack(const struct op_call *c)
 {
     return (struct mhc_aggregate_fwd_args){.x = T(x), .pre = T(pre), .a = T(a)};
@@ -247,7 +249,7 @@ MHC_FUNCTIONS(mhc_aggregate_fwd, "KnC", 2)
 MHC_INFER(mhc_aggregate_fwd, "KnC")
 
 static const struct op_arg mhc_aggregate_bwd_arg_list[] = {IN(da), IN(x), WIN(pre), OUT(dx), WOUT(dpre)};
-static const struct op_attr mhc_aggregate_bwd_attrs[] = {{"streams", 4}, {"acc_dx", 0}};
+static const struct op_attr mhc_aggregate_bwd_attrs[] = {{.name = "streams", .value = 4}, {.name = "acc_dx", .value = 0}};
 static struct mhc_aggregate_bwd_args mhc_aggregate_bwd_pack(const struct op_call *c)
 {
     return (struct mhc_aggregate_bwd_args){.da = T(da), .x = T(x), .pre = T(pre), .dx = T(dx), .dpre = T(dpre), .acc_dx = FLAG(acc_dx)};
@@ -268,7 +270,7 @@ MHC_FUNCTIONS(mhc_combine_fwd, "KCvnmiK", 2 * streams_of(c) + 2)
 MHC_INFER(mhc_combine_fwd, "KCvnmiK")
 
 static const struct op_arg mhc_combine_bwd_arg_list[] = {IN(dy), IN(x), IN(f), WOPT(bias), WIN(post), WIN(res), INFO, OUT(dx), OUT(df), WOUT(dpost), WOUT(dres), WOOUT(dbias), WORK};
-static const struct op_attr mhc_combine_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {"acc_dbias", 0}};
+static const struct op_attr mhc_combine_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {.name = "acc_dbias", .value = 0}};
 static struct mhc_combine_bwd_args mhc_combine_bwd_pack(const struct op_call *c)
 {
     return (struct mhc_combine_bwd_args){.dy = T(dy), .x = T(x), .f = T(f), .bias = T(bias), .post = T(post), .res = T(res), .dx = T(dx),
@@ -280,22 +282,13 @@ MHC_INFER_WORK(mhc_combine_bwd, "KKCvnmiKCnmv.")
 
 /* ---- expand, contract -------------------------------------------------------------------------------------------- */
 
-static const struct op_arg mhc_expand_fwd_arg_list[] = {IN(x), OUT(y)};
-static const struct op_attr mhc_expand_fwd_attrs[] = {{"streams", 4}};
-static struct mhc_expand_fwd_args mhc_expand_fwd_pack(const struct op_call *c) { return (struct mhc_expand_fwd_args){.x = T(x), .y = T(y)}; }
-MHC_FUNCTIONS(mhc_expand_fwd, "CK", 0)
-MHC_INFER(mhc_expand_fwd, "CK")
-
-static const struct op_arg mhc_expand_bwd_arg_list[] = {IN(dy), OUT(dx)};
-static const struct op_attr mhc_expand_bwd_attrs[] = {{"streams", 4}};
-static struct mhc_expand_bwd_args mhc_expand_bwd_pack(const struct op_call *c) { return (struct mhc_expand_bwd_args){.dy = T(dy), .dx = T(dx)}; }
-MHC_FUNCTIONS(mhc_expand_bwd, "KC", 1)
-MHC_INFER(mhc_expand_bwd, "KC")
+static void expand_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, 0, out); }
+static void sum_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, 1, out); }
 
 /* Attribute mean: no parameters, whatever the sample gives. */
 static const struct op_arg mhc_contract_fwd_arg_list[] = {IN(x), WOPT(w), WOPT(base), WOPT(scale), OUT(y), {.name = "m", .role = ARG_OOUT, .no_grad = true, .type = ARG_WIDE},
                                                           {.name = "rstd", .role = ARG_OOUT, .no_grad = true, .type = ARG_WIDE}};
-static const struct op_attr mhc_contract_fwd_attrs[] = {{"streams", 4}, {"eps", 1e-5}};
+static const struct op_attr mhc_contract_fwd_attrs[] = {{.name = "streams", .value = 4}, {.name = "eps", .value = 1e-5}};
 static struct mhc_contract_fwd_args mhc_contract_fwd_pack(const struct op_call *c)
 {
     return (struct mhc_contract_fwd_args){.x = T(x), .w = T(w), .base = T(base), .scale = T(scale), .y = T(y), .m = T(m), .rstd = T(rstd),
@@ -305,7 +298,7 @@ MHC_FUNCTIONS(mhc_contract_fwd, "KTgsCn1", 2 * streams_of(c) + 4)
 MHC_INFER(mhc_contract_fwd, "KTgsCn1")
 
 static const struct op_arg mhc_contract_bwd_arg_list[] = {IN(dy), OPT(x), WOPT(w), WOPT(base), WOPT(scale), WOPT(m), WOPT(rstd), OUT(dx), WOOUT(dw), WOOUT(dbase), WOOUT(dscale), WORK};
-static const struct op_attr mhc_contract_bwd_attrs[] = {{"streams", 4}, {"eps", 1e-5}, {"acc_dx", 0}, {"acc_params", 0}};
+static const struct op_attr mhc_contract_bwd_attrs[] = {{.name = "streams", .value = 4}, {.name = "eps", .value = 1e-5}, {.name = "acc_dx", .value = 0}, {.name = "acc_params", .value = 0}};
 static struct mhc_contract_bwd_args mhc_contract_bwd_pack(const struct op_call *c)
 {
     return (struct mhc_contract_bwd_args){.dy = T(dy), .x = T(x), .w = T(w), .base = T(base), .scale = T(scale), .m = T(m), .rstd = T(rstd),
@@ -392,7 +385,19 @@ MHC_DESC(mhc_aggregate_fwd, "weighted sum of the streams", "mhc_aggregate_bwd", 
 MHC_DESC(mhc_aggregate_bwd, "gradient of mhc_aggregate_fwd", NULL, 5e-6, aggregate_bwd_samples, countof(aggregate_bwd_samples), bench);
 MHC_DESC(mhc_combine_fwd, "mix the streams and add a sublayer's output to each", "mhc_combine_bwd", 2e-6, samples, countof(samples), bench);
 MHC_DESC(mhc_combine_bwd, "gradient of mhc_combine_fwd", NULL, 5e-6, combine_bwd_samples, countof(combine_bwd_samples), bench);
-MHC_DESC(mhc_expand_fwd, "copy one stream to n", "mhc_expand_bwd", 1e-7, samples, countof(samples), bench);
-MHC_DESC(mhc_expand_bwd, "gradient of mhc_expand_fwd", NULL, 1e-6, expand_bwd_samples, countof(expand_bwd_samples), bench);
+OP_FIELDS(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, );
+OP_ATTRS(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, OP_ATTR_EXTRA("streams", 4));
+OP_CALLS(mhc_expand_fwd);
+const struct op_desc mhc_expand_fwd_desc = {
+    OP_IS(mhc_expand_fwd), .summary = "copy one stream to n", OP_LIST(dims, mhc_dims), .cost = expand_cost,
+    .backward = "mhc_expand_bwd", .tolerance = 1e-7, OP_LIST(samples, samples), OP_LIST(bench, bench),
+};
+OP_FIELDS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, );
+OP_ATTRS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, OP_ATTR_EXTRA("streams", 4));
+OP_CALLS(mhc_expand_bwd);
+const struct op_desc mhc_expand_bwd_desc = {
+    OP_IS(mhc_expand_bwd), .summary = "gradient of mhc_expand_fwd", OP_LIST(dims, mhc_dims), .cost = sum_cost,
+    .tolerance = 1e-6, OP_LIST(samples, expand_bwd_samples), OP_LIST(bench, bench),
+};
 MHC_DESC(mhc_contract_fwd, "n streams to one: mean, or by learned gates", "mhc_contract_bwd", 5e-6, contract_samples, countof(contract_samples) - 3, bench);
 MHC_DESC(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples, countof(contract_samples), bench);

@@ -4,6 +4,7 @@
  * Rows go in at most MHC_MAX_PARTIALS blocks with a partial dw each, added in order: the same bits for any
  * number of threads. Within a block, a slice of rows at a time stays in cache while all of dw is updated. */
 #include "ops/mhc/mhc_cpu_int.h"
+#include "ops/mhc/mhc.h"
 
 #if VEC_LENGTH == 16
 enum { TALL = 12, WIDE = 2 }; /* a tile of dw in registers: rows, vectors */

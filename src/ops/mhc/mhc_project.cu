@@ -5,6 +5,7 @@
  * 24 rows of w split on the way: on Hopper in mhc_project_ring.cu and, dx and dw together, in mhc_project_back.cu; dx elsewhere in mhc_project_pass.cu. The rest goes to
  * plain kernels. */
 #include "ops/mhc/mhc_cuda.cuh"
+#include "ops/gemm/gemm.h"
 
 __device__ __forceinline__ bf16 high_half(float v) { return __float2bfloat16_rn(v); }
 __device__ __forceinline__ bf16 low_half(float v) { return __float2bfloat16_rn(v - __bfloat162float(__float2bfloat16_rn(v))); }
@@ -95,7 +96,7 @@ int mhc_outer(struct lane *l, const struct outer_args *a, void *work)
         LAUNCH(l, write_dp<float>, grid, 256, 0, *a, rows, n, padded, (float *)dp);
         g.a = strided_2d(dp, DT_F32, rows, n, padded);
         g.c = a->dw;
-        g.beta = a->acc ? 1 : 0;
+        g.acc_c = a->acc;
         return gemm_cuda(l, &g);
     }
     float *sums = carve_floats(&c, 2 * padded * stride);

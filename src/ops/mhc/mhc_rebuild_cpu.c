@@ -1,6 +1,7 @@
 /* Streams of several sublayers made again on the CPU; see mhc.h. A row goes through all layers while its streams are in the
  * second-level cache, by the function that combine and the boundary use: so the bits are theirs. */
 #include "ops/mhc/mhc_cpu_int.h"
+#include "ops/mhc/mhc.h"
 #include "ops/mhc/mhc_rebuild_int.h"
 
 int CPU_NAME(mhc_rebuild_cpu)(struct lane *l, const struct mhc_rebuild_args *a)

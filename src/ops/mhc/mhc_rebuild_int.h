@@ -3,6 +3,7 @@
 #define BRAID_OPS_MHC_REBUILD_INT_H
 
 #include "ops/check.h"
+#include "ops/mhc/mhc.h"
 #include "ops/opdesc.h"
 
 /* Arguments from a call of the descriptor. */

@@ -1,6 +1,7 @@
 /* Check, descriptor, test samples and bench shapes of mhc_rebuild; see mhc.h. A call has as many layers as tensors f1, f2, ... are
  * given; layer k has key + k - 1. */
 #include "ops/mhc/mhc_desc_int.h"
+#include "ops/mhc/mhc.h"
 #include "ops/mhc/mhc_rebuild_int.h"
 
 int mhc_rebuild_check(const struct mhc_rebuild_args *a, struct err *e)
@@ -36,7 +37,7 @@ _Static_assert(countof(mhc_rebuild_arg_list) == FIRST_Y + MHC_REBUILD_LAYERS, "o
 static const char letters[] = "KCvNCvNCvNCvNCvNCvNCvNiKKKKKKK";
 _Static_assert(sizeof letters - 1 == FIRST_Y + MHC_REBUILD_LAYERS, "a letter for each tensor");
 static const struct op_attr mhc_rebuild_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS};
-static const struct op_attr dims[] = {{"rows", 5}, {"d", 9}, {"layers", 3}, {"biases", 1}};
+static const struct op_dim dims[] = {{"rows", 5}, {"d", 9}, {"layers", 3}, {"biases", 1}};
 
 static int layers_of(const struct op_call *c)
 {

@@ -1,5 +1,6 @@
 /* Streams of several sublayers made again, reference: combine after combine; see mhc.h. */
 #include "ops/mhc/mhc_rebuild_int.h"
+#include "ops/mhc/mhc.h"
 #include "ops/ops_ref_int.h"
 
 int mhc_rebuild_ref(struct lane *l, const struct mhc_rebuild_args *a)

@@ -1,5 +1,7 @@
 /* mhc primitives, reference; see mhc.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/dropout/dropout.h"
+#include "ops/mhc/mhc.h"
 
 #include <math.h>
 

@@ -1,5 +1,6 @@
 /* mlakeys, CUDA version; see mlakeys.h. Vectors of the keys dealt out flat; the sum over heads is one thread's, in order. */
 #include "ops/cuda/rows.cuh"
+#include "ops/mlakeys/mlakeys.h"
 
 template <typename T> __device__ __forceinline__ T *head_at(const struct tensor &t, int64_t token, int64_t head)
 {

@@ -7,16 +7,18 @@
 #ifndef BRAID_OPS_MLAKEYS_H
 #define BRAID_OPS_MLAKEYS_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct mlakeys_fwd_args {
-    struct tensor kv, shared, k;
-};
-struct mlakeys_bwd_args {
-    struct tensor dk, dkv, dshared;
-    int64_t nope;
-};
-int mlakeys_fwd_check(const struct mlakeys_fwd_args *a, struct err *e);
-int mlakeys_bwd_check(const struct mlakeys_bwd_args *a, struct err *e);
+#define MLAKEYS_FWD_FIELDS(T, N, S, op)           \
+    T(op, kv, IN, REAL, "tokens heads nope|*")    \
+    T(op, shared, IN, REAL, "tokens rope")        \
+    T(op, k, OUT, REAL, "tokens heads nope+rope")
+OP_ARGS(mlakeys_fwd, MLAKEYS_FWD_FIELDS);
+#define MLAKEYS_BWD_FIELDS(T, N, S, op)              \
+    T(op, dk, IN, REAL, "tokens heads nope+rope")    \
+    T(op, dkv, OPT_OUT, REAL, "tokens heads nope|*") \
+    T(op, dshared, OPT_OUT, REAL, "tokens rope")     \
+    N(op, int64_t, nope, 6)
+OP_ARGS(mlakeys_bwd, MLAKEYS_BWD_FIELDS);
 
 #endif

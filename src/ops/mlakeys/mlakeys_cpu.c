@@ -1,5 +1,6 @@
 /* mlakeys, fast CPU version; see mlakeys.h. Copies and short sums: tokens in parallel. */
 #include "ops/ops_cpu_int.h"
+#include "ops/mlakeys/mlakeys.h"
 
 #include <string.h>
 

@@ -1,5 +1,6 @@
 /* mlakeys, reference; see mlakeys.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/mlakeys/mlakeys.h"
 
 #include <string.h>
 

@@ -5,6 +5,7 @@
  * and the same expert in earlier blocks), then in earlier warps, and deals out the rows in order. Only integers are
  * added, so the order of the atomics in shared memory changes nothing. */
 #include "ops/cuda/kernel.cuh"
+#include "ops/moeplan/moeplan.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, MAX_BLOCKS = 128, MAX_E = 4096, MIN_PER_WARP = 128, LOADS = 4 };
 

@@ -7,12 +7,15 @@
 #ifndef BRAID_OPS_MOEPLAN_H
 #define BRAID_OPS_MOEPLAN_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct moeplan_args {
-    struct tensor idx, offset, row, src, work;
-};
-int moeplan_check(const struct moeplan_args *a, struct err *e);
+#define MOEPLAN_FIELDS(T, N, S, op)      \
+    T(op, idx, IN, I32, "rows k !")      \
+    T(op, offset, OUT, I32, "experts+1") \
+    T(op, row, OUT, I32, "rows k !")     \
+    T(op, src, OUT, I32, "rows*k")       \
+    T(op, work, WORK, U8, "")
+OP_ARGS(moeplan, MOEPLAN_FIELDS);
 
 /* The host versions are one: integers leave nothing to choose between slow and fast. */
 int moeplan_host(const struct moeplan_args *a, struct err *e);

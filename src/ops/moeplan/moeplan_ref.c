@@ -1,5 +1,6 @@
 /* moeplan on host devices; see moeplan.h. A counting sort: two passes over the choices. */
 #include "ops/ops_ref_int.h"
+#include "ops/moeplan/moeplan.h"
 
 int moeplan_host(const struct moeplan_args *a, struct err *e)
 {

@@ -1,6 +1,7 @@
 /* permute and unpermute on the GPU: copies of whole rows, a warp per token (or per row), 16 bytes per lane and access.
  * With the map by token at hand a token is read once and written k times; without it each row fetches its token. */
 #include "ops/cuda/kernel.cuh"
+#include "ops/permute/permute.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, DEEP = 8 };
 

@@ -1,6 +1,7 @@
 /* permute and unpermute, fast CPU version; see permute.h. Rows in parallel; a token's rows are
  * summed by its one writer, in order of k. */
 #include "ops/ops_cpu_int.h"
+#include "ops/permute/permute.h"
 
 #include <string.h>
 

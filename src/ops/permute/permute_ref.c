@@ -1,5 +1,6 @@
 /* permute and unpermute, reference; see permute.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/permute/permute.h"
 
 int permute_ref(struct lane *l, const struct permute_args *a)
 {

@@ -1,6 +1,7 @@
 /* rmsnorm, CUDA version; see rmsnorm.h. The kernels are those of the residual joint (ops/cuda/norm.cuh) with nothing to
  * add. */
 #include "ops/cuda/norm.cuh"
+#include "ops/rmsnorm/rmsnorm.h"
 
 extern "C" int rmsnorm_fwd_cuda(struct lane *l, const struct rmsnorm_fwd_args *a)
 {

@@ -9,20 +9,28 @@
 #ifndef BRAID_OPS_RMSNORM_H
 #define BRAID_OPS_RMSNORM_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 enum { RMSNORM_BLOCK = 64 };
 
-struct rmsnorm_fwd_args {
-    struct tensor x, w, y, rstd;
-    double eps;
-    bool zero_centered;
-};
-struct rmsnorm_bwd_args {
-    struct tensor dy, x, w, rstd, dres, dx, dw, work;
-    bool zero_centered, acc_dw;
-};
-int rmsnorm_fwd_check(const struct rmsnorm_fwd_args *a, struct err *e);
-int rmsnorm_bwd_check(const struct rmsnorm_bwd_args *a, struct err *e);
+#define RMSNORM_FWD_FIELDS(T, N, S, op) \
+    T(op, x, IN, REAL, "... d")     \
+    T(op, w, OPT, WIDE, "d")        \
+    T(op, y, OUT, REAL, "... d")    \
+    T(op, rstd, SAVED, WIDE, "all") \
+    N(op, double, eps, 1e-5)        \
+    N(op, bool, zero_centered, 0)
+OP_ARGS(rmsnorm_fwd, RMSNORM_FWD_FIELDS);
+#define RMSNORM_BWD_FIELDS(T, N, S, op) \
+    T(op, dy, IN, REAL, "... d")     \
+    T(op, x, IN, REAL, "... d")      \
+    T(op, w, OPT, WIDE, "d")         \
+    T(op, rstd, IN, WIDE, "all")     \
+    T(op, dres, OPT, REAL, "... d")  \
+    T(op, dx, OUT, REAL, "... d")    \
+    T(op, dw, OPT_SUM, WIDE, "d @w") \
+    T(op, work, WORK, U8, "")        \
+    N(op, bool, zero_centered, 0)
+OP_ARGS(rmsnorm_bwd, RMSNORM_BWD_FIELDS);
 
 #endif

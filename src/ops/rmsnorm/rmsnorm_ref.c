@@ -1,5 +1,6 @@
 /* rmsnorm, reference; see rmsnorm.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>
 

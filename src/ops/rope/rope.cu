@@ -8,6 +8,7 @@
  * end; ops/cuda/sums.cuh adds those of all blocks. A position outside the tables turns by NaN. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
+#include "ops/rope/rope.h"
 
 struct rope_call {
     struct tensor x, y; /* read and written; backward: dy and dx */

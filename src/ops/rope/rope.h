@@ -13,19 +13,34 @@
 #ifndef BRAID_OPS_ROPE_H
 #define BRAID_OPS_ROPE_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct rope_fwd_args {
-    struct tensor x, w, cos, sin, pos, y, rstd;
-    double eps;
-    bool zero_centered, interleaved;
-};
-struct rope_bwd_args {
-    struct tensor dy, x, w, rstd, cos, sin, pos, dx, dw, work;
-    bool zero_centered, interleaved, acc_dw;
-};
-int rope_fwd_check(const struct rope_fwd_args *a, struct err *e);
-int rope_bwd_check(const struct rope_bwd_args *a, struct err *e);
+#define ROPE_FWD_FIELDS(T, N, S, op)                   \
+    T(op, x, IN, REAL, "tokens heads d")               \
+    T(op, w, OPT, WIDE, "d")                           \
+    T(op, cos, OPT_FIXED, WIDE, "positions half")      \
+    T(op, sin, OPT_FIXED, WIDE, "positions half @cos") \
+    T(op, pos, OPT, I32, "tokens +cos")                \
+    T(op, y, OUT, REAL, "tokens heads d")              \
+    T(op, rstd, OPT_SAVED, WIDE, "tokens heads @w")    \
+    N(op, double, eps, 1e-5)                           \
+    N(op, bool, zero_centered, 0)                      \
+    N(op, bool, interleaved, 0)
+OP_ARGS(rope_fwd, ROPE_FWD_FIELDS);
+#define ROPE_BWD_FIELDS(T, N, S, op)             \
+    T(op, dy, IN, REAL, "tokens heads d")        \
+    T(op, x, OPT, REAL, "tokens heads d +w")     \
+    T(op, w, OPT, WIDE, "d")                     \
+    T(op, rstd, OPT, WIDE, "tokens heads +w")    \
+    T(op, cos, OPT, WIDE, "positions half")      \
+    T(op, sin, OPT, WIDE, "positions half @cos") \
+    T(op, pos, OPT, I32, "tokens +cos")          \
+    T(op, dx, OUT, REAL, "tokens heads d")       \
+    T(op, dw, OPT_SUM, WIDE, "d @w")             \
+    T(op, work, WORK, U8, "")                    \
+    N(op, bool, zero_centered, 0)                \
+    N(op, bool, interleaved, 0)
+OP_ARGS(rope_bwd, ROPE_BWD_FIELDS);
 /* Host only: every pos must name a row of the tables. */
 int rope_positions_check(const char *op, const struct tensor *pos, const struct tensor *cos_table,
                          struct err *e);

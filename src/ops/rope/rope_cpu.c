@@ -1,6 +1,8 @@
 /* rope, fast CPU version; see rope.h. Tokens in parallel; the sums of dw go by fixed blocks of
  * tokens into work and are then added in block order, so threads do not change the result. */
 #include "ops/ops_cpu_int.h"
+#include "ops/rmsnorm/rmsnorm.h"
+#include "ops/rope/rope.h"
 
 #include <math.h>
 

@@ -1,5 +1,6 @@
 /* rope, reference; see rope.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/rope/rope.h"
 
 #include <math.h>
 

@@ -38,7 +38,7 @@
 #ifndef BRAID_OPS_ROUTER_H
 #define BRAID_OPS_ROUTER_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 enum { ROUTER_MAX_EXPERTS = 1024, ROUTER_MAX_TOPK = 64, ROUTER_BLOCK = 64 };
 
@@ -70,38 +70,50 @@ struct router_rule {
     struct router_coef coef;
     int64_t seq; /* rows of one sequence */
 };
-struct router_fwd_args {
-    struct tensor logits, bias, token, table;
-    struct tensor probs, idx, load, loss, stat, tally, global, work;
-    struct router_rule rule;
-    bool acc_stat, acc_tally, acc_global;
-};
-struct router_bwd_args {
-    struct tensor dprobs, dloss, logits, idx, load, dlogits;
-    struct router_rule rule;
-    bool hashed; /* the forward was given token and table */
-};
-struct router_noise_args {
-    struct tensor info, logits;
-    uint64_t key;
-    int64_t seq;
-};
-struct router_jitter_args {
-    struct tensor x, info, y;
-    double eps;
-    uint64_t key;
-    int64_t seq;
-    bool acc_y;
-};
-struct router_bias_args {
-    struct tensor tally, bias;
-    double rate;
-};
-int router_fwd_check(const struct router_fwd_args *a, struct err *e);
-int router_bwd_check(const struct router_bwd_args *a, struct err *e);
-int router_noise_check(const struct router_noise_args *a, struct err *e);
-int router_jitter_check(const struct router_jitter_args *a, struct err *e);
-int router_bias_check(const struct router_bias_args *a, struct err *e);
+#define ROUTER_FWD_FIELDS(T, N, S, op)                \
+    T(op, logits, IN, WIDE, "rows experts")           \
+    T(op, bias, OPT_FIXED, WIDE, "experts")           \
+    T(op, token, OPT, I32, "rows &table")             \
+    T(op, table, OPT, I32, "entries k !")             \
+    T(op, probs, OUT, WIDE, "rows k !")               \
+    T(op, idx, OUT, I32, "rows k !")                  \
+    T(op, load, OPT_OUT, F64, "rows/seq+1 experts !") \
+    T(op, loss, OPT_OUT, WIDE, "1")                   \
+    T(op, stat, OPT_SUM, F64, "8")                    \
+    T(op, tally, OPT_SUM, F64, "experts")             \
+    T(op, global, OPT_SUM, F64, "experts+1")          \
+    T(op, work, WORK, U8, "")                         \
+    S(op, struct router_rule rule)
+OP_ARGS(router_fwd, ROUTER_FWD_FIELDS);
+#define ROUTER_BWD_FIELDS(T, N, S, op)            \
+    T(op, dprobs, IN, WIDE, "rows k")             \
+    T(op, dloss, OPT, F64, "1")                   \
+    T(op, logits, IN, WIDE, "rows experts")       \
+    T(op, idx, IN, I32, "rows k !")               \
+    T(op, load, OPT, F64, "rows/seq+1 experts !") \
+    T(op, dlogits, OUT, REAL, "rows experts")     \
+    N(op, bool, hashed, 0)                        \
+    S(op, struct router_rule rule)
+OP_ARGS(router_bwd, ROUTER_BWD_FIELDS);
+#define ROUTER_NOISE_FIELDS(T, N, S, op) \
+    T(op, info, IN, I64, "4")          \
+    T(op, logits, OUT, WIDE, "rows d") \
+    N(op, uint64_t, key, 12345)        \
+    N(op, int64_t, seq, 4)
+OP_ARGS(router_noise, ROUTER_NOISE_FIELDS);
+#define ROUTER_JITTER_FIELDS(T, N, S, op) \
+    T(op, x, IN, REAL, "rows d")   \
+    T(op, info, IN, I64, "4")      \
+    T(op, y, SUM, REAL, "rows d")  \
+    N(op, double, eps, 0.1)        \
+    N(op, uint64_t, key, 12345)    \
+    N(op, int64_t, seq, 4)
+OP_ARGS(router_jitter, ROUTER_JITTER_FIELDS);
+#define ROUTER_BIAS_FIELDS(T, N, S, op) \
+    T(op, tally, IN, F64, "experts")    \
+    T(op, bias, STATE, WIDE, "experts") \
+    N(op, double, rate, 0.001)
+OP_ARGS(router_bias, ROUTER_BIAS_FIELDS);
 
 static inline bool router_balances(const struct router_rule *r)
 {
@@ -115,6 +127,6 @@ static inline int64_t router_table_row(const struct router_fwd_args *a, int64_t 
 /* Where row t stands when positions of all sequences alternate (Megatron's order of tokens, s B + b). */
 HOST_DEVICE static inline int64_t router_rank(int64_t t, int64_t rows, int64_t seq) { return t % seq * (rows / seq) + t / seq; }
 /* Tokens one expert may keep; T when nothing can be dropped. */
-int64_t router_capacity(const struct router_rule *r, int64_t tokens, int64_t experts, int64_t k);
+OP_C int64_t router_capacity(const struct router_rule *r, int64_t tokens, int64_t experts, int64_t k);
 
 #endif

@@ -2,6 +2,8 @@
  * rows of a sequence, because the gradient of the balance losses by the scores is one vector for a sequence; a warp for
  * each token at a time. No sum crosses a token. */
 #include "ops/router/router_row.cuh"
+#include "ops/dropout/dropout.h"
+#include "ops/router/router.h"
 
 struct back_job {
     struct router_mode mode;

@@ -3,6 +3,7 @@
  * within its capacity. gather_blocks adds blocks to sequences, finish makes losses and statistics of them. All sums
  * over tokens go by shapes: rows of a warp, warps of a block, blocks in eight even runs. */
 #include "ops/router/router_row.cuh"
+#include "ops/router/router.h"
 
 /* ---- work -------------------------------------------------------------------------------------------------------- */
 

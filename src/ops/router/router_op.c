@@ -1,7 +1,8 @@
 /* router: argument checks, shared host code and cost; the descriptors are in router_desc.c. See
  * router.h. */
 #include "ops/check.h"
-#include "ops/opdesc.h"
+#include "ops/opshape.h"
+#include "ops/router/router.h"
 #include "ops/router/router_int.h"
 
 static int check_rule(const char *op, const struct router_rule *r, int64_t rows, int64_t n,
@@ -32,85 +33,44 @@ int64_t router_capacity(const struct router_rule *r, int64_t tokens, int64_t exp
 
 int router_fwd_check(const struct router_fwd_args *a, struct err *e)
 {
-    const char *op = "router_fwd";
-    enum dtype wide = wide_of(a->logits.dtype);
-    CHECK_T(op, "logits", &a->logits, wide, 2, -1, -1);
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
-    CHECK_T(op, "probs", &a->probs, wide, 2, rows, -1);
-    int64_t k = a->probs.dim[1];
-    TRY(check_rule(op, &a->rule, rows, n, k, e));
-    CHECK_T(op, "idx", &a->idx, DT_I32, 2, rows, k);
-    TRY(check_dense(op, "probs", &a->probs, e));
-    TRY(check_dense(op, "idx", &a->idx, e));
-    CHECK_OPT(op, "bias", &a->bias, wide, 1, n);
-    CHECK_OPT(op, "table", &a->table, DT_I32, 2, -1, k);
-    CHECK_OPT(op, "token", &a->token, DT_I32, 1, rows);
-    if (present(&a->table))
-        TRY(check_dense(op, "table", &a->table, e));
-    else if (present(&a->token))
-        return err_set(e, ST_INVALID, "router_fwd: token is given without a table");
+    TRY(op_check_fields(&router_fwd_desc, a, e));
+    int64_t rows = a->logits.dim[0];
+    TRY(check_rule("router_fwd", &a->rule, rows, a->logits.dim[1], a->probs.dim[1], e));
     if (present(&a->table) && !present(&a->token) && a->table.dim[0] != rows)
         return err_set(e, ST_INVALID, "router_fwd: a table without token has %lld rows, expected one for each of the %lld tokens",
                        (long long)a->table.dim[0], (long long)rows);
-    CHECK_OPT(op, "load", &a->load, DT_F64, 2, rows / a->rule.seq + 1, n);
-    if (present(&a->load))
-        TRY(check_dense(op, "load", &a->load, e));
-    else if (router_balances(&a->rule))
+    if (!present(&a->load) && router_balances(&a->rule))
         return err_set(e, ST_INVALID, "router_fwd: a balance loss needs the tensor load");
-    CHECK_OPT(op, "global", &a->global, DT_F64, 1, n + 1);
-    CHECK_OPT(op, "loss", &a->loss, wide, 1, 1);
-    CHECK_OPT(op, "stat", &a->stat, DT_F64, 1, ROUTER_STATS);
-    CHECK_OPT(op, "tally", &a->tally, DT_F64, 1, n);
     return ST_OK;
 }
 
 int router_bwd_check(const struct router_bwd_args *a, struct err *e)
 {
-    const char *op = "router_bwd";
-    enum dtype real = a->dlogits.dtype, wide = wide_of(real);
-    CHECK_T(op, "logits", &a->logits, wide, 2, -1, -1);
-    int64_t rows = a->logits.dim[0], n = a->logits.dim[1];
-    CHECK_T(op, "idx", &a->idx, DT_I32, 2, rows, -1);
-    int64_t k = a->idx.dim[1];
-    TRY(check_rule(op, &a->rule, rows, n, k, e));
-    TRY(check_dense(op, "idx", &a->idx, e));
-    CHECK_T(op, "dprobs", &a->dprobs, wide, 2, rows, k);
-    CHECK_T(op, "dlogits", &a->dlogits, real, 2, rows, n);
-    CHECK_OPT(op, "dloss", &a->dloss, DT_F64, 1, 1);
-    if (present(&a->dloss) && router_balances(&a->rule)) {
-        CHECK_T(op, "load", &a->load, DT_F64, 2, rows / a->rule.seq + 1, n);
-        TRY(check_dense(op, "load", &a->load, e));
-    }
+    TRY(op_check_fields(&router_bwd_desc, a, e));
+    TRY(check_rule("router_bwd", &a->rule, a->logits.dim[0], a->logits.dim[1], a->idx.dim[1], e));
+    if (present(&a->dloss) && router_balances(&a->rule) && !present(&a->load))
+        return err_set(e, ST_INVALID, "router_bwd: tensor load is missing");
     return ST_OK;
 }
 
-static int check_seq(const char *op, const struct tensor *info, int64_t seq, struct err *e)
+static int check_seq(const char *op, int64_t seq, struct err *e)
 {
-    CHECK_T(op, "info", info, DT_I64, 1, 4);
-    return seq >= 1
-               ? ST_OK
-               : err_set(e, ST_INVALID, "%s: seq is %lld, expected at least 1", op, (long long)seq);
+    return seq >= 1 ? ST_OK : err_set(e, ST_INVALID, "%s: seq is %lld, expected at least 1", op, (long long)seq);
 }
 
 int router_noise_check(const struct router_noise_args *a, struct err *e)
 {
-    CHECK_T("router_noise", "logits", &a->logits, wide_of(a->logits.dtype), 2, -1, -1);
-    return check_seq("router_noise", &a->info, a->seq, e);
+    TRY(op_check_fields(&router_noise_desc, a, e));
+    return check_seq("router_noise", a->seq, e);
 }
 
 int router_jitter_check(const struct router_jitter_args *a, struct err *e)
 {
-    CHECK_T("router_jitter", "x", &a->x, a->x.dtype, 2, -1, -1);
-    CHECK_T("router_jitter", "y", &a->y, a->x.dtype, 2, a->x.dim[0], a->x.dim[1]);
-    return check_seq("router_jitter", &a->info, a->seq, e);
+    TRY(op_check_fields(&router_jitter_desc, a, e));
+    return check_seq("router_jitter", a->seq, e);
 }
 
-int router_bias_check(const struct router_bias_args *a, struct err *e)
-{
-    CHECK_T("router_bias", "bias", &a->bias, wide_of(a->bias.dtype), 1, -1);
-    CHECK_T("router_bias", "tally", &a->tally, DT_F64, 1, a->bias.dim[0]);
-    return ST_OK;
-}
+OP_CHECK(router_bias)
 
 int router_table_check(const struct router_fwd_args *a, struct err *e)
 {

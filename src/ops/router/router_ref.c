@@ -1,5 +1,7 @@
 /* router, reference; see router.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/dropout/dropout.h"
+#include "ops/router/router.h"
 #include "ops/router/router_int.h"
 
 enum { MAX_E = ROUTER_MAX_EXPERTS };

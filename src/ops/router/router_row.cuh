@@ -4,6 +4,7 @@
 #define BRAID_OPS_ROUTER_ROW_CUH
 
 #include "ops/cuda/kernel.cuh"
+#include "ops/router/router.h"
 extern "C" {
 #include "ops/router/router_int.h"
 }

@@ -1,5 +1,6 @@
 /* shift, CUDA version; see shift.h. */
 #include "ops/cuda/kernel.cuh"
+#include "ops/shift/shift.h"
 
 static __global__ void __launch_bounds__(256) shift_ids(const int32_t *x, const int32_t *doc, int32_t *y, int64_t total, int64_t n, int32_t fill)
 {

@@ -5,12 +5,13 @@
 #ifndef BRAID_OPS_SHIFT_H
 #define BRAID_OPS_SHIFT_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
-struct shift_args {
-    struct tensor x, doc_start, y;
-    int64_t fill;
-};
-int shift_check(const struct shift_args *a, struct err *e);
+#define SHIFT_FIELDS(T, N, S, op)          \
+    T(op, x, IN, I32, "rows seq !")        \
+    T(op, doc_start, OPT, I32, "rows seq") \
+    T(op, y, OUT, I32, "rows seq !")       \
+    N(op, int64_t, fill, -1)
+OP_ARGS(shift, SHIFT_FIELDS);
 
 #endif

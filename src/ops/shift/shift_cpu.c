@@ -1,5 +1,6 @@
 /* shift, fast CPU version; see shift.h. */
 #include "ops/ops_cpu_int.h"
+#include "ops/shift/shift.h"
 
 #include <string.h>
 

@@ -1,5 +1,6 @@
 /* shift, reference; see shift.h. */
 #include "ops/ops_ref_int.h"
+#include "ops/shift/shift.h"
 
 int shift_ref(struct lane *l, const struct shift_args *a)
 {

@@ -18,23 +18,53 @@
 #ifndef BRAID_OPS_SSD_H
 #define BRAID_OPS_SSD_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 enum { SSD_HEADS = 8, SSD_MAX_CHUNK = 1 << 20 };
 
-struct ssd_fwd_args {
-    struct tensor x, dt, A_log, dt_bias, D, Bm, Cm, init, doc_start, start, y, states, final, work;
-    int64_t chunk;
-    double dt_min, dt_max;
-};
-struct ssd_bwd_args {
-    struct tensor dy, dfinal, x, dt, A_log, dt_bias, D, Bm, Cm, doc_start, states;
-    struct tensor dx, ddt, dA_log, ddt_bias, dD, dBm, dCm, dinit, work;
-    int64_t chunk;
-    double dt_min, dt_max;
-    bool acc_dA_log, acc_ddt_bias, acc_dD;
-};
-int ssd_fwd_check(const struct ssd_fwd_args *a, struct err *e);
-int ssd_bwd_check(const struct ssd_bwd_args *a, struct err *e);
+#define SSD_FWD_FIELDS(T, N, S, op)                   \
+    T(op, x, IN, REAL, "b s h p")                     \
+    T(op, dt, IN, REAL, "b s h")                      \
+    T(op, A_log, IN, WIDE, "h")                       \
+    T(op, dt_bias, IN, WIDE, "h")                     \
+    T(op, D, OPT, WIDE, "h")                          \
+    T(op, Bm, IN, REAL, "b s g n")                    \
+    T(op, Cm, IN, REAL, "b s g n")                    \
+    T(op, init, OPT, WIDE, "b h n p")                 \
+    T(op, doc_start, OPT, I32, "b s")                 \
+    T(op, start, OPT, I64, "1")                       \
+    T(op, y, OUT, REAL, "b s h p")                    \
+    T(op, states, OPT_SAVED, REAL, "b s/chunk h n p") \
+    T(op, final, OPT_OUT, WIDE, "b h n p")            \
+    T(op, work, WORK, U8, "")                         \
+    N(op, int64_t, chunk, 128)                        \
+    N(op, double, dt_min, 0)                          \
+    N(op, double, dt_max, 0)
+OP_ARGS(ssd_fwd, SSD_FWD_FIELDS);
+#define SSD_BWD_FIELDS(T, N, S, op)            \
+    T(op, dy, IN, REAL, "b s h p")             \
+    T(op, dfinal, OPT, WIDE, "b h n p")        \
+    T(op, x, IN, REAL, "b s h p")              \
+    T(op, dt, IN, REAL, "b s h")               \
+    T(op, A_log, IN, WIDE, "h")                \
+    T(op, dt_bias, IN, WIDE, "h")              \
+    T(op, D, OPT, WIDE, "h")                   \
+    T(op, Bm, IN, REAL, "b s g n")             \
+    T(op, Cm, IN, REAL, "b s g n")             \
+    T(op, doc_start, OPT, I32, "b s")          \
+    T(op, states, IN, REAL, "b s/chunk h n p") \
+    T(op, dx, OUT, REAL, "b s h p")            \
+    T(op, ddt, OUT, REAL, "b s h")             \
+    T(op, dA_log, SUM, WIDE, "h")              \
+    T(op, ddt_bias, SUM, WIDE, "h")            \
+    T(op, dD, OPT_SUM, WIDE, "h @D")           \
+    T(op, dBm, OUT, REAL, "b s g n")           \
+    T(op, dCm, OUT, REAL, "b s g n")           \
+    T(op, dinit, OPT_OUT, WIDE, "b h n p")     \
+    T(op, work, WORK, U8, "")                  \
+    N(op, int64_t, chunk, 128)                 \
+    N(op, double, dt_min, 0)                   \
+    N(op, double, dt_max, 0)
+OP_ARGS(ssd_bwd, SSD_BWD_FIELDS);
 
 #endif

@@ -1,5 +1,6 @@
 /* ssd backward, CUDA: the choice of path, the order of the fast one's kernels, and its last, ddt; see ssd_cuda.cuh. */
 #include "ops/ssd/ssd_cuda.cuh"
+#include "ops/ssd/ssd.h"
 
 enum { DDT_HEADS = 8, THREADS = 32 * DDT_HEADS, R = SSD_ROWS / 32 };
 

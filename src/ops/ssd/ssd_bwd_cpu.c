@@ -6,6 +6,7 @@
  * where p_i = e^(s_i) dy_i . (H C_i) and n_j = delta_j e^(S-s_j) x_j . (E B_j). No term is a
  * difference of large sums. */
 #include "ops/ssd/ssd_chunk_int.h"
+#include "ops/ssd/ssd.h"
 
 #include <omp.h>
 

@@ -9,6 +9,7 @@
 #define BRAID_OPS_SSD_CHUNK_INT_H
 
 #include "ops/cpu_chunk.h"
+#include "ops/ssd/ssd.h"
 
 struct inputs {
     const struct tensor *x, *dt, *A_log, *dt_bias, *Bm, *Cm, *doc_start;

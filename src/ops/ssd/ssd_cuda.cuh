@@ -11,6 +11,7 @@
 #define BRAID_OPS_SSD_CUDA_CUH
 
 #include "ops/cuda/mma.cuh"
+#include "ops/ssd/ssd.h"
 
 enum { SSD_ROWS = 128, SSD_P = 64, SSD_N = 128, SSD_PLAIN_ROWS = 64, SSD_FEW_ROWS = 16 };
 /* Row strides of tiles in shared memory: odd multiples of 16 bytes. */

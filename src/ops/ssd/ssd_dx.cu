@@ -4,6 +4,7 @@
  * rows of G^T and of the sum of dG^T in registers, from the diagonal to the right. Per head it makes M^T 16 columns at a
  * time, multiplies by the decays, and uses the rounded G L at once as the left operand of w. */
 #include "ops/ssd/ssd_cuda.cuh"
+#include "ops/ssd/ssd.h"
 
 enum { THREADS = 256, P_TILES = SSD_P / 8, P_BLOCKS = SSD_P / 16, Q_TILES = SSD_ROWS / 8, Q_BLOCKS = SSD_ROWS / 16 };
 

@@ -5,6 +5,7 @@
  * meanwhile. Warp w owns the tiles of 16 rows w and 7 - w, which together have the same share of the triangle for all w, and
  * what it reads of x and of the state serves both. */
 #include "ops/ssd/ssd_cuda.cuh"
+#include "ops/ssd/ssd.h"
 
 enum { OUT_THREADS = 128, OUT_HEADS = 4, HALF_BLOCKS = SSD_ROWS / 32, P_TILES = SSD_P / 8, Q_TILES = SSD_ROWS / 8, Q_BLOCKS = SSD_ROWS / 16 };
 

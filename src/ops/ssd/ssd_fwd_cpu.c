@@ -1,5 +1,6 @@
 /* ssd forward, fast CPU version; see ssd.h and ssd_chunk_int.h. */
 #include "ops/ssd/ssd_chunk_int.h"
+#include "ops/ssd/ssd.h"
 
 #include <omp.h>
 

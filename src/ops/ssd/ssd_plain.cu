@@ -1,6 +1,7 @@
 /* ssd, CUDA, any shape: what the tensor-core path does not take (fp32 storage, few rows, wide heads or states). The same
  * formulas by pieces, one thread or warp per sum, everything between the kernels in fp32; see ssd_cuda.cuh. */
 #include "ops/ssd/ssd_cuda.cuh"
+#include "ops/ssd/ssd.h"
 
 enum { THREADS = 256, WARPS = THREADS / 32, ROWS = SSD_PLAIN_ROWS, SQUARE = ROWS * (ROWS + 1) };
 

@@ -1,5 +1,6 @@
 /* ssd, reference: the recurrence itself, and its reverse; see ssd.h. */
 #include "ops/ref_scan.h"
+#include "ops/ssd/ssd.h"
 
 struct step {
     double raw, delta, slope; /* dt + dt_bias; clamped softplus; d delta / d raw */

@@ -1,5 +1,6 @@
 /* ssd backward, CUDA: the last step of both paths, gradients of A_log, dt_bias and D from their parts by piece. */
 #include "ops/ssd/ssd_cuda.cuh"
+#include "ops/ssd/ssd.h"
 
 enum { HEADS = 32, SLICES = 8 };
 

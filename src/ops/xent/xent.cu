@@ -3,6 +3,9 @@
  * fixed order. */
 #include "ops/cuda/kernel.cuh"
 #include "ops/cuda/ptx.cuh"
+#include "ops/colsum/colsum.h"
+#include "ops/gemm/gemm.h"
+#include "ops/xent/xent.h"
 
 enum {
     MAX_CHUNK = 4096,
@@ -311,7 +314,7 @@ static int gradients(struct lane *l, const struct xent_args *a, const struct ten
     to_w.c = a->dw;
     to_w.trans_a = true;
     to_w.alpha = 1;
-    to_w.beta = a->acc_dw || first > 0 ? 1 : 0;
+    to_w.acc_c = a->acc_dw || first > 0;
     TRY(gemm_cuda(l, &to_w));
     if (!present(&a->dbias))
         return ST_OK;

@@ -6,6 +6,7 @@
 #include "ops/cpu_gemm.h"
 #include "ops/cpu_math.h"
 #include "ops/ops_cpu_int.h"
+#include "ops/xent/xent.h"
 #include "ops/xent/xent_int.h"
 
 #include <limits.h>

@@ -1,5 +1,6 @@
 /* xent, reference; see xent.h. One row at a time: the chunk plays no part here. */
 #include "ops/ops_ref_int.h"
+#include "ops/xent/xent.h"
 #include "ops/xent/xent_int.h"
 
 #include <math.h>
