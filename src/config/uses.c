@@ -121,6 +121,8 @@ static bool pre_softmax_matters(const struct config *c) { return router_chooses(
 static bool decays(const struct config *c) { return c->train.schedule != CFG_SCHEDULE_CONSTANT; }
 static bool skips(const struct config *c) { return c->train.nonfinite == CFG_NONFINITE_SKIP; }
 static bool has_dir(const struct config *c) { return c->run.dir[0] != '\0'; }
+static bool has_vocabulary(const struct config *c) { return strcmp(c->data.tokenizer, "bytes") != 0; }
+static bool ends_documents(const struct config *c) { return has_vocabulary(c) && c->data.eod; }
 static bool traces(const struct config *c) { return c->plan.trace[0] != '\0'; }
 static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
 static bool loops(const struct config *c) { return c->parallel.comm == CFG_COMM_LOOP; }
@@ -228,6 +230,9 @@ static const struct option_use uses[] = {
     {"train.min_lr", NULL, NULL, decays, "a train.schedule that decays"},
     {"train.decay_steps", NULL, NULL, decays, "a train.schedule that decays"},
     {"train.nonfinite_limit", NULL, NULL, skips, "train.nonfinite = skip"},
+    {"data.token_pattern", NULL, NULL, has_vocabulary, "data.tokenizer to name a file"},
+    {"data.token_special", NULL, NULL, has_vocabulary, "data.tokenizer to name a file"},
+    {"data.eod_token", NULL, NULL, ends_documents, "data.tokenizer to name a file, and data.eod = on"},
     {"run.keep", NULL, NULL, has_dir, "run.dir"},
     {"plan.graphs", NULL, NULL, on_gpu, "run.device = cuda"},
     {"plan.trace_steps", NULL, NULL, traces, "plan.trace"},

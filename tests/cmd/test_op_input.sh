@@ -43,8 +43,8 @@ for dev in ref cpu; do
         tensors "$dir/in" dy F32 2,2 "$x" src I32 4 "$(i32 0 $bad 2 3)"
         ok "$dev: unpermute_bwd with src $bad" fails 1 "src[1] is $bad" call unpermute_bwd k=2
     done
-    tensors "$dir/in" x F32 2,2 "$x" src I32 4 "$(i32 0 1 2 3)" rowmap I32 2,2 "$(i32 0 1 2 7)"
-    ok "$dev: permute with a rowmap beyond its rows" fails 1 "rowmap[3] is 7" call permute k=2
+    tensors "$dir/in" x F32 2,2 "$x" src I32 4 "$(i32 0 1 2 3)" row I32 2,2 "$(i32 0 1 2 7)"
+    ok "$dev: permute with a row map beyond its rows" fails 1 "row[3] is 7" call permute k=2
     tensors "$dir/in" logits F32 2,3 "$(zeros 24)" idx I32 2,2 "$(i32 0 1 2 3)" dprobs F32 2,2 "$x"
     ok "$dev: router_bwd with an expert that is not there" fails 1 "idx[3] is 3" call router_bwd seq=2
     tensors "$dir/in" offset I32 3 "$(i32 0 2 9)" row I32 2,2 "$(i32 0 1 2 3)" src I32 4 "$(i32 0 1 2 3)"

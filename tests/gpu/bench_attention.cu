@@ -8,6 +8,7 @@
 #include "bench.cuh"
 
 #include "dev/cuda.h"
+#include "ops/attention/attention.h"
 
 struct shape {
     const char *text;

@@ -98,8 +98,8 @@ static void expected(const struct case_of *k, const struct job *j, int rank, int
         int segment = v * k->pp + stage;
         borders += (segment > 0) + (segment < k->pp * k->vpp - 1);
     }
-    want[0] = 2; /* norms, losses */
-    want[1] = dp > 1 ? 1 + j->buckets[rank][0] * (1 + k->gathers) : 0; /* labels; reduce and gather */
+    want[0] = 3; /* labels, of which every rank hears; norms, losses */
+    want[1] = dp > 1 ? j->buckets[rank][0] * (1 + k->gathers) : 0; /* reduce and gather */
     want[2] = k->ep > 1 ? (int64_t)7 * k->moe[stage] * mb : 0; /* counts; rows and probabilities there, rows back; and the gradients of each */
     want[3] = edp > 1 ? j->buckets[rank][1] * (1 + k->gathers) : 0;
     want[4] = k->pp > 1 ? (int64_t)2 * borders * mb : 0; /* streams and gradients */

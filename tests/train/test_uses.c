@@ -215,6 +215,17 @@ static const char *const elsewhere[] = {
     "data.split",
     "data.eod",
     "data.tokenizer",
+    "data.token_pattern", /* tests/token and tests/cmd/test_tokens.sh */
+    "data.token_special",
+    "data.field",
+    "data.eod_token",
+    "data.accept_change", /* tests/cmd/test_bad_day.sh */
+    "run.load_step",
+    "parallel.port", /* tests/comm/test_start.c */
+    "parallel.secret",
+    "generate.prompt_file",
+    "generate.stop",
+    "generate.special",
     "run.dir",
     "run.device",
     "run.threads",
@@ -405,6 +416,7 @@ static void every_option_counts_or_is_reported(void **state)
 static void every_option_is_in_one_of_the_lists(void **state)
 {
     (void)state;
+    int missing = 0;
     for (int i = 0; i < config_option_count(); i++) {
         int found = 0;
         for (int k = 0; k < countof(rows); k++)
@@ -412,9 +424,10 @@ static void every_option_is_in_one_of_the_lists(void **state)
         for (int k = 0; k < countof(elsewhere); k++)
             found += strcmp(elsewhere[k], config_option_name(i)) == 0;
         if (found == 0)
-            fail_msg("%s: add a row here, and where not every model reads it one in config/uses.c",
-                     config_option_name(i));
+            fprintf(stderr, "%s: add a row here, and where not every model reads it one in config/uses.c\n", config_option_name(i));
+        missing += found == 0;
     }
+    assert_int_equal(missing, 0);
 }
 
 /* ---- who is told

@@ -3,6 +3,7 @@
 #ifndef BRAID_OPS_ATTENTION_BWD_HOPPER_CUH
 #define BRAID_OPS_ATTENTION_BWD_HOPPER_CUH
 
+#include "ops/attention/attention.h"
 #include "ops/attention/attention_cuda.cuh"
 #include "ops/cuda/ptx.cuh"
 
