@@ -96,10 +96,11 @@ HTTP_LIBS := $(if $(wildcard $(LIBDIR)/libmicrohttpd.a),$(call small,microhttpd)
 endif
 
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
-FOLDERS := base tensor config token data dev comm ckpt hf ops plan layers model optim train serve cmd
+FOLDERS := base tensor config log token data dev comm ckpt hf ops plan layers model optim train sim serve cmd
 uses_base   :=
 uses_tensor := base
 uses_config := base
+uses_log    := config base
 uses_token  := base
 uses_data   := token tensor base
 uses_dev    := tensor base
@@ -111,9 +112,10 @@ uses_plan   := ops comm dev tensor base
 uses_layers := plan ops comm dev config tensor base
 uses_model  := layers plan ops comm dev config tensor base
 uses_optim  := model layers plan ops comm dev config tensor base
-uses_train  := optim model layers plan hf ckpt ops comm dev data token config tensor base
+uses_train  := optim model layers plan hf ckpt ops comm dev data token log config tensor base
+uses_sim    := train $(uses_train)
 uses_serve  := train $(uses_train)
-uses_cmd    := serve train $(uses_train)
+uses_cmd    := serve sim train $(uses_train)
 
 # Fast CPU ops are compiled once per instruction set; ops/ops.c picks a table at start.
 ISAS := $(if $(filter x86_64,$(shell uname -m)),avx512 avx2 base,base)

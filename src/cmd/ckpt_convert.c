@@ -1,5 +1,5 @@
 /* `braid ckpt convert`: the same tensors under the keys of another layout. */
-#include "ckpt/keymap.h"
+#include "ckpt/keys/keymap.h"
 #include "cmd/cmd.h"
 
 #include <errno.h>

@@ -1,6 +1,6 @@
 /* braid report: the page of a run written anew, or one page that compares runs. */
 #include "cmd/cmd.h"
-#include "train/report.h"
+#include "log/report.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* braid plan --timeline, --predict: what a step of all ranks takes, as a picture and as tables. */
 #include "cmd/cmd.h"
-#include "train/timeline.h"
+#include "sim/timeline.h"
 
 #include <stdlib.h>
 #include <string.h>

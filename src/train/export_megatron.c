@@ -1,7 +1,7 @@
 /* A checkpoint as Megatron's distributed checkpoints name and cut it, in safetensors: model.safetensors, the state of
  * the optimizer beside it, and megatron.json with what Megatron stores about the model. tools/megatron_dist.py makes a
  * torch_dist folder of it. Values pass through one tensor at a time. */
-#include "ckpt/keymap.h"
+#include "ckpt/keys/keymap.h"
 #include "train/interop.h"
 
 #include <jansson.h>

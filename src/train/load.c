@@ -1,6 +1,6 @@
 /* Filling a model from a checkpoint or a file of weights, whatever layout its keys have and whatever ranks wrote it. A rank checks
  * the file against all parameters of the model and takes what it holds of each. */
-#include "ckpt/keymap.h"
+#include "ckpt/keys/keymap.h"
 #include "hf/hf.h"
 #include "train/reshard_int.h"
 

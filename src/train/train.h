@@ -5,7 +5,7 @@
 #include "ckpt/ckpt.h"
 #include "data/data.h"
 #include "optim/optim.h"
-#include "train/log.h"
+#include "log/log.h"
 
 #include <signal.h>
 
@@ -151,7 +151,7 @@ int text_options(struct trainer *t, struct data_opts *o, struct err *e); /* how 
 int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int config_complete(struct config *c, struct err *e);
-/* Keys of any layout (ckpt/keymap.h); on an error nothing has been changed. */
+/* Keys of any layout (ckpt/keys/keymap.h); on an error nothing has been changed. */
 /* A rank of several loads what it holds of them. */
 int load_params(struct model *m, const struct ckpt *c, struct err *e);
 int load_moments(struct model *m, const struct ckpt *c, struct err *e);

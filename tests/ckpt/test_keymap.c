@@ -2,7 +2,7 @@
  * to be refused. All dense fixtures hold the same values, so each is compared with the flat one. */
 #include "support.h"
 
-#include "ckpt/keymap.h"
+#include "ckpt/keys/keymap.h"
 
 #include <math.h>
 

@@ -2,7 +2,7 @@
  * blocks, in memory or in the file, and tables of integers. */
 #include "support.h"
 
-#include "ckpt/keymap.h"
+#include "ckpt/keys/keymap.h"
 
 #define FIXTURES "tests/ckpt/fixtures/"
 #define LAYER "decoder.layers.0.mlp."

@@ -1,7 +1,7 @@
 /* Any bytes as a file of weights: its keys are mapped to a small model and converted into every
  * layout. Whatever is accepted loads, and what was converted has as many elements as it had before.
  */
-#include "ckpt/keymap.h"
+#include "ckpt/keys/keymap.h"
 
 #include <stdlib.h>
 #include <string.h>

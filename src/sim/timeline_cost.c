@@ -1,0 +1,188 @@
+/* Seconds of a step on a stated machine; see timeline.h. */
+#include "sim/timeline.h"
+
+#include <string.h>
+
+struct machine machine_h200(void)
+{
+    return (struct machine){.flops = 620e12, .attention = 400e12, .bandwidth = 4.0e12, .node = 3e-6, .link = 45e9, .link_delay = 15e-6,
+                            .inner = 370e9, .gpus = 8, .beside = 0.12, .memory = 141e9};
+}
+
+void machine_print(const struct machine *m, bool measured, struct buf *out)
+{
+    if (measured)
+        buf_add(out, "computing: measured node by node on this machine, one rank with the whole model\n");
+    else
+        buf_addf(out,
+                 "computing: PREDICTED, a node takes the larger of FLOP / %.0f TFLOP/s (attention %.0f) and bytes / %.2f TB/s, at least %.0f us\n",
+                 m->flops * 1e-12, m->attention * 1e-12, m->bandwidth * 1e-12, m->node * 1e6);
+    buf_addf(out,
+             "links:     PREDICTED, %.3g GB/s out of each GPU and %.3g us to other machines, %.3g GB/s within a machine of %d; a row travels once for each of\n"
+             "           its experts, of GPUs whole slabs (parallel.ep_capacity); even routing; computing takes %.0f %% longer while the link is busy;\n"
+             "           nobody else uses the network\n",
+             m->link * 1e-9, m->link_delay * 1e6, m->inner * 1e-9, m->gpus, m->beside * 100);
+}
+
+/* ---- who is near --------------------------------------------------------------------------------------------------------- */
+
+/* Members of a group, `stride` ranks apart, and how many of them (this one included) are in this rank's machine. */
+struct near {
+    int size, here;
+};
+
+static struct near near_of(const struct machine *m, int rank, int index, int size, int stride)
+{
+    struct near n = {.size = size};
+    for (int i = 0; i < size; i++)
+        n.here += (rank + (i - index) * stride) / m->gpus == rank / m->gpus;
+    return n;
+}
+
+/* Each member gives every other one its share of the bytes. */
+static double exchange_seconds(const struct machine *m, struct near n, double bytes)
+{
+    double share = bytes / n.size, inner = share * (n.here - 1) / m->inner, outer = share * (n.size - n.here) / m->link;
+    if (n.size == 1)
+        return 0;
+    return m->link_delay + (inner > outer ? inner : outer);
+}
+
+double machine_exchange(const struct machine *m, int ranks, double bytes) { return exchange_seconds(m, near_of(m, 0, 0, ranks, 1), bytes); }
+
+static double message_seconds(const struct machine *m, const struct mesh *mesh, bool forward, double bytes)
+{
+    int other = (mesh->rank + (forward ? mesh->dp : mesh->world - mesh->dp)) % mesh->world;
+    bool here = other / m->gpus == mesh->rank / m->gpus;
+    return bytes / (here ? m->inner : m->link);
+}
+
+/* ---- the update's exchanges ------------------------------------------------------------------------------------------------- */
+
+/* A bucket begins with one of its parameters; of all copies of those the ends of a pipeline share, the gradients are added first. */
+static double bucket_seconds(const struct step_cost *c, const struct plan *p, const struct phase *ph, bool reduce)
+{
+    const struct mesh *mesh = &c->t->model.mesh;
+    const struct param_table *params = &c->t->model.params;
+    const struct slot *s = &p->g->slots[ph->use[0].slot];
+    bool expert = false;
+    double ends = 0;
+    for (int k = 0; k < params->n; k++) {
+        const struct param_entry *row = &params->list[k];
+        int64_t at = reduce ? row->grad_offset : row->offset;
+        if (row->p.buffer || at < s->offset || at >= s->offset + s->shape.dim[0])
+            continue;
+        expert |= at == s->offset && row->p.expert;
+        if (reduce && row->p.shared_ends && mesh->pp > 1)
+            ends += (double)(param_elems(&row->p) * (int64_t)dtype_bytes(c->t->dev.wide));
+    }
+    struct near n = expert ? near_of(c->m, mesh->rank, mesh->edp_rank, mesh->edp, mesh->ep) : near_of(c->m, mesh->rank, mesh->dp_rank, mesh->dp, 1);
+    ends = expert ? 0 : ends;
+    double once = exchange_seconds(c->m, n, ph->bytes), twice = reduce && !c->t->cfg->parallel.zero ? once : 0;
+    return once + twice + (ends > 0 ? 2 * c->m->link_delay + ends / c->m->link : 0);
+}
+
+/* ---- steps ------------------------------------------------------------------------------------------------------------------ */
+
+/* Slabs are planned larger than an even routing fills them. */
+static int64_t find_places(const struct graph *g)
+{
+    for (int i = 0; i < g->n_slots; i++) {
+        const char *dot = g->slots[i].tag != NULL ? strrchr(g->slots[i].tag, '.') : NULL;
+        if (dot != NULL && strcmp(dot, ".sent") == 0)
+            return g->slots[i].shape.dim[0];
+    }
+    return 0;
+}
+
+struct step_cost step_cost_of(const struct machine *m, const struct node_times *times, const struct trainer *t)
+{
+    const struct config *c = t->cfg;
+    return (struct step_cost){.m = m, .times = times, .t = t, .places = find_places(&t->train.g),
+                              .filled = c->train.micro_batch * c->train.seq * c->model.topk};
+}
+
+static const struct phase *phase_of(const struct plan *p, int step)
+{
+    return &p->g->nodes[p->steps[step].ref.node].phase[p->steps[step].ref.phase];
+}
+
+static double fill_share(const struct step_cost *c, const struct plan *p, const struct phase *ph)
+{
+    if (c->places <= 0)
+        return 1;
+    for (int u = 0; u < ph->n_uses; u++)
+        if (ph->use[u].slot >= 0 && p->g->slots[ph->use[u].slot].shape.dim[0] == c->places)
+            return (double)c->filled / (double)c->places;
+    return 1;
+}
+
+static double used_bytes(const struct plan *p, const struct phase *ph)
+{
+    double bytes = 0;
+    for (int u = 0; u < ph->n_uses; u++)
+        if (ph->use[u].slot >= 0)
+            bytes += (double)tensor_bytes(&p->g->slots[ph->use[u].slot].shape);
+    return bytes;
+}
+
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), k = strlen(end);
+    return n >= k && strcmp(name + n - k, end) == 0;
+}
+
+static double compute_seconds(const struct step_cost *c, const struct plan *p, int step)
+{
+    const struct phase *ph = phase_of(p, step);
+    const char *name = p->g->nodes[p->steps[step].ref.node].name;
+    double fill = fill_share(c, p, ph), seconds;
+    if (c->times != NULL && node_times_get(c->times, p, step, fill, &seconds))
+        return seconds;
+    double bytes = ph->flops == 0 && ph->bytes == 0 ? used_bytes(p, ph) : ph->bytes;
+    double work = ph->flops / (ends_with(name, ".core") ? c->m->attention : c->m->flops), memory = bytes / c->m->bandwidth;
+    seconds = fill * (work > memory ? work : memory);
+    return seconds > c->m->node ? seconds : c->m->node;
+}
+
+enum task_kind step_kind(const struct plan *p, int step)
+{
+    const struct step *s = &p->steps[step];
+    const struct node *n = &p->g->nodes[s->ref.node];
+    static const enum task_kind phases[] = {[PH_FWD] = KIND_FORWARD, [PH_BWD] = KIND_BACKWARD, [PH_DW] = KIND_DW, [PH_REPLAY] = KIND_REPLAY};
+    if (n->role == ROLE_DISPATCH)
+        return KIND_DISPATCH;
+    if (n->role == ROLE_COMBINE)
+        return KIND_COMBINE;
+    if (n->role == ROLE_CUT_IN || n->role == ROLE_CUT_OUT)
+        return KIND_CUT;
+    bool update = strncmp(n->name, "update.", 7) == 0;
+    if (s->lane != LANE_COMM)
+        return update ? KIND_UPDATE : phases[s->ref.phase];
+    if (update && strncmp(n->name + 7, "reduce", 6) == 0)
+        return KIND_REDUCE;
+    return update && strncmp(n->name + 7, "gather", 6) == 0 ? KIND_GATHER : KIND_TALK;
+}
+
+double step_seconds(const void *ctx, const struct plan *p, int step)
+{
+    const struct step_cost *c = ctx;
+    const struct mesh *mesh = &c->t->model.mesh;
+    const struct phase *ph = phase_of(p, step);
+    const struct node *n = &p->g->nodes[p->steps[step].ref.node];
+    bool backward = p->steps[step].ref.phase == PH_BWD, out = n->role == ROLE_CUT_OUT;
+    if (n->host)
+        return 0;
+    switch (step_kind(p, step)) {
+    case KIND_DISPATCH:
+    case KIND_COMBINE: /* a GPU's counts are not looked at: whole slabs travel */
+        return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->ep_rank, mesh->ep, 1),
+                                ph->bytes * (c->t->dev.kind == DEV_CUDA ? 1 : fill_share(c, p, ph)));
+    case KIND_CUT: /* the sender's lane is busy; the receiver waits for the first byte */
+        return out != backward ? message_seconds(c->m, mesh, out, ph->bytes) : c->m->link_delay;
+    case KIND_REDUCE:
+    case KIND_GATHER: return bucket_seconds(c, p, ph, step_kind(p, step) == KIND_REDUCE);
+    case KIND_TALK: return mesh->world > 1 ? c->m->link_delay : 0;
+    default: return compute_seconds(c, p, step);
+    }
+}

@@ -1,0 +1,337 @@
+/* train/: timelines. Times that can be worked out by hand, what must not change them (brackets in a pattern), what must (a slow link,
+ * overlap), pictures and traces that are well formed, and node times measured here. */
+#include "train/run.h"
+#include "sim/timeline.h"
+
+#include <jansson.h>
+
+#define MODEL "model.tied=off model.experts=4 model.topk=2 model.expert_ffn=12 train.micro_batch=1 train.seq=8 run.dir= "
+
+static void open_timeline(struct timeline *tl, struct config *c, const char *options, const struct machine *m)
+{
+    struct err e = {0};
+    tiny_config(c, options);
+    assert_ok(timeline_open(tl, c, m, NULL, &e), &e);
+}
+
+static void close_timeline(struct timeline *tl, struct config *c)
+{
+    timeline_close(tl);
+    config_release(c);
+}
+
+/* A machine on which a tiny model computes about as long as it talks. */
+static struct machine slow_machine(void)
+{
+    return (struct machine){.flops = 1e9, .attention = 1e9, .bandwidth = 1e9, .node = 1e-6, .link = 0.04e9, .link_delay = 2e-6, .inner = 0.04e9,
+                            .gpus = 8, .memory = 1e9};
+}
+
+static double exposed_rows(const struct timeline *tl)
+{
+    double sum = 0;
+    for (int r = 0; r < tl->n; r++)
+        sum += tl->rank[r].exposed[KIND_DISPATCH] + tl->rank[r].exposed[KIND_COMBINE];
+    return sum;
+}
+
+/* ---- brackets ---------------------------------------------------------------------------------------------------------------- */
+
+static void brackets_take_no_time(void **state)
+{
+    static const struct {
+        const char *flat, *grouped, *options;
+    } cases[] = {
+        {"*E*E*E", "[*E][*E][*E]", "parallel.ranks=2 parallel.ep=2 train.global_batch=16"},
+        {"*E*E*E", "[*E][*E][*E]", "parallel.ranks=2 parallel.ep=2 parallel.overlap=ep train.global_batch=16"},
+        {"*E*E*E", "[*E][*E][*E]", "parallel.ranks=2 parallel.ep=2 parallel.overlap=ep plan.delay_dw=on train.global_batch=16"},
+        {"*E*-*E", "[*E][*-][*E]", "parallel.ranks=4 parallel.ep=2 parallel.overlap=ep train.global_batch=16"},
+        {"*E|*E|*-|*E", "[*E]|[*E]|[*-]|[*E]", "parallel.ranks=4 parallel.pp=2 parallel.ep=2 parallel.overlap=ep train.global_batch=16"},
+        {"*-*-", "[*-][*-]", "train.global_batch=4"},
+    };
+    struct machine m = slow_machine();
+    (void)state;
+    for (int i = 0; i < countof(cases); i++) {
+        struct config a, b;
+        struct timeline x, y;
+        char options[600];
+        snprintf(options, sizeof options, MODEL "model.pattern=%s %s", cases[i].flat, cases[i].options);
+        open_timeline(&x, &a, options, &m);
+        snprintf(options, sizeof options, MODEL "model.pattern=%s %s", cases[i].grouped, cases[i].options);
+        open_timeline(&y, &b, options, &m);
+        assert_true(x.seconds > 0);
+        assert_true(fabs(x.seconds - y.seconds) <= 0.01 * x.seconds);
+        close_timeline(&x, &a);
+        close_timeline(&y, &b);
+    }
+}
+
+/* ---- numbers ------------------------------------------------------------------------------------------------------------------ */
+
+/* One rank without a link: the step is the sum of its nodes. */
+static void one_rank_takes_the_sum_of_its_nodes(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline tl;
+    (void)state;
+    open_timeline(&tl, &c, MODEL "model.pattern=*-E train.global_batch=3", &m);
+    const struct trainer *t = &tl.rank[0].t;
+    const struct step_cost cost = step_cost_of(&m, NULL, t);
+    double sum = 0;
+    for (int i = 0; i < t->train.p.n_steps; i++)
+        sum += 3 * step_seconds(&cost, &t->train.p, i);
+    for (int i = 0; i < t->optim.p.n_steps; i++)
+        sum += step_seconds(&cost, &t->optim.p, i);
+    assert_true(sum > 0);
+    assert_true(fabs(tl.seconds - sum) < 1e-9 * sum);
+    assert_true(tl.rank[0].bubble < 1e-9 * sum);
+    assert_true(exposed_rows(&tl) == 0);
+    close_timeline(&tl, &c);
+}
+
+/* Rows of an all-to-all: tokens * k * width * 4 bytes, of which the other rank's half leaves at the link's rate. */
+static void a_dispatch_takes_what_the_link_needs(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline tl;
+    (void)state;
+    open_timeline(&tl, &c, MODEL "model.pattern=*E parallel.ranks=2 parallel.ep=2 train.global_batch=4 parallel.ep_capacity=2", &m);
+    double rows = 8 * 2, bytes = rows * (16 + 1) * 4, one = m.link_delay + bytes / 2 / m.inner; /* a probability travels with each row */
+    double want = 2 /* microbatches */ * 2 /* there and the gradients back */ * one;
+    assert_true(fabs(tl.rank[0].moved[KIND_DISPATCH] - want) < 1e-6 * want);
+    bytes = rows * 16 * 4;
+    want = 2 * 2 * (m.link_delay + bytes / 2 / m.inner);
+    assert_true(fabs(tl.rank[0].moved[KIND_COMBINE] - want) < 1e-6 * want);
+    close_timeline(&tl, &c);
+}
+
+static void a_far_rank_is_reached_over_the_link(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline near, far;
+    (void)state;
+    m.inner = 100 * m.link;
+    open_timeline(&near, &c, MODEL "model.pattern=*E parallel.ranks=2 parallel.ep=2 train.global_batch=4", &m);
+    double there = near.rank[0].moved[KIND_DISPATCH];
+    close_timeline(&near, &c);
+    m.gpus = 1;
+    open_timeline(&far, &c, MODEL "model.pattern=*E parallel.ranks=2 parallel.ep=2 train.global_batch=4", &m);
+    assert_true(far.rank[0].moved[KIND_DISPATCH] > 5 * there);
+    assert_true(far.rank[0].moved[KIND_REDUCE] > 0 && far.rank[0].moved[KIND_GATHER] > 0);
+    close_timeline(&far, &c);
+}
+
+static void overlap_hides_most_of_what_travels(void **state)
+{
+    static const char *const ways[] = {"", "parallel.overlap=ep", "parallel.overlap=ep plan.delay_dw=on"};
+    struct machine m = slow_machine();
+    double exposed[countof(ways)], seconds[countof(ways)];
+    (void)state;
+    for (int i = 0; i < countof(ways); i++) {
+        struct config c;
+        struct timeline tl;
+        char options[600];
+        snprintf(options, sizeof options, MODEL "model.pattern=*E*E*E parallel.ranks=2 parallel.ep=2 train.global_batch=16 parallel.ep_capacity=1 %s", ways[i]);
+        open_timeline(&tl, &c, options, &m);
+        exposed[i] = exposed_rows(&tl);
+        seconds[i] = tl.seconds;
+        close_timeline(&tl, &c);
+    }
+    assert_true(exposed[0] > 0);
+    assert_true(exposed[1] < exposed[0] / 2 && exposed[2] < exposed[0] / 2);
+    assert_true(seconds[1] < seconds[0] && seconds[2] <= seconds[1] * 1.001);
+}
+
+/* Computing beside a busy link is slower by the share that is given, and by no more. */
+static void a_busy_link_slows_computing(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline free_of, beside;
+    (void)state;
+    const char *options = MODEL "model.pattern=*E*E*E parallel.ranks=2 parallel.ep=2 parallel.overlap=ep train.global_batch=16";
+    open_timeline(&free_of, &c, options, &m);
+    double without = free_of.seconds;
+    close_timeline(&free_of, &c);
+    m.beside = 0.2;
+    open_timeline(&beside, &c, options, &m);
+    assert_true(beside.seconds > without * 1.0001 && beside.seconds < without * 1.2);
+    close_timeline(&beside, &c);
+}
+
+/* ---- many ranks ---------------------------------------------------------------------------------------------------------------- */
+
+/* Stages of a column take what all ranks take when their groups are alike. */
+static void one_rank_of_each_stage_stands_for_all(void **state)
+{
+    struct machine m = slow_machine();
+    struct config a, b;
+    struct timeline all, column;
+    (void)state;
+    m.inner = m.link;
+    const char *model = MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=4 parallel.overlap=ep parallel.zero=off";
+    char options[600];
+    snprintf(options, sizeof options, "%s parallel.ranks=16 train.global_batch=32", model);
+    open_timeline(&all, &a, options, &m);
+    snprintf(options, sizeof options, "%s parallel.ranks=32 train.global_batch=64", model);
+    open_timeline(&column, &b, options, &m);
+    assert_int_equal(all.n, 16);
+    assert_int_equal(column.n, 2);
+    assert_true(column.column && !all.column);
+    assert_true(fabs(all.train.sim.makespan - column.train.sim.makespan) < 1e-9 * all.train.sim.makespan);
+    close_timeline(&all, &a);
+    close_timeline(&column, &b);
+}
+
+/* ---- cutting ----------------------------------------------------------------------------------------------------------------------- */
+
+static void patterns_are_cut_evenly(void **state)
+{
+    static const struct {
+        const char *pattern;
+        int pp, vpp;
+    } cases[] = {{"[*E][*E][*E][*E][*E][*E][*E]/*E", 2, 2}, {"*-*-*-*-*-*-", 4, 1}, {"[*-][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E][*E]/*E", 4, 2}};
+    (void)state;
+    for (int i = 0; i < countof(cases); i++) {
+        struct config c;
+        struct err e = {0};
+        struct buf cut, joined;
+        struct pattern p;
+        char options[400];
+        snprintf(options, sizeof options, MODEL "model.pattern=%s", cases[i].pattern);
+        tiny_config(&c, options);
+        buf_init(&cut, 0);
+        buf_init(&joined, 0);
+        assert_ok(timeline_cut_pattern(&c, cases[i].pp, cases[i].vpp, 0, &cut, &e), &e);
+        assert_ok(pattern_parse(&p, cut.text, &e), &e);
+        assert_int_equal(p.n_segments, cases[i].pp * cases[i].vpp);
+        for (const char *at = cut.text; *at != '\0'; at++)
+            if (*at != '|')
+                buf_addf(&joined, "%c", *at);
+        assert_string_equal(joined.text, cases[i].pattern);
+        for (int s = 0; s < p.n_segments - 1; s++)
+            assert_true(p.segments[s].n_items > 0);
+        buf_release(&cut);
+        buf_release(&joined);
+        config_release(&c);
+    }
+    struct config c;
+    struct err e = {0};
+    struct buf cut;
+    buf_init(&cut, 0);
+    tiny_config(&c, MODEL "model.pattern=[*E][*E]");
+    assert_fails(timeline_cut_pattern(&c, 2, 2, 0, &cut, &e), ST_USAGE, &e, "too few");
+    buf_release(&cut);
+    config_release(&c);
+}
+
+/* ---- showing ----------------------------------------------------------------------------------------------------------------------- */
+
+static int count_of(const char *text, const char *what)
+{
+    int n = 0;
+    for (const char *p = text; (p = strstr(p, what)) != NULL; p++)
+        n++;
+    return n;
+}
+
+static void pictures_and_traces_are_whole(void **state)
+{
+    struct machine m = slow_machine();
+    struct config c;
+    struct timeline tl;
+    struct buf svg, trace, table;
+    json_error_t why;
+    (void)state;
+    open_timeline(&tl, &c, MODEL "model.pattern=*E|*E|*-|*E parallel.ranks=4 parallel.pp=2 parallel.ep=2 parallel.overlap=ep train.global_batch=8", &m);
+    buf_init(&svg, 0);
+    buf_init(&trace, 0);
+    buf_init(&table, 0);
+    timeline_svg(&tl, &svg);
+    timeline_trace(&tl, &trace);
+    timeline_print(&tl, &table);
+    assert_int_equal(count_of(svg.text, "<title>"), count_of(svg.text, "</title>"));
+    assert_int_equal(count_of(svg.text, "<text"), count_of(svg.text, "</text>"));
+    assert_int_equal(count_of(svg.text, ">rank "), 4);
+    assert_non_null(strstr(svg.text, "Predicted"));
+    assert_non_null(strstr(svg.text, "prefers-color-scheme:dark"));
+    assert_non_null(strstr(table.text, "PREDICTED"));
+    json_t *j = json_loads(trace.text, 0, &why);
+    if (j == NULL)
+        fail_msg("trace, line %d: %s", why.line, why.text);
+    int events = 0;
+    double end = 0;
+    for (size_t i = 0; i < json_array_size(j); i++) {
+        const json_t *ev = json_array_get(j, i);
+        if (strcmp(json_string_value(json_object_get(ev, "ph")), "X") != 0)
+            continue;
+        double t = json_number_value(json_object_get(ev, "ts")) + json_number_value(json_object_get(ev, "dur"));
+        end = t > end ? t : end;
+        events++;
+    }
+    assert_true(events > 4 * 50);
+    assert_true(fabs(end - tl.seconds * 1e6) < 0.01);
+    json_decref(j);
+    buf_release(&svg);
+    buf_release(&trace);
+    buf_release(&table);
+    close_timeline(&tl, &c);
+}
+
+/* ---- measured ---------------------------------------------------------------------------------------------------------------------- */
+
+/* Steps that compute and have no time; closing a stream at a cut, and a norm's own share, are things one rank does not do. */
+static int without_time(const struct plan *p, const struct node_times *times)
+{
+    int n = 0;
+    for (int i = 0; i < p->n_steps; i++) {
+        const struct node *node = &p->g->nodes[p->steps[i].ref.node];
+        double seconds;
+        bool known = node_times_get(times, p, i, 1, &seconds) && seconds > 0;
+        n += !known && p->steps[i].lane == LANE_COMPUTE && strstr(node->name, ".close") == NULL && strcmp(node->name, "update.clip.own") != 0;
+    }
+    return n;
+}
+
+static void times_of_nodes_are_measured(void **state)
+{
+    struct playground pg;
+    struct config alone, many;
+    struct err e = {0};
+    struct node_times *times = NULL;
+    struct timeline tl;
+    struct machine m = slow_machine();
+    (void)state;
+    playground_open(&pg);
+    run_config(&alone, &pg, MODEL "model.pattern=*E*-*E train.global_batch=1");
+    assert_ok(node_times_measure(&times, &alone, &e), &e);
+    run_config(&many, &pg, MODEL "model.pattern=*E|*-|*E parallel.ranks=6 parallel.pp=3 parallel.ep=2 parallel.bucket_mb=0.002 train.global_batch=8");
+    assert_ok(timeline_open(&tl, &many, &m, times, &e), &e);
+    for (int r = 0; r < tl.n; r++)
+        assert_int_equal(without_time(&tl.rank[r].t.train.p, times) + without_time(&tl.rank[r].t.optim.p, times), 0);
+    assert_true(tl.seconds > 0 && tl.seconds < 20);
+    close_timeline(&tl, &many);
+    node_times_close(times);
+    config_release(&alone);
+    playground_close(&pg);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(brackets_take_no_time),
+        cmocka_unit_test(one_rank_takes_the_sum_of_its_nodes),
+        cmocka_unit_test(a_dispatch_takes_what_the_link_needs),
+        cmocka_unit_test(a_far_rank_is_reached_over_the_link),
+        cmocka_unit_test(overlap_hides_most_of_what_travels),
+        cmocka_unit_test(a_busy_link_slows_computing),
+        cmocka_unit_test(one_rank_of_each_stage_stands_for_all),
+        cmocka_unit_test(patterns_are_cut_evenly),
+        cmocka_unit_test(pictures_and_traces_are_whole),
+        cmocka_unit_test(times_of_nodes_are_measured),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
