@@ -5,6 +5,7 @@
 #include "model/model.h"
 #include "ops/mhc/mhc.h"
 #include "ops/router/router.h"
+#include "plan/exec.h"
 #include "support.h"
 
 /* Options as on a command line, without the dashes: "model.qk_norm=on train.seq=12". */

@@ -15,7 +15,7 @@
 #include "comm/comm.h"
 #include "config/config.h"
 #include "ops/rope/rope.h"
-#include "plan/plan.h"
+#include "plan/graph.h"
 #include "tensor/params.h"
 
 enum build_mode {

@@ -1,7 +1,5 @@
 /* The loss curve as text, for the end of a run in a terminal; see report.h. */
-#include "log/report.h"
-
-#include "log/svg_int.h"
+#include "log/report_int.h"
 
 #include <inttypes.h>
 #include <math.h>

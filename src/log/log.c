@@ -2,9 +2,8 @@
  * and the report's history. */
 #include "log/log.h"
 
-#include "log/log_int.h"
-#include "log/report.h"
-#include "log/tensorboard.h"
+#include "log/report_int.h"
+#include "log/tensorboard_int.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -2,8 +2,32 @@
 #ifndef BRAID_REPORT_INT_H
 #define BRAID_REPORT_INT_H
 
+#include "log/log_int.h"
 #include "log/report.h"
 #include "log/svg_int.h"
+
+struct report_facts {
+    const char *title, *command, *config, *model, *machine; /* each may be NULL */
+    const char *status;   /* "running" (the page then loads itself again), "finished", "stopped",
+                             "unfinished" */
+    int64_t total_steps;  /* 0: not known */
+    int64_t memory_bytes; /* planned; 0: not known */
+};
+
+int report_html(struct buf *out, const struct history *h, const struct report_facts *f,
+                struct err *e);
+
+/* ---- curve.c: the loss as text for a terminal */
+struct curve {
+    const double *step, *loss; /* rising steps; values that are not finite are left out */
+    int n;
+    const double *val_step, *val_loss;
+    int n_val;
+    int rows, cols; /* of the plotting area; 0: 12 by 72 */
+    bool unicode;   /* Braille dots instead of asterisks */
+};
+void report_terminal_curve(FILE *out, const struct curve *c);
+void report_history_curve(FILE *out, const struct history *h, bool unicode);
 
 /* What the loss is drawn over. The page holds a chart for each; a link chooses, without a script.
  */

@@ -1,5 +1,5 @@
 /* TensorBoard event files; see tensorboard.h. */
-#include "log/tensorboard.h"
+#include "log/tensorboard_int.h"
 
 #include <ctype.h>
 #include <errno.h>

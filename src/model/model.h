@@ -5,6 +5,7 @@
 
 #include "layers/layer.h"
 #include "model/pattern.h"
+#include "plan/plan.h"
 
 enum { MTP_MAX_DEPTHS = 8 };
 

@@ -1,5 +1,5 @@
 /* Op calls of a graph: fields of an op bound to slots by name; see plan.h. */
-#include "plan/plan.h"
+#include "plan/graph.h"
 
 #include <string.h>
 

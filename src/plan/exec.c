@@ -1,5 +1,6 @@
 /* Running a plan: in list order, or, to prove that the waits suffice, in a random order that respects
  * lanes and waits only. Dead slots can be poisoned, outputs searched for NaN. */
+#include "plan/exec.h"
 #include "plan/plan_int.h"
 
 #include <math.h>

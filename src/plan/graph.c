@@ -1,6 +1,6 @@
 /* Declarations of slots and nodes; see plan.h. The first failure is kept and later calls do nothing, so
  * that layers read as a list of declarations, and graph_check() tells at the end. */
-#include "plan/plan.h"
+#include "plan/graph.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Arenas: sized while planning, allocated once; see plan.h. */
-#include "plan/plan.h"
+/* Arenas: sized while planning, allocated once. */
+#include "plan/memory.h"
 
 const char *arena_name(enum arena_id a)
 {

@@ -2,6 +2,7 @@
  * messages and collectives between ranks. No event queue: a task's times follow from those before it, so lanes are
  * walked until nothing moves; what is left then waits in a circle. */
 #include "plan/plan_int.h"
+#include "plan/simulate.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
 /* Chrome / Perfetto trace of executed steps (the "trace event" JSON array format). */
+#include "plan/exec.h"
 #include "plan/plan_int.h"
 
 #include <stdlib.h>

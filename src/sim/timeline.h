@@ -3,6 +3,7 @@
 #ifndef BRAID_TIMELINE_H
 #define BRAID_TIMELINE_H
 
+#include "plan/simulate.h"
 #include "train/train.h"
 
 /* What a prediction assumes. */

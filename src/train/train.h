@@ -4,8 +4,9 @@
 
 #include "ckpt/ckpt.h"
 #include "data/data.h"
-#include "optim/optim.h"
 #include "log/log.h"
+#include "optim/optim.h"
+#include "plan/exec.h"
 
 #include <signal.h>
 

@@ -1,5 +1,5 @@
 /* metrics.jsonl read back and drawn: any bytes give a report and a text curve, never a crash. */
-#include "log/report.h"
+#include "log/report_int.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* TensorBoard files: checksums, exact bytes, restarts and names. */
 #include "support.h"
 
-#include "log/tensorboard.h"
+#include "log/tensorboard_int.h"
 
 static char *only_file(const char *dir, int which, size_t *len)
 {

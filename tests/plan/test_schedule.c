@@ -1,6 +1,6 @@
 /* plan/: tables of pipelines. Warm-up counts, orders, makespans and peaks are those published for 1F1B and
  * interleaved 1F1B, with and without the extra warm-up unit that overlapped expert communication needs. */
-#include "plan/plan.h"
+#include "plan/simulate.h"
 #include "support.h"
 
 /* "F0.1 (F1.1|B0.1) ..." : Fm.c, Bm.c */

@@ -3,6 +3,8 @@
  * others made with overlapped schedules are caught: each as a named mutant. */
 #include "net.h"
 
+#include "plan/simulate.h"
+
 struct setup {
     struct net_opts net;
     struct schedule_opts s;

@@ -3,7 +3,7 @@
 #ifndef BRAID_TESTS_PLAN_TOY_H
 #define BRAID_TESTS_PLAN_TOY_H
 
-#include "plan/plan.h"
+#include "plan/exec.h"
 #include "support.h"
 
 /* ---- step functions -------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
-/* Writer of TensorBoard event files: a stream of checksummed records, each a protobuf Event,
+/* Private to log/: writer of TensorBoard event files: a stream of checksummed records, each a protobuf Event,
  * written by hand because only six message types are needed. */
-#ifndef BRAID_TENSORBOARD_H
-#define BRAID_TENSORBOARD_H
+#ifndef BRAID_TENSORBOARD_INT_H
+#define BRAID_TENSORBOARD_INT_H
 
 #include "log/log_int.h"
 
