@@ -1,5 +1,5 @@
-/* The handshake of two ranks; see tcp_hand.h. */
-#include "comm/tcp_hand.h"
+/* The handshake of two ranks; see tcp_hand_int.h. */
+#include "comm/tcp_hand_int.h"
 
 #include <string.h>
 

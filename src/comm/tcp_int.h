@@ -4,7 +4,7 @@
 #define BRAID_COMM_TCP_INT_H
 
 #include "comm/comm_int.h"
-#include "comm/tcp_hand.h"
+#include "comm/tcp_hand_int.h"
 
 #include <netinet/in.h>
 #include <poll.h>

@@ -1,6 +1,6 @@
 /* How ranks started with torchrun's variables find each other: rank 0 listens at MASTER_ADDR, the
  * others come there and learn where the rest listens. Then every pair connects. Every connection
- * begins with the handshake of tcp_hand.h.
+ * begins with the handshake of tcp_hand_int.h.
  *
  * MASTER_PORT may be taken: torchrun's agent keeps a store of its own there. So there is a short
  * list of ports that every rank can work out; rank 0 listens at the first that is free, the others

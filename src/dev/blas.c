@@ -1,7 +1,7 @@
 /* Address space for OpenBLAS. It takes a buffer of 128 MiB for each thread, the first of them while
  * the program is being loaded, and tries for ever where there is no room for one. So, where address
  * space is limited, the room is tested before OpenBLAS asks, and its buffers are taken up front. */
-#include "dev/blas.h"
+#include "dev/blas_int.h"
 
 #include "base/base.h"
 

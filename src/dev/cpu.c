@@ -1,7 +1,7 @@
 /* The host devices: ref (double) and cpu (fp32). Memory is plain aligned memory. */
-#include "dev/blas.h"
+#include "dev/blas_int.h"
 #include "dev/dev.h"
-#include "dev/waiting.h"
+#include "dev/waiting_int.h"
 
 #include <cblas.h>
 #include <omp.h>

@@ -7,7 +7,7 @@
  * libgomp (gcc) reads its spin count from the environment before main. But it spins a few
  * microseconds only while it manages more threads than the process has cores; so a second team is
  * made, which does nothing but exist. libomp (clang) has a function. */
-#include "dev/waiting.h"
+#include "dev/waiting_int.h"
 
 #include "base/base.h"
 

@@ -1,6 +1,6 @@
 /* Writing a folder that transformers reads: config.json, safetensors files of bounded size, their index. Everything goes into
  * a folder beside the one asked for, which gets its name when all of it is on the disk. */
-#include "hf/out.h"
+#include "hf/out_int.h"
 
 #include <stdlib.h>
 #include <string.h>

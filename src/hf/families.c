@@ -5,7 +5,7 @@
  * Letters of sizes: d hidden, H heads, G key-value heads, D head size, f MLP width, e expert width, s shared expert's width,
  * n r v latent attention's nope, rope and value channels, Q k its query and key-value rank, K L gated delta net's key and
  * value heads, a b their channels, p value heads of a key head. */
-#include "hf/family_config.h"
+#include "hf/family_config_int.h"
 
 static int64_t letter(const struct config_model *m, char c)
 {

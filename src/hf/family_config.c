@@ -1,6 +1,6 @@
 /* config.json beyond its plain fields: patterns of layers, routing, rotary embedding of each family. A pattern is read from
  * and written as one string for each layer of transformers, such as "*-" or "GE". */
-#include "hf/family_config.h"
+#include "hf/family_config_int.h"
 
 #include <stdlib.h>
 #include <string.h>

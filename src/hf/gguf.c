@@ -1,7 +1,7 @@
 /* Writing GGUF: what llama.cpp must know of a model as keys and values, then its tensors, aligned, each written as it is made. */
 #include "hf/gguf.h"
 
-#include "hf/gguf_arch.h"
+#include "hf/gguf_arch_int.h"
 
 #include <errno.h>
 #include <fcntl.h>

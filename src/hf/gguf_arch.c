@@ -1,5 +1,5 @@
 /* Architectures of llama.cpp: names of tensors and keys, by the same kind of rules as families of transformers. */
-#include "hf/gguf_arch.h"
+#include "hf/gguf_arch_int.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* The tensors that a model becomes in another program: their names and shapes by a family's rules, their values one at a time. */
-#include "hf/out.h"
+#include "hf/out_int.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,8 +6,8 @@
  *   o      [T, I]            = gated delta rule of q, k, v, alpha, beta with A_log, dt_bias (ops/gdn)
  *   n      [T, I]            = RMSNorm(o) * w * silu(z) over each head, gains shared by the heads
  *   f      [T, hidden]       = n Wout^T
- * mixer.h has all but the rule. */
-#include "layers/mixer.h"
+ * mixer_int.h has all but the rule. */
+#include "layers/mixer_int.h"
 #include "ops/gdn/gdn.h"
 
 struct gdn {

@@ -6,8 +6,8 @@
  *   y      [T, I]            = state-space core of x, B, C, dt with A_log, dt_bias, D (ops/ssd)
  *   n      [T, I]            = RMSNorm(y * silu(z)) * w over each group, or over the whole width
  *   f      [T, hidden]       = n Wout^T
- * mixer.h has all but the state-space core. */
-#include "layers/mixer.h"
+ * mixer_int.h has all but the state-space core. */
+#include "layers/mixer_int.h"
 #include "ops/ssd/ssd.h"
 
 struct mamba {

@@ -1,5 +1,5 @@
-/* The recurrent cores' common part; see mixer.h. */
-#include "layers/mixer.h"
+/* The recurrent cores' common part; see mixer_int.h. */
+#include "layers/mixer_int.h"
 #include "ops/conv1d/conv1d.h"
 #include "ops/gatednorm/gatednorm.h"
 

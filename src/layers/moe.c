@@ -18,8 +18,8 @@
  * share, stands between shared and router. The router's gradient is complete before it: it needs
  * dprob from the experts. Counts, metrics and the expert bias are forward-only: the router is never
  * replayed. */
-#include "layers/moe_ep.h"
-#include "layers/moe_experts.h"
+#include "layers/moe_ep_int.h"
+#include "layers/moe_experts_int.h"
 #include "ops/act/act.h"
 #include "ops/gate/gate.h"
 #include "ops/moeplan/moeplan.h"

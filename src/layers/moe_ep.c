@@ -14,7 +14,7 @@
  * cap holds any routing (every token may want a rank's experts), or by parallel.ep_capacity less; then `need` says how
  * large a slab was wanted, and the trainer takes the step again with more room before anything is updated (or the batch,
  * in evaluation). */
-#include "layers/moe_ep.h"
+#include "layers/moe_ep_int.h"
 #include "ops/epplan/epplan.h"
 #include "ops/permute/permute.h"
 

@@ -3,7 +3,7 @@
  * Two ways to the same numbers. In steps: products and activation are nodes of their own, and act is kept for the weight
  * gradient of fc2 or made again. Fused, as GPUs want it: fc1 makes pre and act; the backward of fc2 goes through the
  * activation and makes act again on the way, so that only pre is kept. On hosts both give the same bits. */
-#include "layers/moe_experts.h"
+#include "layers/moe_experts_int.h"
 #include "ops/act/act.h"
 #include "ops/expert/expert.h"
 #include "ops/gmm/gmm.h"

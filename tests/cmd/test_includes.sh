@@ -6,7 +6,7 @@ shopt -s lastpipe # so that `none`, at the end of a pipe, can set failed
 cd "$(dirname "$0")/../.." || exit 1
 failed=0
 list=$(mktemp) || exit 1
-trap 'rm -f "$list"' EXIT
+trap 'rm -f "$list" "$list.outside"' EXIT
 
 none() { # "sentence": standard input, the offences, is empty
     cat >"$list"
@@ -63,6 +63,25 @@ own | while IFS=: read -r file line header; do
     [[ "$mine/" == "$theirs/"* ]] ||
         echo "$file:$line: $header is private to src/$theirs"
 done | none "private headers stay in their folder"
+
+# A public header is what its folder promises to others: it does not bring private ones along, and somebody else includes it.
+# Below src/ops single ops share headers (cpu_*.h, ref_scan.h), and base.h is the sum of its folder's.
+own | while IFS=: read -r file line header; do
+    case $file in src/ops/* | *_int.h | *.c | *.cu) continue ;; esac
+    case $header in *_int.h) echo "$file:$line: a public header includes the private $header" ;; esac
+done | none "public headers do not include private ones"
+
+own | awk -F: '{ split(substr($1, 5), d, "/"); split($3, h, "/"); if (d[1] != h[1]) print $3 }' | sort -u >"$list.outside"
+for file in "${files[@]}"; do
+    case $file in src/ops/* | src/base/* | src/cmd/cmd.h | *_int.h | *.c | *.cu | *.cuh) continue ;; esac
+    grep -qxF "${file#src/}" "$list.outside" && continue
+    # A part of the folder's public header (model/pattern.h in model.h) is public too.
+    part=no
+    for public in $(dirname "$file")/*.h; do
+        case $public in *_int.h) ;; *) grep -qF "#include \"${file#src/}\"" "$public" && part=yes ;; esac
+    done
+    [ "$part" = yes ] || echo "$file is used in its own folder only: name it ${file%.h}_int.h"
+done | none "headers that only their own folder uses are private by name"
 
 foreign | grep -E '<(cuda|cublas|cudnn|nccl|mpi|nvtx|nvml|mma)[^>]*>' | grep -vE '^src/(dev|comm)/|^[^:]*\.cuh?:' |
     none "vendors' headers appear only in dev, comm and .cu files"

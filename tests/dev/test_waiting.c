@@ -2,7 +2,7 @@
 #include "support.h"
 
 #include "dev/dev.h"
-#include "dev/waiting.h"
+#include "dev/waiting_int.h"
 
 #include <omp.h>
 #include <sys/resource.h>

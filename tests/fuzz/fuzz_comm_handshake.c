@@ -1,7 +1,7 @@
 /* Any bytes, in any pieces, as one side of the handshake of two ranks. The first byte chooses the
  * side and whether MACs are filled in correctly. Without the secret nobody is let in, whatever the
  * bytes; with it, what was said is what arrived. */
-#include "comm/tcp_hand.h"
+#include "comm/tcp_hand_int.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* Private to hf/: the architectures of llama.cpp that braid writes. */
-#ifndef BRAID_HF_GGUF_ARCH_H
-#define BRAID_HF_GGUF_ARCH_H
+#ifndef BRAID_HF_GGUF_ARCH_INT_H
+#define BRAID_HF_GGUF_ARCH_INT_H
 
-#include "hf/out.h"
+#include "hf/out_int.h"
 
 enum { GGUF_MAX_ROPE = 2048 };
 

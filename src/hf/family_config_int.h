@@ -1,6 +1,6 @@
 /* Private to hf/: what the rows of a family cannot say of its config.json, one pair of functions each. */
-#ifndef BRAID_HF_FAMILY_CONFIG_H
-#define BRAID_HF_FAMILY_CONFIG_H
+#ifndef BRAID_HF_FAMILY_CONFIG_INT_H
+#define BRAID_HF_FAMILY_CONFIG_INT_H
 
 #include "hf/hf_int.h"
 

@@ -8,8 +8,8 @@
  * MAC is HMAC-SHA-256 under the job's secret; without one the key is empty, and the handshake only
  * keeps other programs and other jobs apart. Both nonces are in both MACs, so that nothing recorded
  * can be used again; the labels differ, so that a MAC cannot be sent back to where it came from. */
-#ifndef BRAID_COMM_TCP_HAND_H
-#define BRAID_COMM_TCP_HAND_H
+#ifndef BRAID_COMM_TCP_HAND_INT_H
+#define BRAID_COMM_TCP_HAND_INT_H
 
 #include "base/base.h"
 

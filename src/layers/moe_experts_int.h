@@ -1,6 +1,6 @@
 /* The experts of a mixture: what moe.c asks of moe_experts.c. Private to layers/. */
-#ifndef BRAID_LAYERS_MOE_EXPERTS_H
-#define BRAID_LAYERS_MOE_EXPERTS_H
+#ifndef BRAID_LAYERS_MOE_EXPERTS_INT_H
+#define BRAID_LAYERS_MOE_EXPERTS_INT_H
 
 #include "layers/layer.h"
 #include "ops/act/act.h"

@@ -9,8 +9,8 @@
  * Nodes: in, conv, the rule, norm, out. The three in the middle are undone by one backward phase (of conv), because
  * together they write one row of din: norm its z, the rule what it reads of in, conv the rest. Decoding keeps the
  * last rows of the convolution's input and the state of each head. */
-#ifndef BRAID_LAYERS_MIXER_H
-#define BRAID_LAYERS_MIXER_H
+#ifndef BRAID_LAYERS_MIXER_INT_H
+#define BRAID_LAYERS_MIXER_INT_H
 
 #include "layers/layer.h"
 

@@ -1,6 +1,6 @@
 /* Room for OpenBLAS's buffers; see blas.c. */
-#ifndef BRAID_DEV_BLAS_H
-#define BRAID_DEV_BLAS_H
+#ifndef BRAID_DEV_BLAS_INT_H
+#define BRAID_DEV_BLAS_INT_H
 
 #include "base/err.h"
 

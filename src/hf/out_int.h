@@ -1,6 +1,6 @@
 /* Private to hf/: the tensors of an export. */
-#ifndef BRAID_HF_OUT_H
-#define BRAID_HF_OUT_H
+#ifndef BRAID_HF_OUT_INT_H
+#define BRAID_HF_OUT_INT_H
 
 #include "hf/hf_int.h"
 

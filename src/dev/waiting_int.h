@@ -1,6 +1,6 @@
 /* How long threads of OpenMP spin while they wait for each other; see waiting.c. */
-#ifndef BRAID_DEV_WAITING_H
-#define BRAID_DEV_WAITING_H
+#ifndef BRAID_DEV_WAITING_INT_H
+#define BRAID_DEV_WAITING_INT_H
 
 #include <stdbool.h>
 

@@ -1,6 +1,6 @@
 /* Experts on several ranks: what moe.c asks of moe_ep.c. Private to layers/. */
-#ifndef BRAID_LAYERS_MOE_EP_H
-#define BRAID_LAYERS_MOE_EP_H
+#ifndef BRAID_LAYERS_MOE_EP_INT_H
+#define BRAID_LAYERS_MOE_EP_INT_H
 
 #include "layers/layer.h"
 
