@@ -49,7 +49,7 @@ LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call sma
 # Hopper's own instructions.
 NVCC := $(firstword $(shell command -v nvcc 2>/dev/null) $(wildcard /usr/local/cuda/bin/nvcc))
 GPU ?= $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),yes,no)
-BUILT_WITH := $(if $(wildcard $(B)/settings),$(shell cat $(B)/settings))
+BUILT_WITH := $(if $(wildcard $(B)/settings-cuda),$(shell cat $(B)/settings-cuda))
 ifneq ($(filter gpu-tests check-gpu,$(MAKECMDGOALS)),)
 CUDA ?= yes
 else
@@ -61,7 +61,7 @@ ifeq ($(NVCC),)
 $(error CUDA=yes, but there is no nvcc in PATH or /usr/local/cuda/bin; install the CUDA toolkit, or build for the CPU with CUDA=no)
 endif
 CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
-CFLAGS += -DBRAID_CUDA -isystem $(CUDA_HOME)/include
+CUDA_CFLAGS := -DBRAID_CUDA -isystem $(CUDA_HOME)/include
 PTX_80 := -gencode=arch=compute_80,code=compute_80
 NVFLAGS = -std=c++17 -O3 -lineinfo -DBRAID_CUDA -Isrc -MMD -MP --threads 1 -Werror all-warnings \
           -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-fPIE $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
@@ -126,6 +126,8 @@ isa_base   :=
 ISA_CFLAGS = -O3 -ffp-contract=fast -fno-trapping-math -fopenmp-simd -DISA=$(1) $(isa_$(1)) $(if $(findstring clang,$(CC)),-Wno-pass-failed)
 # clang warns where a loop marked for unrolling has a variable bound: the generic copy of a kernel.
 
+# Few C files know of CUDA; all others are the same object with and without it, so CUDA=yes after CUDA=no compiles those few and the kernels.
+cuda_aware := $(shell grep -rlE 'BRAID_CUDA|comm/gpu_int\.h' --include='*.c' src)
 cuda_only := src/dev/cuda.c src/dev/cublas.c src/dev/cudnn.c src/dev/cudnn_graph.c src/ops/ops_cuda.c
 mpi_only := src/comm/mpi.c
 http_only := src/serve/http.c
@@ -165,15 +167,18 @@ found:
 	@echo "HTTP server: $(HTTP)$(if $(filter no,$(call have,libmicrohttpd)), (no libmicrohttpd))"
 	@$(foreach p,$(NEEDED),echo "$(p): $(call have,$(p))";)
 
-# Objects of one folder belong to one setting: another compiler, sanitizer or CUDA choice builds them anew. Only a change touches the file.
-SETTINGS := CC=$(CC) CUDA=$(CUDA) MPI=$(MPI) HTTP=$(HTTP) SAN=$(SAN) OPT=$(OPT) EXTRA_CFLAGS=$(EXTRA_CFLAGS)
+# Objects of one folder belong to one setting: another compiler or sanitizer builds them anew. Only a change touches the file.
+SETTINGS := CC=$(CC) MPI=$(MPI) HTTP=$(HTTP) SAN=$(SAN) OPT=$(OPT) EXTRA_CFLAGS=$(EXTRA_CFLAGS)
 $(B)/settings: FORCE
 	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = '$(SETTINGS)' ] || echo '$(SETTINGS)' > $@
+$(B)/settings-cuda: FORCE
+	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = 'CUDA=$(CUDA)' ] || echo 'CUDA=$(CUDA)' > $@
+$(patsubst src/%.c,$(B)/%.o,$(cuda_aware)) $(foreach f,$(FOLDERS),$(call lib,$(f))): $(B)/settings-cuda
 .PHONY: FORCE
 
 define folder_rules
 $$(call lib,$(1)): $$(call objects,$(1))
-	@mkdir -p $$(@D) && rm -f $$@ && ar rcs $$@ $$^
+	@mkdir -p $$(@D) && rm -f $$@ && ar rcs $$@ $$(filter %.o,$$^)
 endef
 $(foreach f,$(FOLDERS),$(eval $(call folder_rules,$(f))))
 
@@ -186,7 +191,7 @@ $(foreach i,$(ISAS),$(eval $(call isa_rules,$(i))))
 
 $(B)/%.o: src/%.c $(B)/settings | needs
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(CFLAGS_$(notdir $*)) -c $< -o $@
+	$(Q)$(CC) $(CFLAGS) $(CFLAGS_$(notdir $*)) $(if $(filter $<,$(cuda_aware) $(cuda_only)),$(CUDA_CFLAGS)) -c $< -o $@
 
 $(B)/%.cu.o: src/%.cu $(B)/settings | needs
 	@mkdir -p $(@D)
@@ -227,7 +232,7 @@ $(B)/tests/gpu/%: tests/gpu/%.cu $(call libs_for,ops)
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@.o && $(CC) $(LDFLAGS) -o $@ $@.o -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS)
 $(B)/tests/gpu/%: tests/gpu/%.c $(call libs_for,cmd)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--start-group $(filter-out $(B)/libcmd.a,$(filter %.a,$^)) -Wl,--end-group $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(CUDA_CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--start-group $(filter-out $(B)/libcmd.a,$(filter %.a,$^)) -Wl,--end-group $(LIBS)
 .PHONY: gpu-tests check-gpu
 gpu-tests: $(GPU_BIN)
 check-gpu: $(B)/braid gpu-tests
@@ -263,7 +268,7 @@ $(B)/emu/tests/emu/%.o: tests/emu/%.c | needs
 	$(Q)$(CC) -Itests/emu/include -DBRAID_CUDA $(CFLAGS) -c $< -o $@
 $(B)/emu/%.o: tests/gpu/%.c | needs
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) -c $< -o $@
+	$(Q)$(CC) -Itests/emu/include -DBRAID_CUDA $(CFLAGS) -c $< -o $@
 $(B)/emu/%.o: tests/gpu/%.cu | needs
 	@mkdir -p $(@D)
 	$(Q)$(EMU_CXX) -x c++ $(EMU_FLAGS) $(EMU_WATCH) -c $< -o $@
