@@ -11,9 +11,9 @@ want='^CUDA: yes' ok "a visible GPU: with CUDA" found GPU=yes
 want='^CUDA: yes' ok "no GPU, but asked for: with CUDA" found GPU=no CUDA=yes
 want='^CUDA: no' ok "a GPU, but declined: for the CPU" found GPU=yes CUDA=no
 want='^CUDA: no (no nvcc)' ok "a GPU without nvcc: for the CPU" found GPU=yes NVCC=
-mkdir -p "$dir/none" && echo "CC=gcc CUDA=yes MPI=no SAN= OPT=-O2 EXTRA_CFLAGS=" >"$dir/none/settings"
+mkdir -p "$dir/none" && echo "CC=gcc CUDA=yes MPI=no SAN= OPT=-O2 EXTRA_CFLAGS=" >"$dir/none/settings-cuda"
 want='^CUDA: yes' ok "a folder built with CUDA stays so" found GPU=no
-rm "$dir/none/settings"
+rm "$dir/none/settings-cuda"
 try make --no-print-directory found CUDA=yes NVCC=
 ok "CUDA=yes without nvcc is an error that says what is missing" test $rc -ne 0
 ok "in words" grep -q 'there is no nvcc' "$dir/err"
