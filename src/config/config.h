@@ -188,6 +188,7 @@ struct config_data {
     const char *train, *valid, *split;
     int64_t seed;
     const char *tokenizer, *token_pattern, *token_special, *field, *eod_token;
+    const char *chat, *loss_roles; /* chat: empty where text is not conversations */
     bool eod, eod_mask, accept_change;
 };
 
@@ -277,6 +278,9 @@ struct config {
     struct arena strings;
     struct config_origin *origin; /* one per option */
 };
+
+/* Do documents within a sequence see nothing of each other? Conversations never do. */
+static inline bool config_separates(const struct config *c) { return c->data.eod_mask || c->data.chat[0] != '\0'; }
 
 /* On an error the config holds a mixture of old and new values but may always be released. */
 int config_init(struct config *c, struct err *e);

@@ -122,6 +122,7 @@ static bool decays(const struct config *c) { return c->train.schedule != CFG_SCH
 static bool skips(const struct config *c) { return c->train.nonfinite == CFG_NONFINITE_SKIP; }
 static bool has_dir(const struct config *c) { return c->run.dir[0] != '\0'; }
 static bool has_vocabulary(const struct config *c) { return strcmp(c->data.tokenizer, "bytes") != 0; }
+static bool talks(const struct config *c) { return c->data.chat[0] != '\0'; }
 static bool ends_documents(const struct config *c) { return has_vocabulary(c) && c->data.eod; }
 static bool traces(const struct config *c) { return c->plan.trace[0] != '\0'; }
 static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
@@ -232,6 +233,7 @@ static const struct option_use uses[] = {
     {"train.nonfinite_limit", NULL, NULL, skips, "train.nonfinite = skip"},
     {"data.token_pattern", NULL, NULL, has_vocabulary, "data.tokenizer to name a file"},
     {"data.token_special", NULL, NULL, has_vocabulary, "data.tokenizer to name a file"},
+    {"data.loss_roles", NULL, NULL, talks, "data.chat"},
     {"data.eod_token", NULL, NULL, ends_documents, "data.tokenizer to name a file, and data.eod = on"},
     {"run.keep", NULL, NULL, has_dir, "run.dir"},
     {"plan.graphs", NULL, NULL, on_gpu, "run.device = cuda"},

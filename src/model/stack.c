@@ -50,7 +50,7 @@ static void declare_batch(struct build *b, int64_t depths)
     b->in.token = graph_slot(g, "token", ids);
     b->in.pos = graph_slot(g, "pos", ids);
     b->in.label = decode || !head ? NO_SLOT : graph_slot(g, "label", ids);
-    b->in.doc_start = !decode && b->cfg->data.eod_mask ? graph_slot(g, "doc_start", ids) : NO_SLOT;
+    b->in.doc_start = !decode && config_separates(b->cfg) ? graph_slot(g, "doc_start", ids) : NO_SLOT;
     const struct config_model *c = &b->cfg->model;
     bool noise = (c->router_jitter > 0 || c->router_force_balance) && strchr(c->pattern, 'E') != NULL, draws = c->dropout > 0 || noise;
     b->in.info = training(b) && draws ? graph_slot(g, "info", tensor_1d(NULL, DT_I64, 4)) : NO_SLOT;

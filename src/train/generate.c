@@ -106,12 +106,55 @@ int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct
 
 /* ---- sampling ------------------------------------------------------------------------------------------------- */
 
-static int by_probability(const void *a, const void *b)
+/* Likelier ones first, equal ones by id: no two candidates are equal. */
+static bool comes_before(const struct candidate *x, const struct candidate *y)
 {
-    const struct candidate *x = a, *y = b;
-    if (x->p != y->p)
-        return x->p < y->p ? 1 : -1;
-    return x->id - y->id;
+    return x->p != y->p ? x->p > y->p : x->id < y->id;
+}
+
+static int by_probability(const void *a, const void *b) { return comes_before(a, b) ? -1 : 1; }
+
+/* Quickselect: moves the n candidates that come first to the front, in any order. */
+static void select_first(struct candidate *c, int64_t all, int64_t n)
+{
+    int64_t low = 0, high = all - 1;
+    while (low < high) {
+        struct candidate pivot = c[low + (high - low) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (comes_before(&c[i], &pivot))
+                i++;
+            while (comes_before(&pivot, &c[j]))
+                j--;
+            if (i > j)
+                break;
+            struct candidate swap = c[i];
+            c[i++] = c[j];
+            c[j--] = swap;
+        }
+        if (n - 1 <= j)
+            high = j;
+        else if (n - 1 >= i)
+            low = i;
+        else
+            return;
+    }
+}
+
+/* How many of the candidates, best first, are drawn from, and what they have together. Only as many as that are put in
+ * order: a few dozen at first, then eight times as many while these do not suffice. */
+static int64_t choose_best(struct candidate *c, int64_t vocab, int64_t k, double wanted, double *kept)
+{
+    int64_t used = 0;
+    *kept = 0;
+    for (int64_t sorted = 0, next = 64; used < k && (used == 0 || *kept < wanted); sorted = next, next *= 8) {
+        next = min_i64(next, k);
+        select_first(c + sorted, vocab - sorted, next - sorted);
+        qsort(c + sorted, (size_t)(next - sorted), sizeof *c, by_probability);
+        while (used < next && (used == 0 || *kept < wanted))
+            *kept += c[used++].p;
+    }
+    return used;
 }
 
 int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch)
@@ -124,13 +167,11 @@ int sample_token(const struct sampler *s, const struct tensor *logits, int64_t v
     }
     if (s->temperature <= 0)
         return (int)best;
-    double top = scratch[best].p, sum = 0, kept = 0;
+    double top = scratch[best].p, sum = 0, kept;
     for (int64_t i = 0; i < vocab; i++)
         sum += scratch[i].p = exp((scratch[i].p - top) / s->temperature);
-    qsort(scratch, (size_t)vocab, sizeof *scratch, by_probability);
-    int64_t k = s->top_k > 0 ? min_i64(s->top_k, vocab) : vocab, used = 0;
-    while (used < k && (used == 0 || kept < s->top_p * sum))
-        kept += scratch[used++].p;
+    int64_t k = s->top_k > 0 ? min_i64(s->top_k, vocab) : vocab;
+    int64_t used = choose_best(scratch, vocab, k, s->top_p * sum, &kept);
     double u = rng_uniform(rng_key(s->seed, "sample"), n) * kept;
     for (int64_t i = 0; i < used; i++) {
         u -= scratch[i].p;

@@ -218,6 +218,8 @@ static const char *const elsewhere[] = {
     "data.token_pattern", /* tests/token and tests/cmd/test_tokens.sh */
     "data.token_special",
     "data.field",
+    "data.chat", /* tests/train/test_chat.c */
+    "data.loss_roles",
     "data.eod_token",
     "data.accept_change", /* tests/cmd/test_bad_day.sh */
     "run.load_step",
