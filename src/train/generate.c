@@ -141,42 +141,50 @@ static void select_first(struct candidate *c, int64_t all, int64_t n)
     }
 }
 
-/* How many of the candidates, best first, are drawn from, and what they have together. Only as many as that are put in
- * order: a few dozen at first, then eight times as many while these do not suffice. */
-static int64_t choose_best(struct candidate *c, int64_t vocab, int64_t k, double wanted, double *kept)
+/* Candidates of which the first `sorted` are the best, in order. */
+struct ordering {
+    struct candidate *c;
+    int64_t n, sorted;
+};
+
+/* Puts as many in order as are needed to see candidate i: a few dozen at first, then eight times as many. */
+static const struct candidate *best(struct ordering *o, int64_t i)
 {
-    int64_t used = 0;
-    *kept = 0;
-    for (int64_t sorted = 0, next = 64; used < k && (used == 0 || *kept < wanted); sorted = next, next *= 8) {
-        next = min_i64(next, k);
-        select_first(c + sorted, vocab - sorted, next - sorted);
-        qsort(c + sorted, (size_t)(next - sorted), sizeof *c, by_probability);
-        while (used < next && (used == 0 || *kept < wanted))
-            *kept += c[used++].p;
+    while (o->sorted <= i) {
+        int64_t from = o->sorted, to = min_i64(max_i64(64, 8 * from), o->n);
+        select_first(o->c + from, o->n - from, to - from);
+        qsort(o->c + from, (size_t)(to - from), sizeof *o->c, by_probability);
+        o->sorted = to;
     }
-    return used;
+    return &o->c[i];
 }
 
 int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch)
 {
-    int64_t best = 0;
+    int64_t likeliest = 0;
     for (int64_t i = 0; i < vocab; i++) {
         scratch[i] = (struct candidate){.p = tensor_get(logits, i), .id = (int)i};
-        if (scratch[i].p > scratch[best].p)
-            best = i;
+        if (scratch[i].p > scratch[likeliest].p)
+            likeliest = i;
     }
     if (s->temperature <= 0)
-        return (int)best;
-    double top = scratch[best].p, sum = 0, kept;
+        return (int)likeliest;
+    double top = scratch[likeliest].p, sum = 0, kept = 0;
     for (int64_t i = 0; i < vocab; i++)
         sum += scratch[i].p = exp((scratch[i].p - top) / s->temperature);
-    int64_t k = s->top_k > 0 ? min_i64(s->top_k, vocab) : vocab;
-    int64_t used = choose_best(scratch, vocab, k, s->top_p * sum, &kept);
+    struct ordering order = {.c = scratch, .n = vocab};
+    int64_t k = s->top_k > 0 ? min_i64(s->top_k, vocab) : vocab, used = 0;
+    if (k == vocab && s->top_p >= 1) { /* all of them: what they have together is known without an order */
+        used = vocab;
+        kept = sum;
+    }
+    while (used < k && (used == 0 || kept < s->top_p * sum))
+        kept += best(&order, used++)->p;
     double u = rng_uniform(rng_key(s->seed, "sample"), n) * kept;
     for (int64_t i = 0; i < used; i++) {
-        u -= scratch[i].p;
+        u -= best(&order, i)->p;
         if (u <= 0)
             return scratch[i].id;
     }
-    return scratch[used - 1].id;
+    return best(&order, used - 1)->id;
 }
