@@ -199,11 +199,12 @@ def alphabet():
 
 def parity(where, braid, n, only):
     failed = 0
+    kinds = texts(where, n)
     for name, path, make in vocabularies(where):
-        if only and only not in name:
+        if only and not any(o in name for o in only.split(",")):
             continue
         encode = make()
-        for kind, text in texts(where, n):
+        for kind, text in kinds:
             if kind == "random bytes":
                 ids = byte_ids(path)
                 theirs = judge_ids(encode, text, lambda b: ids[b])
@@ -315,7 +316,7 @@ def main():
     p.add_argument("dir", type=Path)
     p.add_argument("--mb", type=float, default=None)
     p.add_argument("--braid", default="build/braid")
-    p.add_argument("--only", default="", help="parity: vocabularies whose name holds this")
+    p.add_argument("--only", default="", help="parity: vocabularies whose name holds one of these, separated by commas")
     a = p.parse_args()
     if a.what == "fetch":
         return fetch(a.dir)
