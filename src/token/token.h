@@ -94,6 +94,8 @@ int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned f
 /* The same with an encoder of its own, for a text now and then. On an error out holds nothing of it. */
 int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags,
                      struct token_ids *out, struct err *e);
+/* How many bytes at the beginning of a text are valid UTF-8. */
+size_t token_utf8(const void *text, size_t n);
 /* Where a long text may be cut without changing its ids: the last such place in 1..n, 0: none. */
 size_t token_cut(const struct tokenizer *t, const void *text, size_t n);
 

@@ -4,6 +4,7 @@
 
 #include "data/data_int.h"
 
+#include <jansson.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -266,9 +267,56 @@ static void text_is_tokenised_once(void **state)
 
 #define WITH_DIR(test) cmocka_unit_test_setup_teardown(test, make_test_dir, drop_test_dir)
 
+/* Simple lines take a short cut: whatever it accepts, the parser finds the same; what it does not, the parser decides. */
+static void texts_taken_without_a_parser_are_the_same(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line;
+        bool quick;
+    } cases[] = {
+        {"{\"text\": \"plain\"}", true},
+        {"{\"id\":17,\"text\":\"a\\n\\t\\\"b\\\" \\\\ \\/ \\u00e9\\ud83d\\ude42\\u0000z\",\"n\":-1.5,\"ok\":true,\"x\":null}", true},
+        {" { \"a\" : \"long enough for whole words of eight bytes\" , \"text\" : \"\xc3\xa9\xe6\x97\xa5 and the same once more\" } ", true},
+        {"{\"text\": \"\"}", true},
+        {"{\"text\": \"a\", \"meta\": {\"b\": [1]}}", false}, /* good, and for the parser */
+        {"{\"text\": \"a\", \"n\": 1e5}", false},
+        {"{\"text\": \"a\", \"text\": \"b\"}", false},
+        {"{\"te\\u0078t\": \"a\"}", true},
+        {"{\"text\": \"a\"} x", false}, /* bad ones */
+        {"{\"text\": \"a\",}", false},
+        {"{\"text\": \"a\"", false},
+        {"{\"text\": \"a", false},
+        {"{\"text\": \"\\ud800 alone\"}", false},
+        {"{\"text\": \"\\x41\"}", false},
+        {"{\"text\": \"\xff\"}", false},
+        {"{\"text\": \"\x01\"}", false},
+        {"{\"text\": \"12345678\x1f\"}", false},
+        {"{\"text\": \"a\", \"n\": 01}", false},
+        {"{\"text\": \"a\", \"n\": truex}", false},
+        {"{\"text\": 5}", false},
+        {"[\"text\"]", false},
+    };
+    uint8_t scratch[256];
+    for (int i = 0; i < countof(cases); i++) {
+        size_t n = strlen(cases[i].line), len = 0;
+        bool quick = jsonl_text((const uint8_t *)cases[i].line, n, "text", scratch, &len);
+        if (quick != cases[i].quick)
+            fail_msg("%s: %s", cases[i].line, quick ? "accepted" : "left to the parser");
+        json_t *root = json_loadb(cases[i].line, n, JSON_ALLOW_NUL, NULL), *v = json_object_get(root, "text");
+        if (quick) {
+            assert_true(json_is_string(v));
+            assert_int_equal(json_string_length(v), len);
+            assert_memory_equal(json_string_value(v), scratch, len);
+        }
+        json_decref(root);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_taken_without_a_parser_are_the_same),
         WITH_DIR(parts_and_threads_do_not_show),        WITH_DIR(lines_of_json_are_documents),
         WITH_DIR(bad_lines_are_named_or_counted),       WITH_DIR(damaged_compression_is_an_error),
         WITH_DIR(data_of_another_tokenizer_is_refused), WITH_DIR(text_is_tokenised_once),
