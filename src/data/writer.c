@@ -245,11 +245,17 @@ int token_writer_close(struct token_writer *w, struct err *e)
     /* Names reach the disk in any order unless they are synced: never a new .bin beside an old .idx, an .idx without its
      * .bin, or a .bin alone without the temporary name that tells whose it is. */
     TRY_OUT(file_sync_parent(w->bin.path, e));
+    st = ST_OK;
     if (w->loss.path != NULL)
-        TRY_OUT(out_rename(&w->loss, e));
+        st = out_rename(&w->loss, e);
     else if (unlink(w->loss_path) != 0 && errno != ENOENT)
-        TRY_OUT(err_errno(e, "cannot remove %s", w->loss_path));
-    TRY_OUT(out_rename(&w->bin, e));
+        st = err_errno(e, "cannot remove %s", w->loss_path);
+    if (st == ST_OK)
+        st = out_rename(&w->bin, e);
+    if (st != ST_OK) { /* marks without their tokens; those of an old pair went with its .idx */
+        unlink(w->loss_path);
+        goto out;
+    }
     st = file_sync_parent(w->bin.path, e);
     if (st == ST_OK)
         st = out_rename(&w->idx, e);

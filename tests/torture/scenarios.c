@@ -26,6 +26,8 @@ const struct scenario scenarios[] = {
     {"tokenize", {"data", "tokenize", "--in", "%B/text.txt", "--out", "tok", "--run.threads=1"}, .files = {"tok.bin", "tok.idx"}, .small = true},
     {"replace", {"data", "tokenize", "--in", "%B/text.txt", "--out", "run/tok", "--append-eod", "--force", "--run.threads=1"}, .start = "pair", .files = {"run/tok.bin", "run/tok.idx"},
      .small = true, .again = true, .together = true},
+    {"chat", {"data", "tokenize", "--in", "%R/tests/torture/chat.jsonl", "--out", "chat", "--data.chat=chatml", "--run.threads=1"},
+     .files = {"chat.bin", "chat.idx", "chat.loss"}, .small = true},
     {"bpe", {"data", "train-tokenizer", "--in", "%B/text.txt", "--out", "bpe", "--vocab=270", "--force", "--run.threads=1"}, .files = {"bpe.json", "bpe.tiktoken"},
      .again = true},
     {"info", {"data", "info", "%B/tok", "--scan"}, .files = {NULL}, .small = true},
