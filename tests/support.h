@@ -42,7 +42,7 @@ static inline char *temp_dir(void)
     return path;
 }
 
-/* One folder for the tests of a program: a cmocka test with make_test_dir and drop_test_dir as its setup and teardown. */
+/* One folder for each test that has make_test_dir and drop_test_dir as its setup and teardown. */
 static inline char **test_dir_slot(void)
 {
     static char *dir;

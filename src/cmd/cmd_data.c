@@ -249,8 +249,9 @@ static void print_summary(const struct tokenize_opts *o, const struct tokenize_s
     printf("tokenizer %s (%s), hash %s; %.3f bytes a token\n", o->tokenizer_name, tokenizer_kind(t),
            tokenizer_hash_text(t, hash), s->tokens > 0 ? (double)s->bytes / (double)s->tokens : 0);
     if (o->chat != NULL)
-        printf("conversations by template %s; learned: %s, %lld tokens (%.1f%%), marked in %s.loss\n", o->chat->name, o->loss_roles,
-               (long long)s->learned, s->tokens > 0 ? 100.0 * (double)s->learned / (double)s->tokens : 0, o->out);
+        printf("conversations by template %s; learned: %s, %lld tokens (%.1f%%), marked in %s.loss\n", o->chat->name,
+               o->loss_roles, (long long)s->learned, s->tokens > 0 ? 100.0 * (double)s->learned / (double)s->tokens : 0,
+               o->out);
     print_read(s, took);
 }
 

@@ -6,14 +6,19 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: braid generate RUN_OR_CHECKPOINT [--generate.prompt=TEXT | --generate.prompt_file=FILE] [--generate.tokens=N]\n"
+    "usage: braid generate RUN_OR_CHECKPOINT [--generate.prompt=TEXT | --generate.prompt_file=FILE] "
+    "[--generate.tokens=N]\n"
     "                      [--chat=on [--system=TEXT] [--length=N]] [--section.key=value ...]\n\n"
-    "Text appears as it is made. generate.prompt_file=- reads the prompt from standard input; generate.stop ends a sample at a\n"
+    "Text appears as it is made. generate.prompt_file=- reads the prompt from standard input; generate.stop ends a "
+    "sample at a\n"
     "text; generate.special=on prints special tokens by name.\n"
-    "--chat=on: a conversation by the template of the training data (data.chat). Each line of standard input is a message, the model\n"
-    "replies until the template's end of a turn, and remembers up to --length tokens (train.seq by default). /new begins another\n"
+    "--chat=on: a conversation by the template of the training data (data.chat). Each line of standard input is a "
+    "message, the model\n"
+    "replies until the template's end of a turn, and remembers up to --length tokens (train.seq by default). /new "
+    "begins another\n"
     "conversation, /exit or the end of the input ends. With a prompt it replies to that one and ends.\n"
-    "Sampling: generate.temperature (0: always the likeliest), top_k, top_p, seed. The same seed gives the same text.\n";
+    "Sampling: generate.temperature (0: always the likeliest), top_k, top_p, seed. The same seed gives the same "
+    "text.\n";
 static const char own_options[] = "generate.* data.chat run.device run.threads";
 
 enum { PROMPT_MAX = 16 << 20, STOPS_MAX = 16, TOKEN_TEXT = 65536 };
@@ -38,10 +43,10 @@ struct job {
     struct chat_template chat;
     struct chat_text text;
     struct token_encoder *encoder;
-    struct token_ids turn;    /* what the model reads next */
-    const char *system;       /* NULL: none */
-    int64_t length, drawn;    /* tokens at most; drawn so far, in all conversations */
-    size_t lead;              /* spaces that the template puts in front of a reply, not printed yet */
+    struct token_ids turn; /* what the model reads next */
+    const char *system;    /* NULL: none */
+    int64_t length, drawn; /* tokens at most; drawn so far, in all conversations */
+    size_t lead;           /* spaces that the template puts in front of a reply, not printed yet */
 };
 
 /* ---- the prompt
@@ -227,8 +232,7 @@ static int one_sample(struct job *j, int64_t number, struct err *e)
 
 static int samples(struct job *j, struct err *e)
 {
-    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)j->prompt.n + j->c.generate.tokens,
-                       e));
+    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)j->prompt.n + j->c.generate.tokens, e));
     for (int64_t k = 0; k < j->c.generate.samples; k++) {
         if (j->c.generate.samples > 1)
             printf("%s--- sample %lld ---\n", k ? "\n" : "", (long long)k + 1);
@@ -268,14 +272,17 @@ static int take_message(struct job *j, const char *text, size_t n, struct err *e
     bool fresh = j->g.pos == 0;
     TRY(encode_message(j, text, n, e));
     if (j->g.pos + (int64_t)j->turn.n >= j->length && !fresh) {
-        fprintf(stderr, "note: the conversation has %lld tokens, and at most %lld are remembered (--length): another one begins\n",
-                (long long)(j->g.pos + (int64_t)j->turn.n), (long long)j->length);
+        fprintf(
+            stderr,
+            "note: the conversation has %lld tokens, and at most %lld are remembered (--length): another one begins\n",
+            (long long)(j->g.pos + (int64_t)j->turn.n), (long long)j->length);
         TRY(begin_conversation(j, e));
         TRY(encode_message(j, text, n, e));
     }
     if (j->g.pos + (int64_t)j->turn.n < j->length)
         return ST_OK;
-    err_set(e, ST_USAGE, "the message has %zu tokens with what the template adds; with the reply at most %lld are possible",
+    err_set(e, ST_USAGE,
+            "the message has %zu tokens with what the template adds; with the reply at most %lld are possible",
             j->turn.n, (long long)j->length);
     return err_hint(e, "--length=N gives more room, where the model can use it");
 }
@@ -353,7 +360,8 @@ static int talk(struct job *j, struct err *e)
         j->n_stops++;
     }
     if (o->samples != 1)
-        return err_set(e, ST_USAGE, "--chat=on has one conversation: generate.samples=%lld has no meaning", (long long)o->samples);
+        return err_set(e, ST_USAGE, "--chat=on has one conversation: generate.samples=%lld has no meaning",
+                       (long long)o->samples);
     TRY(token_encoder_open(&j->encoder, &j->tok, e));
     TRY(generator_open(&j->g, &j->c, &j->dev, j->from, j->length, e));
     TRY(begin_conversation(j, e));

@@ -61,8 +61,8 @@ int64_t batch_micros_per_step(const struct batch_opts *o)
     return o->global_batch / (o->micro_batch * o->dp_size);
 }
 
-/* A document begins after the eod of the one before: the eod itself still belongs to that one. Of conversations the marks
- * say where they begin and what is learned. */
+/* A document begins after the eod of the one before: the eod itself still belongs to that one. Of conversations the
+ * marks say where they begin and what is learned. */
 static void fill_row(struct batch *b, int64_t row, const struct batch_opts *o)
 {
     int64_t at = row * b->seq;

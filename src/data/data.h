@@ -22,7 +22,8 @@ struct token_writer;
 int token_writer_open(struct token_writer **out, const char *prefix, enum dtype dtype, bool replace,
                       struct err *e); /* DT_U8, DT_U16 or DT_I32 */
 int token_writer_add(struct token_writer *w, const int32_t *ids, size_t n, struct err *e);
-/* For conversations: which of the ids added next are learned, a byte for each, goes to PREFIX.loss. All ids need theirs. */
+/* For conversations: which of the ids added next are learned, a byte for each, goes to PREFIX.loss. All ids need
+ * theirs. */
 int token_writer_add_loss(struct token_writer *w, const uint8_t *loss, size_t n, struct err *e);
 int token_writer_end_sequence(struct token_writer *w, struct err *e); /* an empty one is dropped */
 int token_writer_end_document(struct token_writer *w, struct err *e);
@@ -138,8 +139,13 @@ bool dataset_has_text(const struct dataset *ds);  /* a path is text, which the t
  * sample begins the next epoch, whose order is another permutation of the same samples: the order of
  * a run does not depend on how long it was planned to be. Negative: an error. */
 int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e);
-/* The same with marks [seq + 1]. Of conversations a sample holds whole ones, filled up with tokens that have no loss. */
-enum { MARK_LOSS = 1, MARK_START = 2, MARK_CHAT = 4 }; /* is learned; begins a document; START tells all of them, not eod */
+/* The same with marks [seq + 1]. Of conversations a sample holds whole ones, filled up with tokens that have no loss.
+ */
+enum {
+    MARK_LOSS = 1,
+    MARK_START = 2,
+    MARK_CHAT = 4
+}; /* is learned; begins a document; START tells all of them, not eod */
 int dataset_get_marked(const struct dataset *ds, int64_t index, int32_t *tokens, uint8_t *marks, struct err *e);
 /* What every file of the dataset holds, in the order of the blend; *list is malloc'd, and so are its paths. */
 int dataset_identify(const struct dataset *ds, struct file_id **list, int *n, struct err *e);

@@ -78,7 +78,8 @@ int jsonl_lines(const struct text_part *p, struct jsonl_bad *bad, jsonl_fn each,
 /* Calls each for the text of every line. */
 int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *bad,
                int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx, struct err *e);
-/* jsonl_text.c: the text of this member, where the line is a simple one; false: ask the parser. scratch holds n bytes. */
+/* jsonl_text.c: the text of this member, where the line is a simple one; false: ask the parser. scratch holds n bytes.
+ */
 bool jsonl_text(const uint8_t *line, size_t n, const char *field, uint8_t *scratch, size_t *len);
 int text_list_inputs(const char *const *in, int n_in, struct text_list *list, struct err *e);
 
@@ -97,10 +98,10 @@ int token_manifest_parse(const char *text, size_t n, const char *path, struct to
 /* Does it describe this many tokens, made by this tokenizer (NULL: any)? */
 int token_manifest_check(const struct token_manifest *m, const char *prefix, int64_t tokens, const struct tokenizer *tok, struct err *e);
 
-/* Are they conversations written by this template (NULL: no conversations) and learned by these roles? has_loss: there is
- * a PREFIX.loss. */
-int token_manifest_check_chat(const struct token_manifest *m, const char *prefix, bool has_loss, const struct chat_template *chat,
-                              const char *loss_roles, struct err *e);
+/* Are they conversations written by this template (NULL: no conversations) and learned by these roles? has_loss: there
+ * is a PREFIX.loss. */
+int token_manifest_check_chat(const struct token_manifest *m, const char *prefix, bool has_loss,
+                              const struct chat_template *chat, const char *loss_roles, struct err *e);
 
 /* cache.c: the prefix of a token file that stands for the text at path, made now or earlier; NULL: path is used as it is. */
 int text_cache(const struct data_opts *o, const char *path, char **prefix, struct err *e);
@@ -196,8 +197,8 @@ struct samples {
     bool whole;
     int64_t cut; /* whole: documents longer than a sample, which lose their end */
 };
-/* Of a source with a loss_path every sample holds whole documents (samples_whole.c): then starts has an entry for each, and
- * one more for the end. */
+/* Of a source with a loss_path every sample holds whole documents (samples_whole.c): then starts has an entry for each,
+ * and one more for the end. */
 int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq,
                  int64_t wanted, uint32_t seed, struct err *e);
 void samples_close(struct samples *s);
@@ -205,7 +206,8 @@ struct sample_start samples_start(const struct samples *s, int64_t j); /* before
 /* marks may be NULL. */
 int samples_get(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, uint8_t *marks, struct err *e);
 int samples_open_whole(struct samples *s, int64_t wanted, uint32_t seed, struct err *e);
-int samples_get_whole(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, uint8_t *marks, struct err *e);
+int samples_get_whole(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, uint8_t *marks,
+                      struct err *e);
 
 /* ---- Blends -------------------------------------------------------------------------------- */
 

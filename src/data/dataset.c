@@ -83,7 +83,8 @@ static int layout_member(struct dataset *ds, struct member *m, int64_t wanted, s
                ds->split ? ds->split : "none");
     if (st == ST_OK && m->samples.cut > 0 && ds->opts.note != NULL) {
         char line[512];
-        snprintf(line, sizeof line, "note: %.200s: %lld of %lld conversations have more than %lld tokens and lose their end (train.seq)",
+        snprintf(line, sizeof line,
+                 "note: %.200s: %lld of %lld conversations have more than %lld tokens and lose their end (train.seq)",
                  m->src.path, (long long)m->samples.cut, (long long)m->part.n, (long long)ds->opts.seq + 1);
         ds->opts.note(ds->opts.note_ctx, line);
     }
@@ -134,7 +135,8 @@ static int open_all(struct dataset *ds, const struct blend_spec *spec, struct er
     }
     if (ds->opts.chat != NULL && !talks) {
         err_set(e, ST_INVALID, "data.chat is set, but %s holds no conversations", ds->paths);
-        return err_hint(e, "conversations are lines of JSON (*.jsonl), or token files that `braid data tokenize --data.chat` made");
+        return err_hint(
+            e, "conversations are lines of JSON (*.jsonl), or token files that `braid data tokenize --data.chat` made");
     }
     if (ds->n > 1 || spec->weights != NULL)
         return layout_blend(ds, spec->weights, e);

@@ -1,6 +1,7 @@
-/* The text in a line of JSON, for the lines that nearly all files have: an object whose members are texts, numbers, true,
- * false and null. It is taken out without building the object, several times as fast as a parser. Whatever is unusual is
- * left to the parser, which also knows what is wrong with a bad line: a line is accepted here only if it would be there. */
+/* The text in a line of JSON, for the lines that nearly all files have: an object whose members are texts, numbers,
+ * true, false and null. It is taken out without building the object, several times as fast as a parser. Whatever is
+ * unusual is left to the parser, which also knows what is wrong with a bad line: a line is accepted here only if it
+ * would be there. */
 #include "data/data_int.h"
 
 #include <string.h>
@@ -25,7 +26,8 @@ static bool take(struct scan *s, uint8_t c)
     return true;
 }
 
-/* Is one of eight bytes below 0x20, a quote or a backslash? It may say so of bytes above 0x7F behind such a one, too. */
+/* Is one of eight bytes below 0x20, a quote or a backslash? It may say so of bytes above 0x7F behind such a one, too.
+ */
 static bool has_end(uint64_t x)
 {
     const uint64_t ones = 0x0101010101010101u, tops = 0x8080808080808080u;
@@ -87,7 +89,8 @@ static bool take_escape(struct scan *s, uint8_t **out)
         return false;
     s->p += 5;
     if (c >= 0xD800 && c < 0xDC00) {
-        if (s->end - s->p < 6 || s->p[0] != '\\' || s->p[1] != 'u' || !hex4(s->p + 2, s->end, &low) || low < 0xDC00 || low >= 0xE000)
+        if (s->end - s->p < 6 || s->p[0] != '\\' || s->p[1] != 'u' || !hex4(s->p + 2, s->end, &low) || low < 0xDC00 ||
+            low >= 0xE000)
             return false;
         c = 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00);
         s->p += 6;

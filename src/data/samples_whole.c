@@ -1,6 +1,6 @@
-/* Samples of conversations: each holds whole documents, as many of the shuffled order as fit, and is filled up with tokens
- * that nobody learns. A document is never continued in another sample, where its beginning would be missing; one that is
- * longer than a sample loses its end. */
+/* Samples of conversations: each holds whole documents, as many of the shuffled order as fit, and is filled up with
+ * tokens that nobody learns. A document is never continued in another sample, where its beginning would be missing; one
+ * that is longer than a sample loses its end. */
 #include "data/data_int.h"
 
 #include <stdlib.h>
@@ -43,7 +43,8 @@ int samples_open_whole(struct samples *s, int64_t wanted, uint32_t seed, struct 
     size_t cap_order = 0, cap_starts = 0;
     int st = ST_OK;
     if (s->part.n < 1 || s->part.n > UINT32_MAX || wanted > UINT32_MAX)
-        return err_set(e, ST_INVALID, "%s has %lld conversations here, and %lld samples are wanted: 1 to 2^32-1 are possible",
+        return err_set(e, ST_INVALID,
+                       "%s has %lld conversations here, and %lld samples are wanted: 1 to 2^32-1 are possible",
                        s->src->path, (long long)s->part.n, (long long)wanted);
     mt_seed(&rng, seed);
     do

@@ -304,6 +304,7 @@ int source_read_loss(const struct source *s, int64_t seq, int64_t from, int64_t 
     TRY(file_map_read(&s->loss, s->loss_path, (size_t)at, out, (size_t)n, e));
     for (int64_t i = 0; i < n; i++)
         if (out[i] > 1)
-            return err_set(e, ST_CORRUPT, "%s: mark %lld is %d, not 0 or 1", s->loss_path, (long long)(at + i), (int)out[i]);
+            return err_set(e, ST_CORRUPT, "%s: mark %lld is %d, not 0 or 1", s->loss_path, (long long)(at + i),
+                           (int)out[i]);
     return ST_OK;
 }

@@ -233,12 +233,12 @@ static int text_line(void *ctx, const uint8_t *line, size_t n, bool *good, char 
     struct object_ctx parsed = {.each = text_object, .ctx = ctx};
     size_t len;
     *good = jsonl_text(line, n, c->field, c->scratch, &len);
-    return *good ? c->each(c->ctx, (const char *)c->scratch, len, e) : object_line(&parsed, line, n, good, why, size, e);
+    return *good ? c->each(c->ctx, (const char *)c->scratch, len, e)
+                 : object_line(&parsed, line, n, good, why, size, e);
 }
 
 int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *bad,
-               int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx,
-               struct err *e)
+               int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx, struct err *e)
 {
     struct text_ctx c = {.field = field, .each = each, .ctx = ctx};
     TRY(mem_aligned((void **)&c.scratch, p->n + 16, 16, e)); /* not cleared: texts fill it */

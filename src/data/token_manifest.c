@@ -39,18 +39,18 @@ int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_st
     if (path == NULL)
         return ST_NOMEM;
     const struct tokenizer *t = o->tokenizer;
-    json_t *root = json_pack(
-        "{s:s, s:{s:s, s:s, s:s, s:i, s:i}, s:I, s:I, s:I, s:I, s:b, s:b, s:s}", "format",
-        format_name, "tokenizer", "name",
-        o->tokenizer_name != NULL ? o->tokenizer_name : tokenizer_kind(t), "kind",
-        tokenizer_kind(t), "hash", tokenizer_hash_text(t, hash), "vocab", (int)t->vocab, "eod",
-        (int)t->eod, "documents", (json_int_t)s->documents, "tokens", (json_int_t)s->tokens,
-        "bytes", (json_int_t)s->bytes, "bad_lines", (json_int_t)s->bad_lines, "eod_appended",
-        t->eod >= 0 && o->chat == NULL, "special_tokens_in_text", o->special, "key", o->key != NULL ? o->key : "");
+    json_t *root =
+        json_pack("{s:s, s:{s:s, s:s, s:s, s:i, s:i}, s:I, s:I, s:I, s:I, s:b, s:b, s:s}", "format", format_name,
+                  "tokenizer", "name", o->tokenizer_name != NULL ? o->tokenizer_name : tokenizer_kind(t), "kind",
+                  tokenizer_kind(t), "hash", tokenizer_hash_text(t, hash), "vocab", (int)t->vocab, "eod", (int)t->eod,
+                  "documents", (json_int_t)s->documents, "tokens", (json_int_t)s->tokens, "bytes", (json_int_t)s->bytes,
+                  "bad_lines", (json_int_t)s->bad_lines, "eod_appended", t->eod >= 0 && o->chat == NULL,
+                  "special_tokens_in_text", o->special, "key", o->key != NULL ? o->key : "");
     if (root != NULL && o->chat != NULL &&
         json_object_set_new(root, "chat",
-                            json_pack("{s:s, s:s, s:s, s:I}", "template", o->chat->name, "hash", chat_hash_text(o->chat, hash),
-                                      "loss_roles", o->loss_roles, "learned", (json_int_t)s->learned)) != 0) {
+                            json_pack("{s:s, s:s, s:s, s:I}", "template", o->chat->name, "hash",
+                                      chat_hash_text(o->chat, hash), "loss_roles", o->loss_roles, "learned",
+                                      (json_int_t)s->learned)) != 0) {
         json_decref(root);
         root = NULL;
     }
@@ -144,8 +144,8 @@ static bool same_roles(const char *a, const char *b)
     return chat_roles_parse(a, &x, &e) == ST_OK && chat_roles_parse(b, &y, &e) == ST_OK && x == y;
 }
 
-int token_manifest_check_chat(const struct token_manifest *m, const char *prefix, bool has_loss, const struct chat_template *chat,
-                              const char *loss_roles, struct err *e)
+int token_manifest_check_chat(const struct token_manifest *m, const char *prefix, bool has_loss,
+                              const struct chat_template *chat, const char *loss_roles, struct err *e)
 {
     char hash[17];
     bool talks = m->found && m->chat[0] != '\0';
@@ -158,17 +158,18 @@ int token_manifest_check_chat(const struct token_manifest *m, const char *prefix
         return err_hint(e, "tokenize the conversations again, with --force");
     }
     if (chat == NULL) {
-        err_set(e, ST_CONFLICT, "%s holds conversations (template %s, learned: %s), and data.chat is not set", prefix, m->chat,
-                m->loss_roles);
+        err_set(e, ST_CONFLICT, "%s holds conversations (template %s, learned: %s), and data.chat is not set", prefix,
+                m->chat, m->loss_roles);
         return err_hint(e, "set data.chat=%s and data.loss_roles=%s", m->chat, m->loss_roles);
     }
     if (strcmp(m->chat_hash, chat_hash_text(chat, hash)) != 0) {
-        err_set(e, ST_CONFLICT, "%s was made with chat template %s (hash %s), but this run's is %s (hash %s)", prefix, m->chat,
-                m->chat_hash, chat->name, hash);
+        err_set(e, ST_CONFLICT, "%s was made with chat template %s (hash %s), but this run's is %s (hash %s)", prefix,
+                m->chat, m->chat_hash, chat->name, hash);
         return err_hint(e, "set data.chat=%s, or tokenize the conversations again", m->chat);
     }
     if (same_roles(m->loss_roles, loss_roles))
         return ST_OK;
-    err_set(e, ST_CONFLICT, "%s was made for data.loss_roles=%s, but this run has %s", prefix, m->loss_roles, loss_roles);
+    err_set(e, ST_CONFLICT, "%s was made for data.loss_roles=%s, but this run has %s", prefix, m->loss_roles,
+            loss_roles);
     return err_hint(e, "set data.loss_roles=%s, or tokenize the conversations again", m->loss_roles);
 }

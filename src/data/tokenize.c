@@ -92,7 +92,8 @@ static int write_conversation(struct encode_ctx *c, bool *good, char *why, size_
     }
     *good = st == ST_OK && learned;
     if (!*good)
-        snprintf(why, size, "%.180s", st != ST_OK ? bad.msg : "no message of the roles that are learned (data.loss_roles)");
+        snprintf(why, size, "%.180s",
+                 st != ST_OK ? bad.msg : "no message of the roles that are learned (data.loss_roles)");
     return ST_OK;
 }
 

@@ -149,7 +149,8 @@ static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c
     if (get && strcmp(url, "/health") == 0)
         return send_health(v, c);
     if (!completions && strcmp(url, "/v1/models") != 0)
-        return refuse(c, 404, "there is nothing here: /v1/completions, /v1/chat/completions, /v1/models, /health and / exist");
+        return refuse(c, 404,
+                      "there is nothing here: /v1/completions, /v1/chat/completions, /v1/models, /health and / exist");
     if (!may_ask(v, c))
         return refuse(c, 401, "this server asks for a token: send the header 'Authorization: Bearer TOKEN'");
     if (!completions && get) {
@@ -163,7 +164,8 @@ static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c
     if (!completions || !post)
         return refuse(c, 405, completions ? "completions take POST" : "/v1/models takes GET");
     if (chat && !v->s->has_chat)
-        return refuse(c, 400, "this model has no chat template: start the server with --data.chat=NAME, or ask /v1/completions");
+        return refuse(
+            c, 400, "this model has no chat template: start the server with --data.chat=NAME, or ask /v1/completions");
     if (length != NULL && (!parse_i64(length, &n) || n > v->o->limits.body_bytes))
         return refuse(c, 413, "the request is too large for this server");
     *done = false;

@@ -248,8 +248,9 @@ int request_answer(struct scorer *s, const struct completion_request *r, const c
 {
     int64_t made = 0;
     double now = time_wall();
-    buf_addf(out, "{\"id\": \"%s-%016llx\", \"object\": \"%s\", \"created\": %lld, \"model\": ", r->chat != NULL ? "chatcmpl" : "cmpl",
-             (unsigned long long)hash64(&now, sizeof now, r->sampler.seed), r->chat != NULL ? "chat.completion" : "text_completion", (long long)now);
+    buf_addf(out, "{\"id\": \"%s-%016llx\", \"object\": \"%s\", \"created\": %lld, \"model\": ",
+             r->chat != NULL ? "chatcmpl" : "cmpl", (unsigned long long)hash64(&now, sizeof now, r->sampler.seed),
+             r->chat != NULL ? "chat.completion" : "text_completion", (long long)now);
     reply_string(out, model, strlen(model));
     buf_add(out, ", \"choices\": [");
     for (int k = 0; k < r->n_prompts; k++) {

@@ -200,7 +200,9 @@ static int read_chat_field(struct reading *in, const char *name, const json_t *v
     if (strcmp(name, "max_completion_tokens") == 0)
         return read_integer(v, name, 0, in->l->length, &in->r->max_tokens, e);
     if (strcmp(name, "logprobs") == 0)
-        return json_is_false(v) ? ST_OK : err_set(e, ST_UNSUPPORTED, "\"logprobs\" is not supported here: /v1/completions has them");
+        return json_is_false(v)
+                   ? ST_OK
+                   : err_set(e, ST_UNSUPPORTED, "\"logprobs\" is not supported here: /v1/completions has them");
     for (int i = 0; i < countof(none); i++)
         if (strcmp(name, none[i]) == 0)
             return err_set(e, ST_INVALID, "\"%s\" belongs to /v1/completions; a conversation has \"messages\"", name);
@@ -279,7 +281,8 @@ static int read_messages(struct reading *in, const json_t *root, struct err *e)
     for (size_t i = 0; i < l.n; i++)
         bytes += l.m[i].n;
     if (st == ST_OK && bytes / TOKEN_BYTES > (size_t)in->l->length)
-        st = err_set(e, ST_INVALID, "the messages have %zu bytes, which are more than %lld tokens", bytes, (long long)in->l->length);
+        st = err_set(e, ST_INVALID, "the messages have %zu bytes, which are more than %lld tokens", bytes,
+                     (long long)in->l->length);
     if (st == ST_OK)
         st = in->encode_chat(in->ctx, &l, &r->prompts[0], e);
     chat_list_release(&l);
@@ -328,11 +331,12 @@ int request_read(struct completion_request *r, const char *body, size_t n, const
     return read_body(&in, body, n, e);
 }
 
-int request_read_chat(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab,
-                      const struct chat_template *chat, encode_chat_fn encode, void *ctx, struct err *e)
+int request_read_chat(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l,
+                      int64_t vocab, const struct chat_template *chat, encode_chat_fn encode, void *ctx, struct err *e)
 {
     struct reading in = {.r = r, .l = l, .vocab = vocab, .encode_chat = encode, .ctx = ctx};
-    *r = (struct completion_request){.max_tokens = -1, .n_top = -1, .chat = chat, .sampler = {.temperature = 1, .top_p = 1}};
+    *r = (struct completion_request){
+        .max_tokens = -1, .n_top = -1, .chat = chat, .sampler = {.temperature = 1, .top_p = 1}};
     TRY(read_body(&in, body, n, e));
     if (chat->stop_id >= 0)
         return ST_OK;

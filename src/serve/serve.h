@@ -107,8 +107,8 @@ int request_read(struct completion_request *r, const char *body, size_t n, const
                  encode_fn encode, void *ctx, struct err *e);
 /* A conversation: {"messages": [...]} and the same fields otherwise, where they have a meaning. */
 typedef int (*encode_chat_fn)(void *ctx, const struct chat_list *l, struct token_ids *out, struct err *e);
-int request_read_chat(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab,
-                      const struct chat_template *chat, encode_chat_fn encode, void *ctx, struct err *e);
+int request_read_chat(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l,
+                      int64_t vocab, const struct chat_template *chat, encode_chat_fn encode, void *ctx, struct err *e);
 void request_release(struct completion_request *r);
 /* Runs it and writes the answer. */
 int request_answer(struct scorer *s, const struct completion_request *r, const char *model, struct buf *out,

@@ -35,19 +35,26 @@ static char *unquote(struct arena *a, const char *p, const char *stop, const cha
 static int bad_line(const char *where, int line, const char *what, struct err *e)
 {
     err_set(e, ST_CORRUPT, "%s, line %d: %s", where, line, what);
-    return err_hint(e, "a template file has lines such as: user = \"<|user|>\\n{content}\\n\"; docs/TOKENS.md lists the keys");
+    return err_hint(
+        e, "a template file has lines such as: user = \"<|user|>\\n{content}\\n\"; docs/TOKENS.md lists the keys");
 }
 
-static int take_line(struct chat_template *t, const char *p, const char *stop, const char *where, int line, struct err *e)
+static int take_line(struct chat_template *t, const char *p, const char *stop, const char *where, int line,
+                     struct err *e)
 {
     const struct {
         const char *name, **text;
         bool *flag;
-    } keys[] = {{"begin", &t->begin, NULL},       {"system", &t->system, NULL},
-                {"user", &t->user, NULL},         {"system_user", &t->system_user, NULL},
-                {"assistant", &t->assistant, NULL}, {"tool", &t->tool, NULL},
-                {"generation", &t->generation, NULL}, {"stop", &t->stop, NULL},
-                {"default_system", &t->default_system, NULL}, {"trim", NULL, &t->trim},
+    } keys[] = {{"begin", &t->begin, NULL},
+                {"system", &t->system, NULL},
+                {"user", &t->user, NULL},
+                {"system_user", &t->system_user, NULL},
+                {"assistant", &t->assistant, NULL},
+                {"tool", &t->tool, NULL},
+                {"generation", &t->generation, NULL},
+                {"stop", &t->stop, NULL},
+                {"default_system", &t->default_system, NULL},
+                {"trim", NULL, &t->trim},
                 {"alternate", NULL, &t->alternate}};
     const char *name = p;
     while (p < stop && !is_blank(*p) && *p != '=')
@@ -93,10 +100,14 @@ static int check(struct chat_template *t, const char *where, struct err *e)
     const struct {
         const char *name, *text;
         int content, system;
-    } texts[] = {{"begin", t->begin, 0, 0},           {"system", t->system, 1, 0},
-                 {"user", t->user, 1, 0},             {"system_user", t->system_user, 1, 1},
-                 {"assistant", t->assistant, 1, 0},   {"tool", t->tool, 1, 0},
-                 {"generation", t->generation, 0, 0}, {"stop", t->stop, 0, 0}};
+    } texts[] = {{"begin", t->begin, 0, 0},
+                 {"system", t->system, 1, 0},
+                 {"user", t->user, 1, 0},
+                 {"system_user", t->system_user, 1, 1},
+                 {"assistant", t->assistant, 1, 0},
+                 {"tool", t->tool, 1, 0},
+                 {"generation", t->generation, 0, 0},
+                 {"stop", t->stop, 0, 0}};
     for (int i = 0; i < countof(texts); i++)
         if (texts[i].text != NULL && (occurs(texts[i].text, "{content}") != texts[i].content ||
                                       occurs(texts[i].text, "{system}") != texts[i].system))
@@ -234,10 +245,11 @@ static int fit_tokenizer(struct chat_template *t, const struct tokenizer *tok, s
         if (needed[i] == NULL || needed[i][0] == '\0' ||
             (tokenizer_next_special(tok, needed[i], strlen(needed[i]), &from, &to) >= 0 && from == 0))
             continue;
-        err_set(e, ST_INVALID, "chat template %s needs the special token %s, which the tokenizer does not have", t->name,
-                needed[i]);
-        return err_hint(e, "choose a template of this tokenizer (data.chat), or give it the token: data.token_special, or "
-                           "--special-tokens of `braid data train-tokenizer`");
+        err_set(e, ST_INVALID, "chat template %s needs the special token %s, which the tokenizer does not have",
+                t->name, needed[i]);
+        return err_hint(e,
+                        "choose a template of this tokenizer (data.chat), or give it the token: data.token_special, or "
+                        "--special-tokens of `braid data train-tokenizer`");
     }
     t->stop_id = tokenizer_find(tok, t->stop);
     return ST_OK;

@@ -82,7 +82,8 @@ void chat_text_release(struct chat_text *c);
 void chat_text_clear(struct chat_text *c);
 /* loss: its text, and what ends it, is learned. A message that this template cannot express is ST_INVALID. m must live
  * until the next message was added. */
-int chat_text_add(struct chat_text *c, const struct chat_template *t, const struct chat_message *m, bool loss, struct err *e);
+int chat_text_add(struct chat_text *c, const struct chat_template *t, const struct chat_message *m, bool loss,
+                  struct err *e);
 /* Asks for a reply. */
 int chat_text_ask(struct chat_text *c, const struct chat_template *t, struct err *e);
 /* A reply was made whose ids are known already; stopped: with its stop token. */
@@ -94,7 +95,7 @@ struct chat_marks {
     uint8_t *loss;
     size_t n, cap;
 };
-int chat_text_encode(struct chat_text *c, const struct tokenizer *tok, struct token_encoder *encoder, struct token_ids *out,
-                     struct chat_marks *marks, struct err *e);
+int chat_text_encode(struct chat_text *c, const struct tokenizer *tok, struct token_encoder *encoder,
+                     struct token_ids *out, struct chat_marks *marks, struct err *e);
 
 #endif

@@ -66,7 +66,8 @@ void chat_list_release(struct chat_list *l)
     *l = (struct chat_list){.n = 0};
 }
 
-static bool add_message(struct chat_list *l, enum chat_role role, const char *text, size_t n, bool skip, char *why, size_t size)
+static bool add_message(struct chat_list *l, enum chat_role role, const char *text, size_t n, bool skip, char *why,
+                        size_t size)
 {
     struct err e;
     char *copy = arena_strndup(&l->memory, "", 0);
@@ -123,7 +124,8 @@ static bool read_message(struct chat_list *l, const json_t *m, size_t i, char *w
                  json_is_string(role) ? json_string_value(role) : "(none)");
         return false;
     }
-    if (weight != NULL && !(json_is_number(weight) && (json_number_value(weight) == 0 || json_number_value(weight) == 1))) {
+    if (weight != NULL &&
+        !(json_is_number(weight) && (json_number_value(weight) == 0 || json_number_value(weight) == 1))) {
         snprintf(why, size, "message %zu: weight is neither 0 nor 1", i + 1);
         return false;
     }

@@ -45,11 +45,15 @@ const struct chat_named chat_named[] = {
                "user = \"<|user|>\\n{content}</s>\\n\"\n"
                "assistant = \"<|assistant|>\\n{content}</s>\\n\"\n"
                "stop = \"</s>\"\n"},
-    {"deepseek", "begin = \"<\xef\xbd\x9c" "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>\"\n"
+    {"deepseek", "begin = \"<\xef\xbd\x9c"
+                 "begin\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>\"\n"
                  "system = \"{content}\"\n"
                  "user = \"<\xef\xbd\x9cUser\xef\xbd\x9c>{content}\"\n"
-                 "assistant = \"<\xef\xbd\x9c" "Assistant\xef\xbd\x9c>{content}<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>\"\n"
-                 "stop = \"<\xef\xbd\x9c" "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>\"\n"},
+                 "assistant = \"<\xef\xbd\x9c"
+                 "Assistant\xef\xbd\x9c>{content}<\xef\xbd\x9c"
+                 "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>\"\n"
+                 "stop = \"<\xef\xbd\x9c"
+                 "end\xe2\x96\x81of\xe2\x96\x81sentence\xef\xbd\x9c>\"\n"},
     {"phi3", "system = \"<|system|>\\n{content}<|end|>\\n\"\n"
              "user = \"<|user|>\\n{content}<|end|>\\n\"\n"
              "assistant = \"<|assistant|>\\n{content}<|end|>\\n\"\n"
@@ -82,7 +86,10 @@ static const struct {
     {"qwen2.5", {"<|im_start|>", "You are Qwen, created by Alibaba Cloud"}, {"think"}},
     {"chatml", {"<|im_start|>", "<|im_end|>"}, {"think", "<|im_sep|>", "You are"}},
     {"llama3", {"<|start_header_id|>", "<|eot_id|>"}, {"Cutting Knowledge Date", "think"}},
-    {"deepseek", {"<\xef\xbd\x9c" "Assistant\xef\xbd\x9c>"}, {"think"}},
+    {"deepseek",
+     {"<\xef\xbd\x9c"
+      "Assistant\xef\xbd\x9c>"},
+     {"think"}},
     {"gemma", {"<start_of_turn>", "<end_of_turn>"}, {"think"}},
     {"llama2", {"[INST]", "<<SYS>>"}, {"### "}},
     {"mistral-tekken", {"[SYSTEM_PROMPT]", "[INST]"}, {"[THINK]"}},

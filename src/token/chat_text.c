@@ -64,7 +64,8 @@ static void strip(const char **text, size_t *n)
     *n = (size_t)(end - p);
 }
 
-static int add_content(struct chat_text *c, const struct chat_template *t, const char *text, size_t n, bool loss, struct err *e)
+static int add_content(struct chat_text *c, const struct chat_template *t, const char *text, size_t n, bool loss,
+                       struct err *e)
 {
     if (t->trim)
         strip(&text, &n);
@@ -117,15 +118,16 @@ static int check_order(const struct chat_text *c, const struct chat_template *t,
         return ST_OK;
     bool user_next = first || c->last != CHAT_USER;
     if ((role == CHAT_USER) != user_next)
-        return err_set(e, ST_INVALID, "template %s needs messages of user and assistant by turns, beginning with the user's",
-                       t->name);
+        return err_set(e, ST_INVALID,
+                       "template %s needs messages of user and assistant by turns, beginning with the user's", t->name);
     return ST_OK;
 }
 
-int chat_text_add(struct chat_text *c, const struct chat_template *t, const struct chat_message *m, bool loss, struct err *e)
+int chat_text_add(struct chat_text *c, const struct chat_template *t, const struct chat_message *m, bool loss,
+                  struct err *e)
 {
-    const char *const forms[CHAT_ROLES] = {[CHAT_SYSTEM] = t->system, [CHAT_USER] = t->user,
-                                           [CHAT_ASSISTANT] = t->assistant, [CHAT_TOOL] = t->tool};
+    const char *const forms[CHAT_ROLES] = {
+        [CHAT_SYSTEM] = t->system, [CHAT_USER] = t->user, [CHAT_ASSISTANT] = t->assistant, [CHAT_TOOL] = t->tool};
     const char *form = forms[m->role];
     TRY(check_order(c, t, m->role, e));
     if (c->n_messages == 0)
@@ -134,7 +136,8 @@ int chat_text_add(struct chat_text *c, const struct chat_template *t, const stru
     if (form == NULL && !waits)
         return err_set(e, ST_INVALID, "template %s has no messages of role %s", t->name, chat_role_name(m->role));
     if (waits && loss)
-        return err_set(e, ST_INVALID, "template %s writes the system message into the user's: it cannot be learned", t->name);
+        return err_set(e, ST_INVALID, "template %s writes the system message into the user's: it cannot be learned",
+                       t->name);
     if (c->system != NULL && m->role != CHAT_USER)
         return err_set(e, ST_INVALID, "template %s needs a message of the user behind the system message", t->name);
     c->n_messages++;
@@ -221,8 +224,8 @@ static int encode_special(const struct encoding *x, int32_t id, bool loss, struc
     return mark(x, before, loss, e);
 }
 
-int chat_text_encode(struct chat_text *c, const struct tokenizer *tok, struct token_encoder *encoder, struct token_ids *out,
-                     struct chat_marks *marks, struct err *e)
+int chat_text_encode(struct chat_text *c, const struct tokenizer *tok, struct token_encoder *encoder,
+                     struct token_ids *out, struct chat_marks *marks, struct err *e)
 {
     const struct encoding x = {.c = c, .tok = tok, .encoder = encoder, .out = out, .marks = marks};
     const char *text = c->text.text;
@@ -236,7 +239,8 @@ int chat_text_encode(struct chat_text *c, const struct tokenizer *tok, struct to
             from = at;
             loss = p->loss;
         }
-        for (int32_t id; p->literal && (id = tokenizer_next_special(tok, text + at, end - at, &a, &b)) >= 0; from = at) {
+        for (int32_t id; p->literal && (id = tokenizer_next_special(tok, text + at, end - at, &a, &b)) >= 0;
+             from = at) {
             TRY(encode_run(&x, text + from, at + a - from, loss, e));
             TRY(encode_special(&x, id, loss, e));
             at += b;

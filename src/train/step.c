@@ -31,8 +31,8 @@ static int take_batches(struct trainer *t, struct err *e)
         st = batcher_next(t->batcher, &t->micro[k], e);
         if (st != ST_OK)
             break;
-        count_labels(t->micro[k]->labels, config_separates(t->cfg) ? t->micro[k]->doc_start : NULL, rows, t->cfg->train.seq, t->train.n_mtp,
-                     t->labels);
+        count_labels(t->micro[k]->labels, config_separates(t->cfg) ? t->micro[k]->doc_start : NULL, rows,
+                     t->cfg->train.seq, t->train.n_mtp, t->labels);
     }
     TRY(ranks_sum_counts(t, t->labels, countof(t->labels), st, e));
     loss_scales(t->cfg, t->labels, t->train.n_mtp, t->scale);

@@ -24,8 +24,8 @@ enum { TOKENIZER_FILE_MAX = 256 << 20 };
  * keep its names. What programs of Hugging Face keep beside a tokenizer goes with it. */
 static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json",
                                       "encoder.json", "vocab.bpe"};
-static const char *const companions[] = {"tokenizer_config.json", "special_tokens_map.json",
-                                         "chat_template.jinja", CHAT_FILE};
+static const char *const companions[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                                         CHAT_FILE};
 _Static_assert(2 + countof(companions) <= CKPT_MAX_FILES,
                "a checkpoint carries the pair of GPT-2 and every companion");
 

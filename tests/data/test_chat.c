@@ -8,7 +8,8 @@ static const char lines[] =
     "{\"role\":\"user\",\"content\":\"Ask more\"},{\"role\":\"assistant\",\"content\":\"Reply more\"}]}\n"
     "\n"
     "{\"conversations\":[{\"from\":\"human\",\"value\":\"Ask two\"},{\"from\":\"gpt\",\"value\":\"Reply two\"}]}\n"
-    "{\"messages\":[{\"role\":\"user\",\"content\":\"Ask three\"},{\"role\":\"assistant\",\"content\":\"Not this\",\"weight\":0},"
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"Ask three\"},{\"role\":\"assistant\",\"content\":\"Not "
+    "this\",\"weight\":0},"
     "{\"role\":\"user\",\"content\":\"Again\"},{\"role\":\"assistant\",\"content\":\"Reply three\"}]}\n";
 
 struct fixture {
@@ -34,15 +35,30 @@ static int tokenize(const struct fixture *f, const char *name, const char *out, 
                     struct tokenize_stats *s, struct err *e)
 {
     const char *in[] = {in_test_dir(name)};
-    struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_test_dir(out), .tokenizer = &f->tok, .chat = &f->chat,
-                              .loss_roles = roles, .skip_bad = skip_bad, .replace = true, .threads = 2};
+    struct tokenize_opts o = {.in = in,
+                              .n_in = 1,
+                              .out = in_test_dir(out),
+                              .tokenizer = &f->tok,
+                              .chat = &f->chat,
+                              .loss_roles = roles,
+                              .skip_bad = skip_bad,
+                              .replace = true,
+                              .threads = 2};
     return data_tokenize(&o, s, e);
 }
 
-static int open_dataset(const struct fixture *f, struct dataset **ds, const char *path, int64_t seq, const char *roles, struct err *e)
+static int open_dataset(const struct fixture *f, struct dataset **ds, const char *path, int64_t seq, const char *roles,
+                        struct err *e)
 {
-    struct data_opts o = {.paths = path, .seq = seq, .seed = 5, .vocab = 256, .tokenizer = &f->tok, .eod = -1, .chat = &f->chat,
-                          .loss_roles = roles, .cache_dir = in_test_dir("cache")};
+    struct data_opts o = {.paths = path,
+                          .seq = seq,
+                          .seed = 5,
+                          .vocab = 256,
+                          .tokenizer = &f->tok,
+                          .eod = -1,
+                          .chat = &f->chat,
+                          .loss_roles = roles,
+                          .cache_dir = in_test_dir("cache")};
     return dataset_open(ds, &o, e);
 }
 
@@ -81,9 +97,10 @@ static int count(const char *text, const char *what)
 static void only_the_chosen_roles_are_learned(void **state)
 {
     (void)state;
-    static const char *const replies[] = {"Reply one<|im_end|>", "Reply more<|im_end|>", "Reply two<|im_end|>", "Reply three<|im_end|>"};
-    static const char *const asked[] = {"Ask one<|im_end|>", "Ask more<|im_end|>", "Ask two<|im_end|>", "Ask three<|im_end|>",
-                                        "Again<|im_end|>"};
+    static const char *const replies[] = {"Reply one<|im_end|>", "Reply more<|im_end|>", "Reply two<|im_end|>",
+                                          "Reply three<|im_end|>"};
+    static const char *const asked[] = {"Ask one<|im_end|>", "Ask more<|im_end|>", "Ask two<|im_end|>",
+                                        "Ask three<|im_end|>", "Again<|im_end|>"};
     struct fixture f;
     struct err e = {0};
     fixture_open(&f, "chatml");
@@ -93,7 +110,8 @@ static void only_the_chosen_roles_are_learned(void **state)
             struct buf text;
             size_t want = 0;
             buf_init(&text, 0);
-            assert_ok(open_dataset(&f, &ds, in_test_dir("c.jsonl"), seq, users ? "user,assistant" : "assistant", &e), &e);
+            assert_ok(open_dataset(&f, &ds, in_test_dir("c.jsonl"), seq, users ? "user,assistant" : "assistant", &e),
+                      &e);
             learned_text(ds, seq, &text);
             for (int i = 0; i < countof(replies); i++) {
                 want += strlen(replies[i]);
@@ -125,8 +143,10 @@ static void conversations_are_packed_whole(void **state)
     fixture_open(&f, "zephyr");
     buf_init(&text, 0);
     for (int i = 0; i < DOCS; i++)
-        buf_addf(&text, "{\"messages\":[{\"role\":\"user\",\"content\":\"%.*s\"},{\"role\":\"assistant\",\"content\":\"%c\"}]}\n", i % 13,
-                 "abcdefghijklmnop", '0' + i);
+        buf_addf(
+            &text,
+            "{\"messages\":[{\"role\":\"user\",\"content\":\"%.*s\"},{\"role\":\"assistant\",\"content\":\"%c\"}]}\n",
+            i % 13, "abcdefghijklmnop", '0' + i);
     write_test_file("many.jsonl", text.text, text.len);
     assert_ok(open_dataset(&f, &ds, in_test_dir("many.jsonl"), SEQ, "assistant", &e), &e);
     assert_true(dataset_n_samples(ds) < DOCS); /* several in a sample */
@@ -146,7 +166,8 @@ static void conversations_are_packed_whole(void **state)
             assert_non_null(reply);
             int d = reply[strlen("<|assistant|>\n")] - '0';
             assert_true(d >= 0 && d < DOCS);
-            snprintf(want, sizeof want, "<|user|>\n%.*s</s>\n<|assistant|>\n%c</s>\n", d % 13, "abcdefghijklmnop", '0' + d);
+            snprintf(want, sizeof want, "<|user|>\n%.*s</s>\n<|assistant|>\n%c</s>\n", d % 13, "abcdefghijklmnop",
+                     '0' + d);
             assert_string_equal(doc, want);
             seen[d]++;
         }
@@ -161,18 +182,20 @@ static void conversations_are_packed_whole(void **state)
 static void bad_lines_are_named_or_counted(void **state)
 {
     (void)state;
-    static const char bad[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n"
-                              "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n"
-                              "{\"messages\":[{\"role\":\"nobody\",\"content\":\"a\"}]}\n"
-                              "not json\n"
-                              "{\"text\":\"a\"}\n"
-                              "{\"messages\":[{\"role\":\"tool\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n";
+    static const char bad[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n"
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}\n"
+        "{\"messages\":[{\"role\":\"nobody\",\"content\":\"a\"}]}\n"
+        "not json\n"
+        "{\"text\":\"a\"}\n"
+        "{\"messages\":[{\"role\":\"tool\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\"}]}\n";
     struct fixture f;
     struct tokenize_stats s;
     struct err e = {0};
     fixture_open(&f, "zephyr");
     write_test_file("bad.jsonl", bad, sizeof bad - 1);
-    assert_fails(tokenize(&f, "bad.jsonl", "bad", "assistant", false, &s, &e), ST_CORRUPT, &e, "bad.jsonl, line 2: no message of the roles");
+    assert_fails(tokenize(&f, "bad.jsonl", "bad", "assistant", false, &s, &e), ST_CORRUPT, &e,
+                 "bad.jsonl, line 2: no message of the roles");
     assert_ok(tokenize(&f, "bad.jsonl", "bad", "assistant", true, &s, &e), &e);
     assert_int_equal(s.bad_lines, 5);
     assert_int_equal(s.documents, 1);
@@ -181,8 +204,10 @@ static void bad_lines_are_named_or_counted(void **state)
     assert_ok(tokenize(&f, "bad.jsonl", "bad", "user", true, &s, &e), &e);
     assert_int_equal(s.bad_lines, 4); /* a conversation of the user alone is one to learn from, then */
     write_test_file("plain.txt", "text", 4);
-    assert_fails(tokenize(&f, "plain.txt", "plain", "assistant", false, &s, &e), ST_INVALID, &e, "no file of JSON lines");
-    assert_fails(tokenize(&f, "c.jsonl", "c", "assistant,nobody", false, &s, &e), ST_INVALID, &e, "'nobody' is no role");
+    assert_fails(tokenize(&f, "plain.txt", "plain", "assistant", false, &s, &e), ST_INVALID, &e,
+                 "no file of JSON lines");
+    assert_fails(tokenize(&f, "c.jsonl", "c", "assistant,nobody", false, &s, &e), ST_INVALID, &e,
+                 "'nobody' is no role");
     fixture_close(&f);
 }
 
@@ -208,7 +233,8 @@ static void another_template_other_roles_and_missing_marks_are_refused(void **st
     struct data_opts plain = {.paths = prefix, .seq = 20, .seed = 5, .vocab = 256, .tokenizer = &f.tok, .eod = -1};
     assert_fails(dataset_open(&ds, &plain, &e), ST_CONFLICT, &e, "set data.chat=chatml");
     write_test_file("x.txt", lines, sizeof lines - 1);
-    assert_fails(open_dataset(&f, &ds, in_test_dir("x.txt"), 20, "assistant", &e), ST_INVALID, &e, "holds no conversations");
+    assert_fails(open_dataset(&f, &ds, in_test_dir("x.txt"), 20, "assistant", &e), ST_INVALID, &e,
+                 "holds no conversations");
     assert_int_equal(truncate(in_test_dir("t.loss"), 7), 0);
     assert_fails(open_dataset(&f, &ds, prefix, 200, "assistant", &e), ST_CORRUPT, &e, "7 marks for");
     assert_int_equal(unlink(in_test_dir("t.loss")), 0);
@@ -258,10 +284,8 @@ int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, make_test_dir, drop_test_dir)
     const struct CMUnitTest tests[] = {
-        T(only_the_chosen_roles_are_learned),
-        T(conversations_are_packed_whole),
-        T(bad_lines_are_named_or_counted),
-        T(another_template_other_roles_and_missing_marks_are_refused),
+        T(only_the_chosen_roles_are_learned), T(conversations_are_packed_whole),
+        T(bad_lines_are_named_or_counted),    T(another_template_other_roles_and_missing_marks_are_refused),
         T(conversations_blend_with_text),
     };
     return cmocka_run_group_tests_name("chat", tests, NULL, NULL);

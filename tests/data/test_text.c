@@ -23,12 +23,8 @@ static void check_parts(const char *tokenizer, const char *name, const char *tex
     assert_ok(token_encoder_open(&c, &tok, &e), &e);
     assert_ok(token_encode(c, text, n, 0, &whole, &e), &e);
     const char *in[] = {in_test_dir(name)};
-    struct tokenize_opts o = {.in = in,
-                              .n_in = 1,
-                              .out = in_test_dir("p"),
-                              .tokenizer = &tok,
-                              .threads = threads,
-                              .replace = true};
+    struct tokenize_opts o = {
+        .in = in, .n_in = 1, .out = in_test_dir("p"), .tokenizer = &tok, .threads = threads, .replace = true};
     assert_ok(data_tokenize(&o, &s, &e), &e);
     assert_int_equal(s.tokens, whole.n);
     assert_int_equal(s.bytes, n);
@@ -62,8 +58,7 @@ static void parts_and_threads_do_not_show(void **state)
     struct source src;
     struct tokenizer tok;
     assert_ok(tokenizer_open(&tok, "tests/token/golden/regex.json", false, &e), &e);
-    assert_fails(source_open(&src, in_test_dir("big.txt"), &tok, -1, &e), ST_INVALID, &e,
-                 "tokenizer.json");
+    assert_fails(source_open(&src, in_test_dir("big.txt"), &tok, -1, &e), ST_INVALID, &e, "tokenizer.json");
     assert_fails(source_open(&src, in_test_dir("big.txt"), NULL, -1, &e), ST_INVALID, &e, "tokenize");
     tokenizer_close(&tok);
     free(corpus);
@@ -104,8 +99,7 @@ static void lines_of_json_are_documents(void **state)
     for (int i = 0; i < countof(names); i++) {
         write_packed(names[i], text, sizeof text - 1);
         const char *in[] = {in_test_dir(names[i])};
-        struct tokenize_opts o = {
-            .in = in, .n_in = 1, .out = in_test_dir("o"), .tokenizer = &tok, .replace = true};
+        struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_test_dir("o"), .tokenizer = &tok, .replace = true};
         assert_ok(data_tokenize(&o, &s, &e), &e);
         assert_int_equal(s.documents, 3);
         assert_int_equal(s.skipped_empty, 1);
@@ -143,8 +137,7 @@ static void bad_lines_are_named_or_counted(void **state)
     for (int i = 0; i < countof(files); i++) {
         write_test_file("b.jsonl", files[i].text, strlen(files[i].text));
         const char *in[] = {in_test_dir("b.jsonl")};
-        struct tokenize_opts o = {
-            .in = in, .n_in = 1, .out = in_test_dir("o"), .tokenizer = &tok, .replace = true};
+        struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_test_dir("o"), .tokenizer = &tok, .replace = true};
         assert_fails(data_tokenize(&o, &s, &e), ST_CORRUPT, &e, files[i].why);
         o.skip_bad = true;
         assert_ok(data_tokenize(&o, &s, &e), &e);
@@ -199,8 +192,7 @@ static void data_of_another_tokenizer_is_refused(void **state)
     struct tokenize_opts o = {
         .in = in, .n_in = 1, .out = in_test_dir("o"), .tokenizer = &a, .tokenizer_name = "a.json"};
     assert_ok(data_tokenize(&o, &s, &e), &e);
-    struct data_opts d = {
-        .paths = in_test_dir("o"), .seq = 4, .vocab = 1000, .tokenizer = &a, .eod = -1};
+    struct data_opts d = {.paths = in_test_dir("o"), .seq = 4, .vocab = 1000, .tokenizer = &a, .eod = -1};
     assert_ok(dataset_open(&ds, &d, &e), &e);
     dataset_close(ds);
     d.tokenizer = &b;
@@ -267,7 +259,8 @@ static void text_is_tokenised_once(void **state)
 
 #define WITH_DIR(test) cmocka_unit_test_setup_teardown(test, make_test_dir, drop_test_dir)
 
-/* Simple lines take a short cut: whatever it accepts, the parser finds the same; what it does not, the parser decides. */
+/* Simple lines take a short cut: whatever it accepts, the parser finds the same; what it does not, the parser decides.
+ */
 static void texts_taken_without_a_parser_are_the_same(void **state)
 {
     (void)state;
@@ -276,8 +269,12 @@ static void texts_taken_without_a_parser_are_the_same(void **state)
         bool quick;
     } cases[] = {
         {"{\"text\": \"plain\"}", true},
-        {"{\"id\":17,\"text\":\"a\\n\\t\\\"b\\\" \\\\ \\/ \\u00e9\\ud83d\\ude42\\u0000z\",\"n\":-1.5,\"ok\":true,\"x\":null}", true},
-        {" { \"a\" : \"long enough for whole words of eight bytes\" , \"text\" : \"\xc3\xa9\xe6\x97\xa5 and the same once more\" } ", true},
+        {"{\"id\":17,\"text\":\"a\\n\\t\\\"b\\\" \\\\ \\/ "
+         "\\u00e9\\ud83d\\ude42\\u0000z\",\"n\":-1.5,\"ok\":true,\"x\":null}",
+         true},
+        {" { \"a\" : \"long enough for whole words of eight bytes\" , \"text\" : \"\xc3\xa9\xe6\x97\xa5 and the same "
+         "once more\" } ",
+         true},
         {"{\"text\": \"\"}", true},
         {"{\"text\": \"a\", \"meta\": {\"b\": [1]}}", false}, /* good, and for the parser */
         {"{\"text\": \"a\", \"n\": 1e5}", false},
@@ -317,9 +314,12 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_taken_without_a_parser_are_the_same),
-        WITH_DIR(parts_and_threads_do_not_show),        WITH_DIR(lines_of_json_are_documents),
-        WITH_DIR(bad_lines_are_named_or_counted),       WITH_DIR(damaged_compression_is_an_error),
-        WITH_DIR(data_of_another_tokenizer_is_refused), WITH_DIR(text_is_tokenised_once),
+        WITH_DIR(parts_and_threads_do_not_show),
+        WITH_DIR(lines_of_json_are_documents),
+        WITH_DIR(bad_lines_are_named_or_counted),
+        WITH_DIR(damaged_compression_is_an_error),
+        WITH_DIR(data_of_another_tokenizer_is_refused),
+        WITH_DIR(text_is_tokenised_once),
     };
     return cmocka_run_group_tests_name("text to tokens", tests, NULL, NULL);
 }

@@ -34,7 +34,8 @@ static void try_chat(const uint8_t *data, size_t size, const struct serve_limits
     struct chat_template chat = {.stop = "x", .stop_id = -1};
     struct err e = {0};
     if (request_read_chat(&r, (const char *)data, size, limits, VOCAB, &chat, encode_chat, NULL, &e) == ST_OK &&
-        (r.n_prompts != 1 || r.prompts[0].n == 0 || (int64_t)r.prompts[0].n + r.max_tokens > LENGTH || r.max_tokens < 0))
+        (r.n_prompts != 1 || r.prompts[0].n == 0 || (int64_t)r.prompts[0].n + r.max_tokens > LENGTH ||
+         r.max_tokens < 0))
         abort();
     request_release(&r);
 }

@@ -20,7 +20,11 @@ static void write_one(const struct chat_template *t, const char *content, size_t
         abort();
     (void)chat_text_add(&c, t, &system, false, &e);
     for (int i = 0; i < 4; i++) {
-        struct chat_message m = {.role = i == 3 ? CHAT_TOOL : i % 2 ? CHAT_ASSISTANT : CHAT_USER, .text = content, .n = n};
+        struct chat_message m = {.role = i == 3  ? CHAT_TOOL
+                                         : i % 2 ? CHAT_ASSISTANT
+                                                 : CHAT_USER,
+                                 .text = content,
+                                 .n = n};
         (void)chat_text_add(&c, t, &m, i % 2 == 1, &e);
     }
     if (chat_text_ask(&c, t, &e) == ST_OK && chat_text_encode(&c, &bytes, encoder, &ids, &marks, &e) != ST_OK)

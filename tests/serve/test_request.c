@@ -52,15 +52,25 @@ static void conversations_are_read(void **state)
         {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"logprobs\": true}", "logprobs", ST_UNSUPPORTED},
         {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{}]}", "tools", ST_INVALID},
         {"{\"messages\": [{\"role\": \"king\", \"content\": \"a\"}]}", "role 'king'", ST_INVALID},
-        {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"max_completion_tokens\": 41}", "0 to 40", ST_INVALID},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"max_completion_tokens\": 41}", "0 to 40",
+         ST_INVALID},
         {"{\"messages\": [{\"role\": \"user\", \"content\": \"\"}]}", "no tokens", ST_INVALID},
     };
     struct completion_request r;
     struct err e;
-    assert_ok(read_chat(&r, "{\"model\": \"m\", \"messages\": [{\"role\": \"user\", \"content\": \"abc\"}], \"temperature\": 0}", 7, &e), &e);
-    assert_true(r.n_prompts == 1 && r.prompts[0].n == 3 && r.max_tokens == 37 && r.n_stops == 0 && r.sampler.temperature == 0);
+    assert_ok(
+        read_chat(&r,
+                  "{\"model\": \"m\", \"messages\": [{\"role\": \"user\", \"content\": \"abc\"}], \"temperature\": 0}",
+                  7, &e),
+        &e);
+    assert_true(r.n_prompts == 1 && r.prompts[0].n == 3 && r.max_tokens == 37 && r.n_stops == 0 &&
+                r.sampler.temperature == 0);
     request_release(&r);
-    assert_ok(read_chat(&r, "{\"messages\": [{\"role\": \"user\", \"content\": \"abc\"}], \"max_tokens\": 5, \"logprobs\": false}", -1, &e), &e);
+    assert_ok(
+        read_chat(
+            &r, "{\"messages\": [{\"role\": \"user\", \"content\": \"abc\"}], \"max_tokens\": 5, \"logprobs\": false}",
+            -1, &e),
+        &e);
     assert_true(r.max_tokens == 5 && r.n_stops == 1 && r.n_stop[0] == 5);
     request_release(&r);
     for (int i = 0; i < countof(bad); i++) {

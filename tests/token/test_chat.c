@@ -1,5 +1,5 @@
-/* token/: chat templates against apply_chat_template of transformers (golden/chat.json, made by tools/chat_judge.py), template
- * files, recognition of Jinja texts, messages from JSON. */
+/* token/: chat templates against apply_chat_template of transformers (golden/chat.json, made by tools/chat_judge.py),
+ * template files, recognition of Jinja texts, messages from JSON. */
 #include "support.h"
 #include "token/chat.h"
 
@@ -25,18 +25,19 @@ static void make_tokenizer(const char *name, const json_t *special, const char *
     json_int_t last = 0;
     const char *key;
     size_t i, k;
-    json_object_foreach(json_object_get(json_object_get(root, "model"), "vocab"), key, v)
-        last = json_integer_value(v) > last ? json_integer_value(v) : last;
-    json_array_foreach(added, i, v)
-        last = json_integer_value(json_object_get(v, "id")) > last ? json_integer_value(json_object_get(v, "id")) : last;
+    json_object_foreach(json_object_get(json_object_get(root, "model"), "vocab"), key, v) last =
+        json_integer_value(v) > last ? json_integer_value(v) : last;
+    json_array_foreach(added, i, v) last =
+        json_integer_value(json_object_get(v, "id")) > last ? json_integer_value(json_object_get(v, "id")) : last;
     json_array_foreach(special, k, s)
     {
         bool have = false;
-        json_array_foreach(added, i, v)
-            have = have || strcmp(json_string_value(json_object_get(v, "content")), json_string_value(s)) == 0;
+        json_array_foreach(added, i, v) have =
+            have || strcmp(json_string_value(json_object_get(v, "content")), json_string_value(s)) == 0;
         if (!have)
-            json_array_append_new(added, json_pack("{s:I,s:s,s:b,s:b,s:b,s:b,s:b}", "id", ++last, "content", json_string_value(s),
-                                                   "single_word", 0, "lstrip", 0, "rstrip", 0, "normalized", 0, "special", 1));
+            json_array_append_new(added, json_pack("{s:I,s:s,s:b,s:b,s:b,s:b,s:b}", "id", ++last, "content",
+                                                   json_string_value(s), "single_word", 0, "lstrip", 0, "rstrip", 0,
+                                                   "normalized", 0, "special", 1));
     }
     assert_int_equal(json_dump_file(root, path, 0), 0);
     json_decref(root);
@@ -80,8 +81,10 @@ static void write_messages(struct chat_text *c, const struct chat_template *t, c
 
 static void check_case(const struct fixture *f, const char *tokenizer, const json_t *judged)
 {
-    const char *name = json_string_value(json_object_get(judged, "template")), *text = json_string_value(json_object_get(judged, "text"));
-    const json_t *tokens = json_object_get(json_object_get(judged, "tokens"), tokenizer), *ids = json_object_get(tokens, "ids");
+    const char *name = json_string_value(json_object_get(judged, "template")),
+               *text = json_string_value(json_object_get(judged, "text"));
+    const json_t *tokens = json_object_get(json_object_get(judged, "tokens"), tokenizer),
+                 *ids = json_object_get(tokens, "ids");
     const char *mask = json_string_value(json_object_get(tokens, "mask"));
     struct err e = {0};
     struct chat_template t;
@@ -221,7 +224,8 @@ static void template_files_are_checked(void **state)
     (void)state;
     struct chat_template t;
     struct err e = {0};
-    const char *good = "# mine\n\nuser = \"U: {content}\\n\"  \nassistant = \"A: \\\"{content}\\\"\\n\"\nstop=\"\\n\"\ntrim = on\n";
+    const char *good =
+        "# mine\n\nuser = \"U: {content}\\n\"  \nassistant = \"A: \\\"{content}\\\"\\n\"\nstop=\"\\n\"\ntrim = on\n";
     assert_ok(chat_template_parse(&t, good, strlen(good), "x", &e), &e);
     assert_string_equal(t.user, "U: {content}\n");
     assert_string_equal(t.generation, "A: \"");
@@ -237,7 +241,8 @@ static void template_files_are_checked(void **state)
     parse_fails("user = \"{content}\"\nuser = \"{content}\"\n", "line 2: the key is given twice");
     parse_fails("trim = yes\n", "on or off");
     parse_fails("user = \"{content}\"\nassistant = \"{content}\"\nstop = \"!\"\n", "stop does not occur");
-    parse_fails("user = \"{content}\"\nassistant = \"A {content}!\"\nstop = \"!\"\ngeneration = \"B\"\n", "does not begin");
+    parse_fails("user = \"{content}\"\nassistant = \"A {content}!\"\nstop = \"!\"\ngeneration = \"B\"\n",
+                "does not begin");
     assert_fails(chat_template_parse(&t, "a\0b", 3, "x", &e), ST_CORRUPT, &e, "NUL");
     chat_template_close(&t);
 }
@@ -274,7 +279,8 @@ static void auto_recognises_the_template_beside_the_tokenizer(void **state)
     } cases[] = {
         {"tokenizer_config.json", "{\"chat_template\": \"{{ '<|im_start|>' + m['role'] + '<|im_end|>' }}\"}", "chatml"},
         {"tokenizer_config.json", "{\"chat_template\": \"<|im_start|> <|im_end|> <think>\"}", NULL},
-        {"tokenizer_config.json", "{\"chat_template\": [{\"name\": \"default\", \"template\": \"<|start_header_id|> <|eot_id|>\"}]}", "llama3"},
+        {"tokenizer_config.json",
+         "{\"chat_template\": [{\"name\": \"default\", \"template\": \"<|start_header_id|> <|eot_id|>\"}]}", "llama3"},
         {"tokenizer_config.json", "{\"chat_template\": \"my own\"}", NULL},
         {"tokenizer_config.json", "{broken", NULL},
         {"chat_template.jinja", "<start_of_turn>{{ x }}<end_of_turn>", "gemma"},
@@ -306,9 +312,13 @@ static void messages_that_cannot_be_used_are_named(void **state)
         const char *json, *why; /* why NULL: good */
     } cases[] = {
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", NULL},
-        {"{\"system\":\"s\",\"conversations\":[{\"from\":\"human\",\"value\":\"a\"},{\"from\":\"gpt\",\"value\":\"b\"}]}", NULL},
-        {"{\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"x\"},{\"type\":\"text\",\"text\":\"y\"}],"
-         "\"weight\":0,\"tool_calls\":[]}]}", NULL},
+        {"{\"system\":\"s\",\"conversations\":[{\"from\":\"human\",\"value\":\"a\"},{\"from\":\"gpt\",\"value\":\"b\"}]"
+         "}",
+         NULL},
+        {"{\"messages\":[{\"role\":\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"x\"},{\"type\":\"text\","
+         "\"text\":\"y\"}],"
+         "\"weight\":0,\"tool_calls\":[]}]}",
+         NULL},
         {"[]", "not a JSON object"},
         {"{\"text\":\"a\"}", "neither \"messages\" nor \"conversations\""},
         {"{\"messages\":[]}", "no list of 1 to"},

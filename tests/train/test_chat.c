@@ -2,16 +2,19 @@
  * layers there are; losses follow the roles. */
 #include "run.h"
 
-static const char lines[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"ABC\"},{\"role\":\"assistant\",\"content\":\"DEF\"}]}\n"
-                            "{\"messages\":[{\"role\":\"user\",\"content\":\"abc\"},{\"role\":\"assistant\",\"content\":\"def\"}]}\n";
+static const char lines[] =
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"ABC\"},{\"role\":\"assistant\",\"content\":\"DEF\"}]}\n"
+    "{\"messages\":[{\"role\":\"user\",\"content\":\"abc\"},{\"role\":\"assistant\",\"content\":\"def\"}]}\n";
 static const char own_template[] = "user = \"U{content}\\n\"\nassistant = \"V{content}\\n\"\nstop = \"\\n\"\n";
 
 static const char *const models[] = {
     "model.pattern=*-*-",
     "model.pattern=+- model.mla_kv_rank=8 model.mla_nope=4 model.mla_rope=2 model.mla_v=4",
     "model.pattern=M-M- model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3",
-    "model.pattern=G-G- model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 model.gdn_chunk=3",
-    "model.pattern=[M-][*E]/*- model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 model.experts=4 "
+    "model.pattern=G-G- model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 "
+    "model.gdn_chunk=3",
+    "model.pattern=[M-][*E]/*- model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 "
+    "model.experts=4 "
     "model.aux_loss=0 model.topk=2 model.mhc_streams=2",
 };
 
@@ -29,8 +32,14 @@ static void one_row(const char *dir, struct batch *b, int64_t *cut)
     assert_ok(file_write_atomic(form, own_template, sizeof own_template - 1, &e), &e);
     assert_ok(tokenizer_open(&tok, "bytes", false, &e), &e);
     assert_ok(chat_template_open(&chat, form, &tok, &e), &e);
-    struct data_opts o = {.paths = path, .seq = SEQ, .vocab = 256, .tokenizer = &tok, .eod = -1, .chat = &chat,
-                          .loss_roles = "assistant", .cache_dir = dir};
+    struct data_opts o = {.paths = path,
+                          .seq = SEQ,
+                          .vocab = 256,
+                          .tokenizer = &tok,
+                          .eod = -1,
+                          .chat = &chat,
+                          .loss_roles = "assistant",
+                          .cache_dir = dir};
     struct batch_opts how = {.micro_batch = 1, .global_batch = 1, .dp_size = 1, .eod = -1, .ahead = 1, .keep = 1};
     assert_ok(dataset_open(&ds, &o, &e), &e);
     assert_int_equal(dataset_n_samples(ds), 1);
@@ -81,13 +90,18 @@ static void no_gradient_goes_from_one_conversation_to_another(void **state)
             struct tiny t;
             char options[1024];
             int32_t doc[SEQ] = {0}, pos[SEQ];
-            snprintf(options, sizeof options, "train.seq=%d train.micro_batch=1 model.vocab=256 model.tied=off %s %s", SEQ, models[k],
-                     separate ? "data.chat=chatml" : "");
+            snprintf(options, sizeof options, "train.seq=%d train.micro_batch=1 model.vocab=256 model.tied=off %s %s",
+                     SEQ, models[k], separate ? "data.chat=chatml" : "");
             for (int i = 0; i < SEQ; i++)
                 pos[i] = i;
             tiny_open(&t, options, DEV_REF, 1);
-            struct run_info run = {.first_mb = true, .scale = 1, .mtp_scale = mtp_scale, .tokens = b.tokens, .labels = b.labels,
-                                   .pos = separate ? b.pos : pos, .doc_start = separate ? b.doc_start : doc};
+            struct run_info run = {.first_mb = true,
+                                   .scale = 1,
+                                   .mtp_scale = mtp_scale,
+                                   .tokens = b.tokens,
+                                   .labels = b.labels,
+                                   .pos = separate ? b.pos : pos,
+                                   .doc_start = separate ? b.doc_start : doc};
             assert_ok(exec_run(&t.x, &t.train.p, &run, &t.e), &t.e);
             double first = embedding_gradient(&t, &b, 0, cut), second = embedding_gradient(&t, &b, cut, SEQ);
             if (separate ? first != 0 : first == 0)
@@ -117,8 +131,8 @@ static void the_loss_counts_replies_alone(void **state)
         struct config c;
         struct trainer t;
         struct step_result r;
-        snprintf(options, sizeof options, "data.train=%s data.chat=%s data.loss_roles=%s train.seq=%d run.save_every=0", path,
-                 form, roles[k], SEQ);
+        snprintf(options, sizeof options, "data.train=%s data.chat=%s data.loss_roles=%s train.seq=%d run.save_every=0",
+                 path, form, roles[k], SEQ);
         run_config(&c, &pg, options);
         assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
         assert_ok(trainer_step(&t, &r, &e), &e);

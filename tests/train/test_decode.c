@@ -235,7 +235,8 @@ static int candidate_order(const void *a, const void *b)
     return x->p != y->p ? (x->p < y->p ? 1 : -1) : x->id - y->id;
 }
 
-static int sample_sorting_all(const struct sampler *s, const double *logits, int64_t vocab, uint64_t n, struct candidate *c)
+static int sample_sorting_all(const struct sampler *s, const double *logits, int64_t vocab, uint64_t n,
+                              struct candidate *c)
 {
     double top = logits[0], sum = 0, kept = 0;
     for (int64_t i = 1; i < vocab; i++)
@@ -263,12 +264,15 @@ static void sampling_without_sorting_all_draws_the_same_tokens(void **state)
     static const struct {
         int64_t top_k;
         double top_p;
-    } how[] = {{0, 1}, {0, 0.9}, {0, 0.999}, {1, 1}, {50, 1}, {64, 1}, {65, 0.95}, {700, 0.5}, {WIDE, 0.9999}, {2999, 1}};
+    } how[] = {{0, 1},  {0, 0.9},   {0, 0.999}, {1, 1},         {50, 1},
+               {64, 1}, {65, 0.95}, {700, 0.5}, {WIDE, 0.9999}, {2999, 1}};
     double *logits = malloc(WIDE * sizeof *logits), *copy = malloc(WIDE * sizeof *copy);
     struct candidate *a = malloc(WIDE * sizeof *a), *b = malloc(WIDE * sizeof *b);
     for (int steep = 0; steep < 3; steep++) {
         for (int i = 0; i < WIDE; i++)
-            logits[i] = floor(20 * rng_uniform(rng_key(7, "logits"), (uint64_t)i)) * (steep == 0 ? 0.01 : steep == 1 ? 0.2 : 2);
+            logits[i] = floor(20 * rng_uniform(rng_key(7, "logits"), (uint64_t)i)) * (steep == 0   ? 0.01
+                                                                                      : steep == 1 ? 0.2
+                                                                                                   : 2);
         for (int h = 0; h < countof(how); h++)
             for (uint64_t n = 0; n < 20; n++) {
                 struct sampler s = {.temperature = 0.9, .top_k = how[h].top_k, .top_p = how[h].top_p, .seed = 3};

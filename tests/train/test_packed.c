@@ -58,8 +58,7 @@ static int differing(const char *model, enum dev_kind kind, const char *mask)
     struct tiny t;
     char options[1024];
     int64_t n, differ = 0;
-    snprintf(options, sizeof options, "train.seq=%d train.micro_batch=1 %s %s", LENGTH, model,
-             mask);
+    snprintf(options, sizeof options, "train.seq=%d train.micro_batch=1 %s %s", LENGTH, model, mask);
     tiny_open(&t, options, kind, 1);
     double *a = second_document(&t, 1, masked, &n), *b = second_document(&t, 2, masked, &n);
     for (int64_t i = 0; i < n; i++)
@@ -80,7 +79,8 @@ static void a_document_does_not_see_the_one_before_it(void **state)
             for (int w = 0; w < countof(masks); w++) {
                 int leaked = differing(models[i], kinds[k], masks[w]);
                 if (leaked != 0)
-                    fail_msg("%s, %s: %d logits of the second document depend on the first", models[i], masks[w], leaked);
+                    fail_msg("%s, %s: %d logits of the second document depend on the first", models[i], masks[w],
+                             leaked);
             }
             if (differing(models[i], kinds[k], "") == 0)
                 fail_msg(
