@@ -135,8 +135,8 @@ static int open_all(struct dataset *ds, const struct blend_spec *spec, struct er
     }
     if (ds->opts.chat != NULL && !talks) {
         err_set(e, ST_INVALID, "data.chat is set, but %s holds no conversations", ds->paths);
-        return err_hint(
-            e, "conversations are lines of JSON (*.jsonl), or token files that `braid data tokenize --data.chat` made");
+        return err_hint(e, "conversations are lines of JSON (*.jsonl), or token files that `braid data tokenize "
+                           "--data.chat` made; an empty data.chat reads other text");
     }
     if (ds->n > 1 || spec->weights != NULL)
         return layout_blend(ds, spec->weights, e);
