@@ -96,23 +96,24 @@ HTTP_LIBS := $(if $(wildcard $(LIBDIR)/libmicrohttpd.a),$(call small,microhttpd)
 endif
 
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
-FOLDERS := base tensor config log token data dev comm ckpt hf ops plan layers model optim train sim serve cmd
+FOLDERS := base kind tensor config log token data dev comm ckpt hf ops plan layers model optim train sim serve cmd
 uses_base   :=
+uses_kind   := base
 uses_tensor := base
-uses_config := base
-uses_log    := config base
+uses_config := kind base
+uses_log    := config kind base
 uses_token  := base
 uses_data   := token tensor base
 uses_dev    := tensor base
 uses_comm   := dev tensor base
-uses_ckpt   := comm dev tensor base
-uses_hf     := ckpt comm dev config tensor base
+uses_ckpt   := comm dev tensor kind base
+uses_hf     := ckpt comm dev config tensor kind base
 uses_ops    := dev tensor base
 uses_plan   := ops comm dev tensor base
-uses_layers := plan ops comm dev config tensor base
-uses_model  := layers plan ops comm dev config tensor base
-uses_optim  := model layers plan ops comm dev config tensor base
-uses_train  := optim model layers plan hf ckpt ops comm dev data token log config tensor base
+uses_layers := plan ops comm dev config tensor kind base
+uses_model  := layers plan ops comm dev config tensor kind base
+uses_optim  := model layers plan ops comm dev config tensor kind base
+uses_train  := optim model layers plan hf ckpt ops comm dev data token log config tensor kind base
 uses_sim    := train $(uses_train)
 uses_serve  := train $(uses_train)
 uses_cmd    := serve sim train $(uses_train)
@@ -197,7 +198,14 @@ $(B)/%.cu.o: src/%.cu $(B)/settings | needs
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
 
-libs_for = $(foreach f,$(1) $(uses_$(1)),$(call lib,$(f)))
+# Folders that walk over the layer kinds link what defines them, which they do not include.
+links_kind   := layers $(uses_layers)
+links_config := $(links_kind)
+links_ckpt   := $(links_kind)
+links_hf     := $(links_kind)
+links_log    := $(links_kind)
+linked = $(sort $(1) $(uses_$(1)) $(links_$(1)))
+libs_for = $(foreach f,$(call linked,$(1)),$(call lib,$(f)))
 
 $(B)/braid: $(call libs_for,cmd)
 	$(Q)$(CC) $(LDFLAGS) -o $@ -Wl,--start-group $^ -Wl,--end-group $(HTTP_LIBS) $(LIBS)
@@ -305,7 +313,7 @@ fuzz_folder = $(word 2,$(subst _, ,$(notdir $(1))))
 FUZZ_CFLAGS := -O1 -g -std=c11 -D_GNU_SOURCE -Isrc -fopenmp -MMD -MP -fsanitize=fuzzer-no-link,address,undefined \
                -fno-sanitize-recover=all $(PKG_CFLAGS)
 fuzz_lib = $(B)/fuzz/lib$(1).a
-fuzz_libs = $(foreach f,$(call fuzz_folder,$(1)) $(uses_$(call fuzz_folder,$(1))),$(call fuzz_lib,$(f)))
+fuzz_libs = $(foreach f,$(call linked,$(call fuzz_folder,$(1))),$(call fuzz_lib,$(f)))
 $(B)/fuzz/%.o: src/%.c | needs
 	@mkdir -p $(@D)
 	$(Q)clang $(FUZZ_CFLAGS) -c $< -o $@

@@ -292,6 +292,7 @@ int config_read_ini_text(struct config *c, const char *text, size_t len, const c
 /* One option by name, as if given on the command line (label NULL) or in the file `label`. */
 int config_set(struct config *c, const char *name, const char *value, const char *label,
                struct err *e);
+int config_set_i64(struct config *c, const char *name, int64_t value, struct err *e);
 /* A value only found at run time for an option left at 0 (model.vocab from the tokenizer). */
 int config_set_auto(struct config *c, const char *name, int64_t value, struct err *e);
 

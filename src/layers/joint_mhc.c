@@ -657,4 +657,62 @@ static int mhc_settle(struct build *b)
     return g->err.code;
 }
 
-const struct joint_kind joint_mhc = {.name = "mhc", .declare = mhc_declare, .close = mhc_close, .arrive = mhc_arrive, .settle = mhc_settle};
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+static bool has_streams(const struct config *c) { return c->model.mhc_streams > 0; }
+static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
+static bool recomputes(const struct config *c)
+{
+    return c->plan.recompute[0] != '\0' || c->plan.recompute_granularity != CFG_GRANULARITY_NONE ||
+           strcmp(c->plan.recompute_block, "off") != 0;
+}
+
+static bool one_stream(const struct config *c) { return c->model.mhc_streams == 1; }
+static bool mhc_options_without_mhc(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return m->mhc_streams == 0 && (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 ||
+                                   m->mhc_bf16_coef);
+}
+
+static bool recompute_mhc_without_streams(const struct config *c)
+{
+    return c->model.mhc_streams == 0 && (str_has_word(c->plan.recompute, "mhc") || c->mhc.kernels != CFG_MHC_KERNELS_AUTO || !c->mhc.rebuild);
+}
+
+static bool block_without_streams(const struct config *c)
+{
+    return strcmp(c->plan.recompute_block, "off") != 0 && c->model.mhc_streams == 0;
+}
+
+/* clang-format off */
+static const struct option_use mhc_uses[] = {
+    {"mhc.kernels", on_gpu, "run.device = cuda"},
+    {"mhc.rebuild", recomputes, "plan.recompute or plan.recompute_block"},
+};
+static const struct rule mhc_rules[] = {
+    {"mhc-two-streams", one_stream,
+     "model.mhc_streams must be 0 (plain residual) or at least 2: one stream has nothing to mix",
+     {"model.mhc_streams"}},
+    {"mhc-options-need-streams", mhc_options_without_mhc,
+     "options of hyper-connections need model.mhc_streams",
+     {"model.mhc_streams", "model.mhc_profile", "model.mhc_iterations", "model.mhc_gating"}},
+    {"recompute-block-needs-streams", block_without_streams,
+     "plan.recompute_block needs model.mhc_streams: a plain residual stream is not recomputed",
+     {"plan.recompute_block", "model.mhc_streams"}},
+    {"recompute-mhc-needs-streams", recompute_mhc_without_streams,
+     "plan.recompute = mhc, mhc.kernels and mhc.rebuild need model.mhc_streams: there are no streams",
+     {"plan.recompute", "mhc.kernels", "mhc.rebuild", "model.mhc_streams"}},
+};
+/* clang-format on */
+
+const struct joint_kind joint_mhc = {
+    .name = "mhc",
+    .options = {KIND_ROWS(uses, mhc_uses), KIND_ROWS(rules, mhc_rules)},
+    .recompute = {{"layernorm", {"norm"}}, {"mhc", {"joint.norm"}}}, /* mhc: and streams, which the joint drops itself, block by block */
+    .chosen = has_streams,
+    .declare = mhc_declare,
+    .close = mhc_close,
+    .arrive = mhc_arrive,
+    .settle = mhc_settle,
+};

@@ -90,4 +90,10 @@ static void residual_arrive(struct build *b, struct sublayer *entry)
     *entry = sublayer_entry(build_real(b, "stream", b->rows, d), build_grad(b, "dstream", b->rows, d), false);
 }
 
-const struct joint_kind joint_residual = {.name = "residual", .declare = residual_declare, .close = residual_close, .arrive = residual_arrive};
+const struct joint_kind joint_residual = {
+    .name = "residual",
+    .recompute = {{"layernorm", {"norm"}}},
+    .declare = residual_declare,
+    .close = residual_close,
+    .arrive = residual_arrive,
+};

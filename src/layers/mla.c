@@ -18,6 +18,7 @@
 #include "ops/rope/rope.h"
 
 #include <math.h>
+#include <string.h>
 
 struct mla {
     int64_t batch, seq, heads, nope, rope, v, q_rank, kv_rank;
@@ -251,4 +252,71 @@ static int mla_declare(struct build *b, struct core_io *io)
     return b->g->err.code;
 }
 
-const struct core_kind core_mla = {.symbol = '+', .name = "multi-latent attention", .norm_key = "input_layernorm.weight", .declare = mla_declare};
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+static bool rope_llama3(const struct config *c) { return c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3; }
+static bool rope_yarn(const struct config *c) { return c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
+static bool rope_stretched(const struct config *c) { return rope_llama3(c) || rope_yarn(c); }
+
+static bool latent_without_rope(const struct config *c)
+{
+    return c->model.rope == CFG_ROPE_NONE && strchr(c->model.pattern, '+') != NULL;
+}
+
+/* clang-format off */
+static const struct option_use mla_uses[] = {
+    {"model.heads", NULL, NULL},
+    {"model.bias", NULL, NULL},
+    {"model.rope_base", NULL, NULL},
+    {"model.rope_scaling", NULL, NULL},
+    {"model.rope_factor", NULL, NULL},
+    {"model.rope_original", rope_stretched, "model.rope_scaling = llama3 or yarn"},
+    {"model.rope_low", rope_llama3, "model.rope_scaling = llama3"},
+    {"model.rope_high", rope_llama3, "model.rope_scaling = llama3"},
+    {"model.rope_beta_fast", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_beta_slow", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_mscale", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_mscale_all_dim", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.mla_q_rank", NULL, NULL},
+    {"model.mla_kv_rank", NULL, NULL},
+    {"model.mla_nope", NULL, NULL},
+    {"model.mla_rope", NULL, NULL},
+    {"model.mla_v", NULL, NULL},
+    {"model.mla_norm_eps", NULL, NULL},
+    {"model.mla_softmax_scale", NULL, NULL},
+};
+static const struct rule mla_rules[] = {
+    {"latent-needs-rope", latent_without_rope,
+     "latent attention (+) has rotary channels of its own: model.rope cannot be none",
+     {"model.rope", "model.pattern", "model.mla_rope"}},
+};
+static const struct tiny_size mla_tiny[] = {
+    {"model.heads", 4, true},        {"model.mla_kv_rank", 12, false}, {"model.mla_q_rank", 10, false},
+    {"model.mla_nope", 6, false},    {"model.mla_rope", 4, false},     {"model.mla_v", 6, false},
+};
+/* clang-format on */
+
+/* Latents, per-head projections, output, then the causal half of scores and values: Megatron's formula. */
+static double mla_flops(const struct config *cfg, int64_t seq)
+{
+    const struct config_model *c = &cfg->model;
+    double d = (double)c->hidden, heads = (double)c->heads, qk = (double)(c->mla_nope + c->mla_rope), v = (double)c->mla_v;
+    double rq = (double)c->mla_q_rank, rkv = (double)c->mla_kv_rank, query = rq > 0 ? rq * (d + heads * qk + 1) : d * heads * qk;
+    double latent = rkv * (d + heads * ((double)c->mla_nope + v) + 1) + d * (double)c->mla_rope;
+    return 2 * (query + latent + heads * v * d) + (double)seq * heads * (qk + v);
+}
+
+/* The latents are always normed and a part of every head always rotates, whatever model.qk_norm and model.rope say. */
+const struct core_kind core_mla = {
+    .symbol = '+',
+    .name = "multi-latent attention",
+    .title = "latent attention",
+    .norm_key = "input_layernorm.weight",
+    .options = {KIND_ROWS(uses, mla_uses), KIND_ROWS(rules, mla_rules), KIND_ROWS(tiny, mla_tiny),
+                .refused = {"model.attn_gate", "model.attn_window", "model.attn_window_skip", "model.attn_sink", "model.softmax_scale",
+                            "model.qkv_bias", "model.rope_percent", "model.no_rope_freq"}},
+    .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
+    .recompute = {{"core_attn", {"mla.o", "mla.lse"}}, {"mla_up_proj", {"mla.q", "mla.kv", "mla.k"}}},
+    .flops = mla_flops,
+    .declare = mla_declare,
+};

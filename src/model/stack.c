@@ -7,10 +7,6 @@
 
 /* ---- the batch node: what the host hands in ---------------------------------------------------------- */
 
-struct batch {
-    int64_t rows;
-};
-
 static int copy_in(const struct step_ctx *c, int use, const void *host)
 {
     if (c->t[use].data == NULL)
@@ -41,6 +37,17 @@ static int batch_fwd(const struct step_ctx *c)
     return copy_in(c, SHARE, &r->mb_share);
 }
 
+/* Something is drawn at random in training: dropout, or a layer of the pattern by itself. */
+static bool draws(const struct config *c)
+{
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    bool any = c->model.dropout > 0;
+    for (int i = 0; i < n; i++)
+        any |= cores[i]->draws != NULL && core_in(cores[i], c->model.pattern) && cores[i]->draws(c);
+    return any;
+}
+
 static void declare_batch(struct build *b, int64_t depths)
 {
     struct graph *g = b->g;
@@ -51,9 +58,7 @@ static void declare_batch(struct build *b, int64_t depths)
     b->in.pos = graph_slot(g, "pos", ids);
     b->in.label = decode || !head ? NO_SLOT : graph_slot(g, "label", ids);
     b->in.doc_start = !decode && b->cfg->data.eod_mask ? graph_slot(g, "doc_start", ids) : NO_SLOT;
-    const struct config_model *c = &b->cfg->model;
-    bool noise = (c->router_jitter > 0 || c->router_force_balance) && strchr(c->pattern, 'E') != NULL, draws = c->dropout > 0 || noise;
-    b->in.info = training(b) && draws ? graph_slot(g, "info", tensor_1d(NULL, DT_I64, 4)) : NO_SLOT;
+    b->in.info = training(b) && draws(b->cfg) ? graph_slot(g, "info", tensor_1d(NULL, DT_I64, 4)) : NO_SLOT;
     b->in.start = decode ? graph_slot(g, "start", tensor_1d(NULL, DT_I64, 1)) : NO_SLOT;
     b->in.scale = training(b) && head ? graph_slot(g, "scale", tensor_1d(NULL, DT_F64, 1 + depths)) : NO_SLOT;
     b->in.mb_share = training(b) ? graph_slot(g, "mb_share", tensor_1d(NULL, DT_F64, 1)) : NO_SLOT;
@@ -85,11 +90,6 @@ static int ordinal(const char *symbols, int i)
     return n;
 }
 
-static const struct joint_kind *joint_of(const struct build *b)
-{
-    return b->cfg->model.mhc_streams > 0 ? &joint_mhc : &joint_residual;
-}
-
 /* Counted from where the part begins on this rank. A prediction depth of a grouped pattern is one unit. */
 static void set_unit(struct build *b, const struct part *p, int i)
 {
@@ -113,7 +113,7 @@ static int declare_layers(struct build *b, const struct part *p, struct sublayer
         b->number = ordinal(p->symbols, i);
         set_unit(b, p, i);
         snprintf(b->prefix, sizeof b->prefix, "%s%d.", p->where, p->keys ? pattern_layer_key_index(p->keys, i) : i);
-        TRY(joint_of(b)->declare(b, sub, &next, core->norm_key, false));
+        TRY(joint_of(b->cfg)->declare(b, sub, &next, core->norm_key, false));
         struct core_io io = {.h = next.h, .dh = next.dh, .df = next.df, .f = NO_SLOT};
         TRY(core->declare(b, &io));
         next.f = io.f;
@@ -128,7 +128,7 @@ static int declare_part(struct build *b, const struct part *p, struct sublayer *
     struct sublayer end = {0};
     TRY(declare_layers(b, p, sub));
     b->prefix[0] = '\0';
-    TRY(joint_of(b)->declare(b, sub, &end, p->final_norm, true));
+    TRY(joint_of(b->cfg)->declare(b, sub, &end, p->final_norm, true));
     *sub = end;
     return ST_OK;
 }
@@ -192,7 +192,7 @@ int model_chunk(const struct pattern *p, const struct mesh *m, int v, struct mod
 static int declare_exit(struct build *b, const struct model_chunk *c, const struct sublayer *sub)
 {
     struct sublayer closed;
-    TRY(joint_of(b)->close(b, sub, &closed));
+    TRY(joint_of(b->cfg)->close(b, sub, &closed));
     return cut_out_declare(b, &(struct cut_place){.before = c->segment, .n_segments = c->n_segments}, &closed);
 }
 
@@ -202,7 +202,7 @@ static int declare_end(struct build *b, const struct pattern *p, struct sublayer
 {
     struct sublayer end = {0};
     b->prefix[0] = '\0';
-    TRY(joint_of(b)->declare(b, sub, &end, pattern_final_norm_key(p), true));
+    TRY(joint_of(b->cfg)->declare(b, sub, &end, pattern_final_norm_key(p), true));
     b->layer++;
     struct head_io head = {.scope = "head", .h = end.h, .dh = end.dh, .label = b->in.label, .loss = b->in.loss};
     TRY(head_declare(b, &head));
@@ -218,7 +218,7 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
         TRY(embed_declare(b, "embed", b->in.token, &x, &dx));
         sub = sublayer_entry(x, dx, false);
     } else {
-        TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b), &sub));
+        TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b->cfg), &sub));
     }
     struct part part = {
         .symbols = p->symbols, .from = c->from, .n = c->n, .where = "decoder.layers.", .keys = p, .groups = p};
@@ -306,7 +306,7 @@ static int apply_recompute(const struct model *m, struct graph *g, const struct 
 static int settle_replays(const struct model *m, struct model_plan *mp, struct err *e)
 {
     struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = mp->mode, .g = &mp->g, .e = e};
-    const struct joint_kind *joint = joint_of(&b);
+    const struct joint_kind *joint = joint_of(m->cfg);
     int st = joint->settle != NULL ? joint->settle(&b) : ST_OK;
     if (st != ST_OK)
         *e = mp->g.err;
