@@ -129,6 +129,16 @@ static int declare_tables(struct build *b, struct attention_slots *s)
     return b->g->err.code;
 }
 
+/* Sections q, gate, k, v; a rank takes whole groups of query heads with the keys and values they read. */
+static void split_rows(const struct attention *m, struct param *p)
+{
+    param_split_section(p, 0, m->heads * m->dim, UNIT_HEADS, m->heads);
+    if (m->gate_at >= 0)
+        param_split_section(p, 0, m->heads * m->dim, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, m->kv_heads * m->dim, UNIT_GROUPS, m->kv_heads);
+    param_split_section(p, 0, m->kv_heads * m->dim, UNIT_GROUPS, m->kv_heads);
+}
+
 static void declare_params(struct build *b, const struct attention *m, struct attention_slots *s, struct weight *wqkv,
                            struct weight *bqkv, struct weight *wo, struct weight *bo)
 {
@@ -142,6 +152,13 @@ static void declare_params(struct build *b, const struct attention *m, struct at
     struct param kn = param_vector("self_attention.k_layernorm.weight", m->dim, gain);
     struct param sink = param_vector("self_attention.core_attention.softmax_offset", m->heads, INIT_ZERO);
     p.rows = pb.rows = by_group(m);
+    split_rows(m, &p);
+    split_rows(m, &pb);
+    param_split(&o, 1, UNIT_HEADS, m->heads);
+    param_split(&sink, 0, UNIT_HEADS, m->heads);
+    param_replicate(&ob, GRAD_OVER_TOKENS);
+    param_replicate(&qn, GRAD_OVER_HEADS);
+    param_replicate(&kn, GRAD_OVER_HEADS);
     *wqkv = build_weight(b, &p);
     *bqkv = c->qkv_bias || c->bias ? build_weight(b, &pb) : no_weight();
     *wo = build_weight(b, &o);

@@ -76,6 +76,21 @@ static void sizes(const struct build *b, struct gdn *g)
     g->m.width = g->alpha_at + g->m.heads;
 }
 
+/* Sections query, key, value; of the projection in also z, beta, alpha. A rank takes key heads with the value heads that
+ * read them. */
+static void split_channels(const struct gdn *g, struct param *p, bool projection)
+{
+    const struct mixer *m = &g->m;
+    param_split_section(p, 0, g->keys, UNIT_GROUPS, g->key_heads);
+    param_split_section(p, 0, g->keys, UNIT_GROUPS, g->key_heads);
+    param_split_section(p, 0, m->inner, UNIT_HEADS, m->heads);
+    if (!projection)
+        return;
+    param_split_section(p, 0, m->inner, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, m->heads, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, m->heads, UNIT_HEADS, m->heads);
+}
+
 static void declare_params(struct build *b, const struct gdn *g, struct mixer_decl *d)
 {
     const struct config_model *c = &b->cfg->model;
@@ -89,6 +104,12 @@ static void declare_params(struct build *b, const struct gdn *g, struct mixer_de
         param_vector("self_attention.out_norm.weight", g->dv, m->norm_zero_centered ? INIT_ZERO : INIT_ONE);
     a_log.init_a = 1;
     a_log.init_b = 16;
+    split_channels(g, &in, true);
+    split_channels(g, &conv_w, false);
+    param_split(&out, 1, UNIT_HEADS, m->heads);
+    param_split(&dt_bias, 0, UNIT_HEADS, m->heads);
+    param_split(&a_log, 0, UNIT_HEADS, m->heads);
+    param_replicate(&norm, GRAD_OVER_HEADS); /* one gain for all heads */
     d->w_in = build_weight(b, &in);
     d->conv_w = build_weight(b, &conv_w);
     d->conv_b = no_weight();

@@ -10,6 +10,7 @@ static struct weight head_weight(struct build *b, int64_t vocab)
     const struct config_model *c = &b->cfg->model;
     struct param tied = embedding_param(b);
     struct param own = param_matrix("output_layer.weight", vocab, c->hidden, c->init_std);
+    param_split(&own, 0, UNIT_VOCAB, vocab);
     return build_weight(b, c->tied ? &tied : &own);
 }
 

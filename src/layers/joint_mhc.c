@@ -192,32 +192,34 @@ static struct weight small(struct build *b, const char *module, const char *name
     snprintf(key, sizeof key, "%s.%s", module, name);
     struct param p = param_vector(key, n, init);
     p.init_a = value;
+    param_replicate(&p, GRAD_OVER_TOKENS);
     return build_weight(b, &p);
 }
 
 /* Attention-like layers and MLP-like ones keep their mapping under different names, as Megatron does; a
  * Mamba layer, which may share a group with attention, under the name of its hybrid layers. A second layer
  * of a kind in one group ([G*], [-E]), which Megatron does not have, gets a name of its own. */
-static void mapping_module(const struct build *b, const char *norm_key, char *module, size_t size)
+static void mapping_module(const struct build *b, char *module, size_t size)
 {
-    bool mlp = str_starts(norm_key, "mlp.") || str_starts(norm_key, "pre_mlp_layernorm");
-    bool mixer = str_starts(norm_key, "mixer.");
+    static const char *const names[] = {[KEY_PLACE_ALONE] = "hyper_connection", [KEY_PLACE_ATTENTION] = "self_attention_hyper_connection",
+                                        [KEY_PLACE_MLP] = "mlp_hyper_connection"};
     char key[192];
-    snprintf(module, size, "%s", mlp ? "mlp_hyper_connection" : mixer ? "hyper_connection" : "self_attention_hyper_connection");
+    snprintf(module, size, "%s", names[b->core->keys.place]);
     snprintf(key, sizeof key, "%s%s.mapping_proj.weight", b->prefix, module);
     int taken = param_find(b->params, key);
     if (taken >= 0 && b->params->list[taken].p.layer != b->layer)
         snprintf(module + strlen(module), size - strlen(module), "_2");
 }
 
-static struct mapping declare_mapping(struct build *b, const char *norm_key)
+static struct mapping declare_mapping(struct build *b)
 {
     const struct config_model *c = &b->cfg->model;
     int64_t n = mhc_logits(c->mhc_streams);
     char module[64], key[96];
-    mapping_module(b, norm_key, module, sizeof module);
+    mapping_module(b, module, sizeof module);
     snprintf(key, sizeof key, "%s.mapping_proj.weight", module);
     struct param w = mhc_matrix(key, n, c->mhc_streams * c->hidden);
+    param_replicate(&w, GRAD_OVER_TOKENS);
     struct mapping m = {.w = build_weight(b, &w)};
     m.a_pre = small(b, module, "alpha_pre", 1, INIT_CONST, c->mhc_gating);
     m.a_post = small(b, module, "alpha_post", 1, INIT_CONST, c->mhc_gating);
@@ -488,10 +490,10 @@ static void declare_ready(struct build *b, const struct sublayer *prev)
     graph_cost(g, n, PH_BWD, 0, (double)(b->rows * mhc_logits(j->rule.streams)) * 20);
 }
 
-static int declare_open(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next, const char *norm_key)
+static int declare_open(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next)
 {
     int64_t d = b->cfg->model.hidden, streams = p->j->rule.streams, logits = mhc_logits(streams);
-    p->map = declare_mapping(b, norm_key);
+    p->map = declare_mapping(b);
     p->coef = build_wide(b, "coef", b->rows, logits);
     p->stat = build_wide(b, "stat", b->rows, logits + 2);
     next->x = p->stream;
@@ -522,6 +524,7 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
     graph_scope(b->g, b->layer, "joint");
     declare_ready(b, prev);
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
+    param_replicate(&gain, GRAD_OVER_TOKENS);
     p.gain = build_weight(b, &gain);
     p.info = closes && p.j->dropout > 0 ? b->in.info : NO_SLOT;
     p.stream = prev->wide && !closes ? prev->x : build_real(b, "stream", b->rows, p.j->rule.streams * c->hidden);
@@ -531,7 +534,7 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
     next->dh = build_grad(b, "dnorm", b->rows, c->hidden);
     next->wide = true;
     if (!last)
-        return declare_open(b, &p, prev, next, norm_key);
+        return declare_open(b, &p, prev, next);
     settle_health(b, prev);
     next->x = p.stream;
     next->f = next->df = NO_SLOT;

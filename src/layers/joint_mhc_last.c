@@ -231,6 +231,7 @@ static struct weight head_weight(struct build *b, const char *norm_key, const ch
     char key[160];
     snprintf(key, sizeof key, "%.*s%s", end ? (int)(end - norm_key) : 0, norm_key, name);
     p.key = key;
+    param_replicate(&p, GRAD_OVER_TOKENS);
     return build_weight(b, &p);
 }
 

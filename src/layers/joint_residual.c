@@ -29,6 +29,7 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     graph_scope(g, b->layer, "joint");
 
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
+    param_replicate(&gain, GRAD_OVER_TOKENS);
     struct weight w = build_weight(b, &gain);
     int64_t d = c->hidden;
     slot_id s = closes ? build_real(b, "stream", b->rows, d) : NO_SLOT, rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));

@@ -116,6 +116,7 @@ struct build {
     int64_t batch, seq, rows; /* rows = batch * seq of this plan */
     int64_t cache_len;        /* decode: positions the caches hold */
     struct batch_slots in;
+    const struct core_kind *core; /* of the layer */
     int layer;      /* physical layer, 0-based; MTP layers go on counting: names are unique */
     int number;     /* 1-based among the layers with this symbol: "every k-th attention layer" */
     int n_layers;   /* symbols in the pattern */

@@ -78,6 +78,19 @@ static void sizes(const struct build *b, struct mamba *s)
                         .dt_max = c->mamba_dt_max};
 }
 
+/* Sections x, B, C; of the projection in also z in front of them and dt behind them. */
+static void split_channels(const struct build *b, const struct mixer *m, struct param *p, bool projection)
+{
+    const struct config_model *c = &b->cfg->model;
+    if (projection)
+        param_split_section(p, 0, m->inner, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, m->inner, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, c->mamba_groups * c->mamba_state, UNIT_GROUPS, c->mamba_groups);
+    param_split_section(p, 0, c->mamba_groups * c->mamba_state, UNIT_GROUPS, c->mamba_groups);
+    if (projection)
+        param_split_section(p, 0, m->heads, UNIT_HEADS, m->heads);
+}
+
 static void declare_params(struct build *b, const struct mixer *m, struct mixer_decl *decl)
 {
     const struct config_model *c = &b->cfg->model;
@@ -95,6 +108,13 @@ static void declare_params(struct build *b, const struct mixer *m, struct mixer_
     dt_bias.init_b = 0.1;
     a_log.init_a = 1;
     a_log.init_b = 16;
+    struct param *by_head[] = {&dt_bias, &a_log, &d, &norm};
+    for (int i = 0; i < countof(by_head); i++)
+        param_split(by_head[i], 0, UNIT_HEADS, m->heads);
+    param_split(&out, 1, UNIT_HEADS, m->heads);
+    split_channels(b, m, &in, true);
+    split_channels(b, m, &conv_w, false);
+    split_channels(b, m, &conv_b, false);
     decl->w_in = build_weight(b, &in);
     decl->conv_w = build_weight(b, &conv_w);
     decl->conv_b = build_weight(b, &conv_b);

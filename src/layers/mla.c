@@ -117,6 +117,7 @@ static void declare_norm(struct build *b, const char *name, const struct mla *m,
     char rstd_name[32];
     snprintf(rstd_name, sizeof rstd_name, "%s_rstd", name);
     struct param p = param_vector(key, rank, m->zero_centered ? INIT_ZERO : INIT_ONE);
+    param_replicate(&p, GRAD_OVER_TOKENS); /* latents are made of a rank's own tokens, then gathered */
     struct weight w = build_weight(b, &p);
     slot_id rstd = graph_slot(g, rstd_name, tensor_1d(NULL, b->dev->wide, b->rows));
     double elems = (double)(b->rows * rank), size = (double)dtype_bytes(b->dev->real);
@@ -200,6 +201,7 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
     int64_t d = c->hidden, wide = m->heads * (m->nope + m->rope);
     if (m->q_rank == 0) {
         struct param p = param_matrix("self_attention.linear_q_proj.weight", wide, d, c->init_std);
+        param_split(&p, 0, UNIT_HEADS, m->heads);
         struct linear l = {.x = io->h, .y = s->q, .dy = s->dq, .dx = io->dh, .w = build_weight(b, &p), .bias = no_weight(), .in = d, .out = wide};
         declare_rotated(b, "q_proj", s, &l, rotary(m, of(b->g, s->q)));
         return;
@@ -208,6 +210,8 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
     slot_id normed = build_real(b, "q_latent", b->rows, m->q_rank), dnormed = build_grad(b, "dq_latent", b->rows, m->q_rank);
     struct param pd = param_matrix("self_attention.linear_q_down_proj.weight", m->q_rank, d, c->init_std);
     struct param pu = param_matrix("self_attention.linear_q_up_proj.weight", wide, m->q_rank, c->init_std);
+    param_replicate(&pd, GRAD_OVER_TOKENS);
+    param_split(&pu, 0, UNIT_HEADS, m->heads);
     linear_declare(b, "q_down", &(struct linear){.x = io->h, .y = down, .dy = ddown, .dx = io->dh, .w = build_weight(b, &pd),
                                                  .bias = no_weight(), .in = d, .out = m->q_rank});
     declare_norm(b, "q_norm", m, s, down, ddown, normed, dnormed, m->q_rank, "self_attention.linear_q_up_proj.layer_norm_weight", false);
@@ -221,6 +225,8 @@ static void declare_keys(struct build *b, const struct mla *m, struct mla_slots 
     int64_t d = c->hidden, wide = m->heads * (m->nope + m->v);
     struct param pd = param_matrix("self_attention.linear_kv_down_proj.weight", m->kv_rank + m->rope, d, c->init_std);
     struct param pu = param_matrix("self_attention.linear_kv_up_proj.weight", wide, m->kv_rank, c->init_std);
+    param_replicate(&pd, GRAD_OVER_TOKENS);
+    param_split(&pu, 0, UNIT_HEADS, m->heads);
     struct linear down = {.x = io->h, .y = s->kvd, .dy = s->dkvd, .dx = io->dh, .w = build_weight(b, &pd), .bias = no_weight(),
                           .in = d, .out = m->kv_rank + m->rope};
     declare_rotated(b, "kv_down", s, &down, heads3(shared_key(m, of(b->g, s->kvd)), 1, m->rope));
@@ -246,6 +252,8 @@ static int mla_declare(struct build *b, struct core_io *io)
     declare_core(b, m, &s);
     struct param p = param_matrix("self_attention.linear_proj.weight", c->hidden, m->heads * m->v, output_std(b));
     struct param pb = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
+    param_split(&p, 1, UNIT_HEADS, m->heads);
+    param_replicate(&pb, GRAD_OVER_TOKENS);
     struct weight wo = build_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight(); /* the others have none, as in Megatron */
     linear_declare(b, "proj", &(struct linear){.x = s.o, .y = io->f, .dy = io->df, .dx = s.d_o, .w = wo, .bias = bo,
                                                .in = m->heads * m->v, .out = c->hidden});

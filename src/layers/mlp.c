@@ -28,11 +28,15 @@ static int mlp_declare(struct build *b, struct core_io *io)
     struct act_rule rule = {.kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
     int64_t f = c->ffn, wide = act_is_gated(rule.kind) ? 2 * f : f, d = c->hidden;
     graph_scope(b->g, b->layer, "mlp");
-    struct weight w1 = build_weight(b, &(struct param){.key = "mlp.linear_fc1.weight", .rank = 2, .dim = {wide, d},
-                                                       .init = INIT_NORMAL, .init_a = c->init_std, .decay = true});
-    struct param p2 = param_matrix("mlp.linear_fc2.weight", d, f, output_std(b));
+    struct param p1 = param_matrix("mlp.linear_fc1.weight", wide, d, c->init_std), p2 = param_matrix("mlp.linear_fc2.weight", d, f, output_std(b));
     struct param pb1 = param_vector("mlp.linear_fc1.bias", wide, INIT_ZERO), pb2 = param_vector("mlp.linear_fc2.bias", d, INIT_ZERO);
-    struct weight w2 = build_weight(b, &p2);
+    for (int64_t at = 0; at < wide; at += f) { /* gate and up each */
+        param_split_section(&p1, 0, f, UNIT_FFN, f);
+        param_split_section(&pb1, 0, f, UNIT_FFN, f);
+    }
+    param_split(&p2, 1, UNIT_FFN, f);
+    param_replicate(&pb2, GRAD_OVER_TOKENS);
+    struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
     struct weight b1 = c->bias ? build_weight(b, &pb1) : no_weight(), b2 = c->bias ? build_weight(b, &pb2) : no_weight();
 
     slot_id pre = build_real(b, "pre", b->rows, wide), act = build_real(b, "act", b->rows, f);

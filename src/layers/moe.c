@@ -81,6 +81,7 @@ static slot_id declare_shared_gate(struct build *b, const struct core_io *io, sl
     struct graph *g = b->g;
     int64_t d = b->cfg->model.hidden;
     struct param p = param_matrix("mlp.shared_experts.gate_weight", 1, d, b->cfg->model.init_std);
+    param_replicate(&p, GRAD_OVER_TOKENS);
     slot_id score = build_real(b, "shared_score", b->rows, 1),
             dscore = build_grad(b, "dshared_score", b->rows, 1);
     slot_id gated = build_real(b, "shared_gated", b->rows, d);
@@ -108,6 +109,9 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
     int64_t f = c->shared_ffn, wide = act_is_gated(m->act.kind) ? 2 * f : f, d = c->hidden;
     struct param p1 = param_matrix("mlp.shared_experts.linear_fc1.weight", wide, d, c->init_std);
     struct param p2 = param_matrix("mlp.shared_experts.linear_fc2.weight", d, f, output_std(b));
+    for (int64_t at = 0; at < wide; at += f) /* gate and up each */
+        param_split_section(&p1, 0, f, UNIT_FFN, f);
+    param_split(&p2, 1, UNIT_FFN, f);
     struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
     slot_id pre = build_real(b, "shared_pre", b->rows, wide),
             act = build_real(b, "shared_act", b->rows, f);
@@ -226,6 +230,7 @@ static struct weight declare_table(struct build *b, const struct moe *m)
                           .init = INIT_HASH,
                           .buffer = true,
                           .n_values = m->experts};
+    param_replicate(&table, GRAD_COMPLETE);
     return m->hashed ? build_weight(b, &table) : no_weight();
 }
 
@@ -243,10 +248,16 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
     bias.buffer = true;
     p1.rows = b1.rows = interleaved_rows(m);
     struct param *of_experts[] = {&p1, &p2, &b1, &b2};
-    for (int i = 0; i < 4 && b->mesh->ep > 1; i++) {
-        of_experts[i]->shard.full = m->experts;
-        of_experts[i]->shard.first = b->mesh->ep_rank * m->local;
+    for (int i = 0; i < countof(of_experts); i++) {
+        if (b->mesh->ep > 1) {
+            of_experts[i]->shard.full = m->experts;
+            of_experts[i]->shard.first = b->mesh->ep_rank * m->local;
+        }
+        param_split(of_experts[i], 0, UNIT_EXPERTS, m->experts);
+        of_experts[i]->split.grad = GRAD_OVER_TOKENS; /* ranks that hold the same experts */
     }
+    param_replicate(&router, GRAD_OVER_TOKENS);
+    param_replicate(&bias, GRAD_COMPLETE);
     s->router = build_weight(b, &router);
     s->table = declare_table(b, m);
     s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();

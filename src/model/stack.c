@@ -110,6 +110,7 @@ static int declare_layers(struct build *b, const struct part *p, struct sublayer
     for (int i = p->from; i < p->from + p->n; i++, b->layer++) {
         const struct core_kind *core = core_find(p->symbols[i]);
         struct sublayer next = {0};
+        b->core = core;
         b->number = ordinal(p->symbols, i);
         set_unit(b, p, i);
         snprintf(b->prefix, sizeof b->prefix, "%s%d.", p->where, p->keys ? pattern_layer_key_index(p->keys, i) : i);

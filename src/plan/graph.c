@@ -1,5 +1,6 @@
 /* Declarations of slots and nodes; see plan.h. The first failure is kept and later calls do nothing, so
  * that layers read as a list of declarations, and graph_check() tells at the end. */
+#include "kind/kind.h"
 #include "plan/graph.h"
 
 #include <stdlib.h>
@@ -202,24 +203,14 @@ static bool word_matches(const char *word, const char *tag)
            (dot != NULL && strcmp(dot + 1, word) == 0);
 }
 
-/* Groups under the names Megatron gives them; the other names it has (mlp, moe) are scopes already. */
-static const struct {
-    const char *name, *members[4];
-} groups[] = {
-    {"core_attn", {"attn.o", "attn.lse", "mla.o", "mla.lse"}},
-    {"layernorm", {"norm"}},
-    {"moe_act", {"moe.act"}},
-    {"shared_experts", {"moe.shared*"}},
-    {"mla_up_proj", {"mla.q", "mla.kv", "mla.k"}},
-    {"mhc", {"joint.norm"}}, /* and streams: the joint drops them itself, block by block */
-};
-
+/* Groups under the names Megatron gives them are defined by the kinds; the other names it has (mlp, moe) are scopes already. */
 static bool name_matches(const char *word, const char *tag)
 {
+    const struct recompute_group *group;
     bool match = word_matches(word, tag);
-    for (int g = 0; g < countof(groups) && !match; g++)
-        for (int i = 0; strcmp(groups[g].name, word) == 0 && i < countof(groups[g].members) && groups[g].members[i] != NULL; i++)
-            match |= word_matches(groups[g].members[i], tag);
+    for (int g = 0; !match && (group = kind_recompute(word, g)) != NULL; g++)
+        for (int i = 0; i < RECOMPUTE_MAX_MEMBERS && group->members[i] != NULL; i++)
+            match |= word_matches(group->members[i], tag);
     return match;
 }
 

@@ -1,0 +1,46 @@
+# Shared by the tests that add something to the sources as CONTRIBUTING.md says: a copy of the tree with a patch of
+# tests/patches applied, which reuses the objects of the build under test. Source it with the patch's name in $patch.
+set -u
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+root=$PWD
+braid=${BRAID:-$root/build/braid}
+build=$(cd "$(dirname "$braid")" && pwd)
+[ ! -x "$build-nocuda/braid" ] || build=$build-nocuda # without kernels there is less to link
+copy=$(mktemp -d) || exit 1
+trap 'rm -rf "$copy"' EXIT
+failed=0
+
+check() { # "sentence" command...
+    local sentence=$1
+    shift
+    if "$@" >"$copy/log" 2>&1; then echo "ok $sentence"; else
+        echo "not ok $sentence"
+        tail -5 "$copy/log" | sed 's/^/  /'
+        failed=1
+    fi
+}
+found() { grep -q -- "$1" "$copy/out"; }
+fails_with() { # text, command...
+    local text=$1
+    shift
+    ! "$@" >"$copy/out" 2>&1 && found "$text"
+}
+
+# Times are kept, so that make finds what it does not have to build again; programs and tests stay behind. Dependencies name the
+# build folder, and its settings must be the same.
+cp -a Makefile src tests configs "$copy" && mkdir "$copy/b" &&
+    (cd "$build" && find . \( -path ./tests -o -path ./fuzz -o -path ./emu \) -prune -o \( -name '*.o' -o -name '*.d' -o -name '*.a' -o -name settings \) -print0 |
+        tar -c --null -T - | tar -xC "$copy/b") || exit 1
+find "$copy/b" -name '*.d' -exec sed -i "s#\(^\| \)$(basename "$build")/#\1b/#g" {} +
+find "$copy/b" -name '*.d' -exec touch -r "$copy/b/settings" {} +
+cd "$copy" || exit 1
+patch -p1 -s <"tests/patches/$patch" || exit 1
+settings=$(cat b/settings)
+make_copy() { # target...: says what was compiled in $copy/made
+    # shellcheck disable=SC2086
+    make -j2 B=b V=1 ${settings%% EXTRA_CFLAGS=*} EXTRA_CFLAGS="${settings#* EXTRA_CFLAGS=}" "$@" >"$copy/made" 2>&1 || { cat "$copy/made"; return 1; }
+}
+objects_made() { grep -c -- ' -c src/' "$copy/made"; }
+touches_only() { # pattern of paths, which begin like src/
+    ! sed -n 's/^+++ b\///p' "tests/patches/$patch" | grep -v "$1"
+}
