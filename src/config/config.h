@@ -13,6 +13,7 @@
 #define BRAID_CONFIG_H
 
 #include "base/base.h"
+#include "kind/transports.h"
 
 /* Values of the enumerated options: C name and text are one list, so they cannot drift apart. */
 #define CONFIG_ACT(X)                                                                              \
@@ -66,10 +67,8 @@
 #define CONFIG_NONFINITE(X) X(CFG_NONFINITE_STOP, "stop") X(CFG_NONFINITE_SKIP, "skip")
 #define CONFIG_DEVICE(X)                                                                           \
     X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
-#define CONFIG_COMM(X)                                                                             \
-    X(CFG_COMM_AUTO, "auto") X(CFG_COMM_SELF, "self") X(CFG_COMM_THREADS, "threads")               \
-    X(CFG_COMM_MPI, "mpi") X(CFG_COMM_NCCL, "nccl") X(CFG_COMM_LOOP, "loop") \
-    X(CFG_COMM_TCP, "tcp")
+#define CONFIG_TRANSPORT(X, id, name) X(CFG_COMM_##id, #name)
+#define CONFIG_COMM(X) X(CFG_COMM_AUTO, "auto") TRANSPORTS(CONFIG_TRANSPORT, X)
 #define CONFIG_OVERLAP(X)                                                                          \
     X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
 #define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
