@@ -109,7 +109,7 @@ uses_comm   := dev tensor kind base
 uses_ckpt   := comm dev tensor kind base
 uses_hf     := ckpt comm dev config tensor kind base
 uses_ops    := dev tensor base
-uses_plan   := ops comm dev tensor kind base
+uses_plan   := ops comm dev tensor base
 uses_layers := plan ops comm dev config tensor kind base
 uses_model  := layers plan ops comm dev config tensor kind base
 uses_optim  := model layers plan ops comm dev config tensor kind base
@@ -204,7 +204,6 @@ links_config := $(links_kind)
 links_ckpt   := $(links_kind)
 links_hf     := $(links_kind)
 links_log    := $(links_kind)
-links_plan   := $(links_kind)
 linked = $(sort $(1) $(uses_$(1)) $(links_$(1)))
 libs_for = $(foreach f,$(call linked,$(1)),$(call lib,$(f)))
 

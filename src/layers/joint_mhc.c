@@ -153,18 +153,11 @@ int64_t mhc_block_layers(int64_t streams, int64_t layers)
 
 /* The stream in front of every r-th layer of a part (of every r-th group, where the pattern is grouped: a group is what
  * Megatron calls a layer) is kept, and so is the last combine; those between are replayed, which the planner does for a
- * whole block at once because each needs the one before it. Without a number of layers, "mhc" makes a part one block,
- * as it does in Megatron. */
+ * whole block at once because each needs the one before it. */
 static void drop_stream(struct build *b, slot_id stream, int index, bool last)
 {
-    const char *text = b->cfg->plan.recompute_block;
-    int64_t r = 0;
-    bool given = parse_i64(text, &r);
-    if (strcmp(text, "auto") == 0)
-        r = mhc_block_layers(b->cfg->model.mhc_streams, b->n_layers);
-    else if (!given)
-        r = str_has_word(b->cfg->plan.recompute, "mhc") ? INT64_MAX : 0;
-    bool begins = given ? r > 0 && b->unit_start && b->unit % r == 0 : r > 0 && index % r == 0;
+    int64_t r = b->streams.every;
+    bool begins = r > 0 && (b->streams.by_unit ? b->unit_start && b->unit % r == 0 : index % r == 0);
     if (training(b) && b->g->err.code == ST_OK && r > 0 && !last && !begins)
         b->g->slots[stream].dropped = true;
 }
@@ -298,13 +291,7 @@ static slot_id product_slot(struct build *b)
 }
 
 /* Joints whose health is asked for at once. A stream that is to be dropped should not live until then, and a cut waits for nothing. */
-static int health_layers(const struct build *b)
-{
-    const char *dropped = b->cfg->plan.recompute;
-    bool kept = strcmp(b->cfg->plan.recompute_block, "off") == 0 && !str_has_word(dropped, "mhc") && !str_has_word(dropped, "full") &&
-                strchr(dropped, '*') == NULL && strstr(dropped, "joint.stream") == NULL;
-    return kept ? MHC_HEALTH_LAYERS : 1;
-}
+static int health_layers(const struct build *b) { return b->streams.stay ? MHC_HEALTH_LAYERS : 1; }
 
 /* Row and column sums, the gain of the product of all mixes so far, and how alike the streams are: of this joint and of those that wait with
  * it. Returns the new product. */

@@ -100,6 +100,13 @@ struct batch_slots {
     slot_id loss;  /* F64 [2], persistent: sum of nll, number of labels */
 };
 
+/* How the residual streams of a joint with several are kept in training; made from plan.recompute_block by model/policy.c. */
+struct stream_policy {
+    int64_t every; /* the stream in front of every so many layers is kept, those between are recomputed; 0: all are kept */
+    bool by_unit;  /* `every` counts units (groups of a grouped pattern), else joints */
+    bool stay;     /* nothing in the policy may drop a stream */
+};
+
 struct build {
     const struct config *cfg;
     struct dev *dev;
@@ -116,6 +123,7 @@ struct build {
     int64_t batch, seq, rows; /* rows = batch * seq of this plan */
     int64_t cache_len;        /* decode: positions the caches hold */
     struct batch_slots in;
+    struct stream_policy streams;
     const struct core_kind *core; /* of the layer */
     int layer;      /* physical layer, 0-based; MTP layers go on counting: names are unique */
     int number;     /* 1-based among the layers with this symbol: "every k-th attention layer" */

@@ -12,12 +12,14 @@ int model_init(struct model *m, const struct config *cfg, struct dev *dev, struc
     TRY(pattern_parse(&m->pattern, cfg->model.pattern, e));
     TRY(pattern_check_cores(&m->pattern, e));
     TRY(model_check_kernels(cfg, dev, e));
+    TRY(policy_read(&m->policy, cfg, m->pattern.n_layers, e));
     return pattern_check_keys(&m->pattern, e);
 }
 
 void model_release(struct model *m)
 {
     memory_release(&m->mem);
+    policy_release(&m->policy);
     param_table_release(&m->params);
     free(m->tables.t);
     free(m->metrics.m);

@@ -5,6 +5,7 @@
 
 #include "layers/layer.h"
 #include "model/pattern.h"
+#include "model/policy.h"
 #include "plan/plan.h"
 
 enum { MTP_MAX_DEPTHS = 8 };
@@ -27,6 +28,7 @@ struct model {
     const struct ops *ops;
     struct mesh mesh; /* this rank's place; alone unless the trainer says otherwise, before the first plan */
     struct pattern pattern;
+    struct policy policy;
     struct param_table params;
     struct table_list tables;
     struct metric_list metrics;

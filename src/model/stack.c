@@ -253,7 +253,7 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
     struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = o->mode, .g = &mp->g, .mem = &m->mem,
                       .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .routes = &m->routes, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
                       .cache_len = o->cache_len, .n_layers = m->pattern.n_layers, .n_depths = m->pattern.n_mtp_depths, .want_logits = o->want_logits,
-                      .logits = NO_SLOT, .e = e};
+                      .logits = NO_SLOT, .streams = m->policy.streams, .e = e};
     if (declare_stack(&b, &m->pattern, mp) != ST_OK || mp->g.err.code != ST_OK) {
         if (mp->g.err.code != ST_OK)
             *e = mp->g.err;
@@ -264,44 +264,33 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
     return ST_OK;
 }
 
-/* A name that means nothing to this rank's part of the model must mean something to the whole. */
-static int check_on_whole(const struct model *m, const struct model_plan_opts *o, const char *policy, struct err *e)
+/* A word that means nothing to this rank's part of the model must mean something to the whole. */
+static int check_on_whole(const struct model *m, const struct model_plan_opts *o, struct err *e)
 {
     struct model whole;
     struct model_plan plan = {0};
     int st = model_init(&whole, m->cfg, m->dev, e);
     if (st == ST_OK)
         st = declare_plan(&whole, &plan, o, e);
-    if (st == ST_OK)
-        st = graph_recompute(&plan.g, policy, e);
+    for (int i = 0; st == ST_OK && i < whole.policy.n_words; i++)
+        if (policy_drop(&whole.policy.words[i], &plan.g) == 0)
+            st = policy_unknown(&whole.policy.words[i], &plan.g, e);
     model_plan_release(&plan);
     model_release(&whole);
     return st;
 }
 
-static int drop_named(const struct model *m, struct graph *g, const struct model_plan_opts *o, const char *policy, struct err *e)
+static int apply_policy(const struct model *m, struct graph *g, const struct model_plan_opts *o, struct err *e)
 {
-    char word[256];
     bool missing = false;
-    if (m->mesh.pp == 1)
-        return graph_recompute(g, policy, e);
-    for (const char *p = policy; *p != '\0';) {
-        size_t n = strcspn(p, ", ");
-        struct err unknown = {0};
-        snprintf(word, sizeof word, "%.*s", (int)n, p);
-        missing |= graph_recompute(g, word, &unknown) != ST_OK;
-        p += n + (p[n] != '\0');
+    for (int i = 0; i < m->policy.n_words; i++) {
+        const struct policy_word *w = &m->policy.words[i];
+        bool unknown = policy_drop(w, g) == 0;
+        if (unknown && m->mesh.pp == 1)
+            return policy_unknown(w, g, e);
+        missing |= unknown;
     }
-    return missing ? check_on_whole(m, o, policy, e) : ST_OK;
-}
-
-static int apply_recompute(const struct model *m, struct graph *g, const struct model_plan_opts *o, struct err *e)
-{
-    const struct config_plan *p = &m->cfg->plan;
-    if (p->recompute_granularity == CFG_GRANULARITY_FULL)
-        TRY(drop_named(m, g, o, "full", e));
-    bool standard = p->recompute_granularity == CFG_GRANULARITY_SELECTIVE && p->recompute[0] == '\0';
-    return drop_named(m, g, o, standard ? "core_attn" : p->recompute, e);
+    return missing ? check_on_whole(m, o, e) : ST_OK;
 }
 
 static int settle_replays(const struct model *m, struct model_plan *mp, struct err *e)
@@ -335,7 +324,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
 {
     TRY(declare_plan(m, mp, o, e));
     if (o->mode == BUILD_TRAIN) {
-        TRY(apply_recompute(m, &mp->g, o, e));
+        TRY(apply_policy(m, &mp->g, o, e));
         TRY(settle_replays(m, mp, e));
     }
     struct order order = {0};
