@@ -166,6 +166,9 @@ struct config_model {
     bool router_force_balance;
 };
 
+/* Rows of the embedding and of the head. */
+static inline int64_t padded_vocab(const struct config_model *m) { return round_up(m->vocab, m->vocab_multiple); }
+
 struct config_train {
     int64_t steps, seq, micro_batch, global_batch; /* global_batch: (auto) */
     double lr, min_lr;

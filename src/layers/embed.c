@@ -3,8 +3,6 @@
 #include "ops/dropout/dropout.h"
 #include "ops/embed/embed.h"
 
-static int64_t padded_vocab(const struct config_model *c) { return round_up(c->vocab, c->vocab_multiple); }
-
 struct param embedding_param(const struct build *b)
 {
     const struct config_model *c = &b->cfg->model;

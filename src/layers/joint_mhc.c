@@ -15,6 +15,7 @@
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/joint_mhc_int.h"
 #include "ops/mhc/mhc.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>

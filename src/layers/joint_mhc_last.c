@@ -2,6 +2,7 @@
  * wants the streams, combine, contraction and final norm are one op; otherwise two nodes, between which multi-token prediction takes the streams. */
 #include "layers/joint_mhc_int.h"
 #include "ops/mhc/mhc.h"
+#include "ops/ops.h"
 #include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>

@@ -23,6 +23,7 @@
 #include "ops/act/act.h"
 #include "ops/gate/gate.h"
 #include "ops/moeplan/moeplan.h"
+#include "ops/ops.h"
 #include "ops/permute/permute.h"
 #include "ops/router/router.h"
 
@@ -154,7 +155,7 @@ static int sizes(struct build *b, struct moe *m)
                       .k = c->topk,
                       .width = c->hidden,
                       .ffn = c->expert_ffn,
-                      .vocab = round_up(c->vocab, c->vocab_multiple),
+                      .vocab = padded_vocab(c),
                       .bias_rate = c->router_bias_rate,
                       .seq = b->seq,
                       .jitter = training(b) ? c->router_jitter : 0,

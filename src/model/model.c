@@ -1,6 +1,7 @@
 /* A model's memory: committing arenas, filling tables and parameters, host views. */
 #include "model/model.h"
 #include "ops/init/init.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -38,7 +39,7 @@ static int fill_tables(struct model *m, struct err *e)
         int64_t bytes = tensor_bytes(&host);
         TRY(mem_aligned(&host.data, (size_t)bytes, DEV_ALIGN, e));
         t->fill(&host, t->arg);
-        int st = m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_STATE] + t->offset, host.data, bytes, e);
+        int st = model_write_state(m, t->offset, host.data, bytes, e);
         free(host.data);
         TRY(st);
     }
@@ -122,6 +123,16 @@ struct tensor model_grad(const struct model *m, int index)
     return t;
 }
 
+int model_read_state(const struct model *m, int64_t offset, void *out, int64_t bytes, struct err *e)
+{
+    return m->dev->vt->copy_out(m->dev, out, m->mem.base[ARENA_STATE] + offset, bytes, e);
+}
+
+int model_write_state(const struct model *m, int64_t offset, const void *in, int64_t bytes, struct err *e)
+{
+    return m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_STATE] + offset, in, bytes, e);
+}
+
 struct tensor model_slot(const struct model *m, const struct model_plan *mp, slot_id slot)
 {
     if (slot < 0)
@@ -140,7 +151,7 @@ double model_layer_flops(const struct config *cfg, char symbol, int64_t seq)
 
 double model_head_flops(const struct config *cfg)
 {
-    return 2 * (double)cfg->model.hidden * (double)round_up(cfg->model.vocab, cfg->model.vocab_multiple);
+    return 2 * (double)cfg->model.hidden * (double)padded_vocab(&cfg->model);
 }
 
 /* A depth projects its embedding and every stream, each once, and has a head. */

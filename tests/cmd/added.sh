@@ -5,7 +5,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 root=$PWD
 braid=${BRAID:-$root/build/braid}
 build=$(cd "$(dirname "$braid")" && pwd)
-[ ! -x "$build-nocuda/braid" ] || build=$build-nocuda # without kernels there is less to link
 copy=$(mktemp -d) || exit 1
 trap 'rm -rf "$copy"' EXIT
 failed=0
@@ -29,16 +28,19 @@ fails_with() { # text, command...
 # Times are kept, so that make finds what it does not have to build again; programs and tests stay behind. Dependencies name the
 # build folder, and its settings must be the same.
 cp -a Makefile src tests configs "$copy" && mkdir "$copy/b" &&
-    (cd "$build" && find . \( -path ./tests -o -path ./fuzz -o -path ./emu \) -prune -o \( -name '*.o' -o -name '*.d' -o -name '*.a' -o -name settings \) -print0 |
+    (cd "$build" && find . \( -path ./tests -o -path ./fuzz -o -path ./emu \) -prune -o \( -name '*.o' -o -name '*.d' -o -name '*.a' -o -name 'settings*' \) -print0 |
         tar -c --null -T - | tar -xC "$copy/b") || exit 1
-find "$copy/b" -name '*.d' -exec sed -i "s#\(^\| \)$(basename "$build")/#\1b/#g" {} +
+named=$(sed -n '1s#/layers/cores\.o:.*##p' "$copy/b/layers/cores.d")
+[ -n "$named" ] || { echo "not ok the dependencies of $build name their folder"; exit 1; }
+find "$copy/b" -name '*.d' -exec sed -i "s#\(^\| \)$named/#\1b/#g" {} +
 find "$copy/b" -name '*.d' -exec touch -r "$copy/b/settings" {} +
 cd "$copy" || exit 1
 patch -p1 -s <"tests/patches/$patch" || exit 1
 settings=$(cat b/settings)
-make_copy() { # target...: says what was compiled in $copy/made
+aware=$(grep -qs yes b/settings-cuda && grep -rlE 'BRAID_CUDA|comm/gpu_int\.h' --include='*.c' src | wc -l || echo 0) # compiled again without CUDA
+make_copy() { # target...: without kernels, which take long to link; what was compiled is in $copy/made
     # shellcheck disable=SC2086
-    make -j2 B=b V=1 ${settings%% EXTRA_CFLAGS=*} EXTRA_CFLAGS="${settings#* EXTRA_CFLAGS=}" "$@" >"$copy/made" 2>&1 || { cat "$copy/made"; return 1; }
+    make -j2 B=b V=1 CUDA=no ${settings%% EXTRA_CFLAGS=*} EXTRA_CFLAGS="${settings#* EXTRA_CFLAGS=}" "$@" >"$copy/made" 2>&1 || { cat "$copy/made"; return 1; }
 }
 objects_made() { grep -c -- ' -c src/' "$copy/made"; }
 touches_only() { # pattern of paths, which begin like src/
