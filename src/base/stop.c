@@ -11,7 +11,8 @@ void stop_signals(sigset_t *set)
     sigemptyset(set);
     for (int i = 0; i < countof(signals); i++) {
         struct sigaction now;
-        /* A blocked signal is delivered to sigtimedwait even if it is ignored, so those are left out. */
+        /* A blocked signal is delivered to sigtimedwait even if it is ignored, so those are left
+         * out. */
         if (sigaction(signals[i], NULL, &now) != 0 || now.sa_handler != SIG_IGN)
             sigaddset(set, signals[i]);
     }

@@ -1,4 +1,5 @@
-/* The signals that ask a process to stop: SIGINT, SIGTERM and SIGHUP. Nothing installs a handler: they are blocked, and asked for. */
+/* The signals that ask a process to stop: SIGINT, SIGTERM and SIGHUP. Nothing installs a handler:
+ * they are blocked, and asked for. */
 #ifndef BRAID_BASE_STOP_H
 #define BRAID_BASE_STOP_H
 

@@ -1,10 +1,10 @@
-/* A layer kind (core) and a residual connection (joint), each defined once: everything that the rest of the program must
- * know of one is a field here. The pattern language, options and their rules, checkpoint keys, FLOPs, recompute groups,
- * the small models of `braid verify` and the graph builder walk over the kinds and name none of them.
+/* A layer kind (core) and a residual connection (joint), each defined once: everything that the rest of the program
+ * must know of one is a field here. The pattern language, options and their rules, checkpoint keys, FLOPs, recompute
+ * groups, the small models of `braid verify` and the graph builder walk over the kinds and name none of them.
  *
- * Kinds are defined in layers/, one file each, and listed in layers/cores.def and layers/joints.def. This header is below
- * config and ckpt, which therefore see the kinds without seeing how a layer is built: types of the folders above are only
- * named here. */
+ * Kinds are defined in layers/, one file each, and listed in layers/cores.def and layers/joints.def. This header is
+ * below config and ckpt, which therefore see the kinds without seeing how a layer is built: types of the folders above
+ * are only named here. */
 #ifndef BRAID_KIND_H
 #define BRAID_KIND_H
 
@@ -23,8 +23,8 @@ struct option_use {
     bool (*read)(const struct config *c); /* false: something it needs is off; may be NULL */
     const char *needs;                    /* what that is */
 };
-/* A rule over several options, checked after the automatic values are derived, whether the pattern has the kind or not.
- * The message is followed by the values and origins of the named options. */
+/* A rule over several options, checked after the automatic values are derived, whether the pattern has the kind or
+ * not. The message is followed by the values and origins of the named options. */
 struct rule {
     const char *name;
     bool (*broken)(const struct config *c);
@@ -51,7 +51,8 @@ struct kind_options {
     int n_rules;
     const struct tiny_size *tiny;
     int n_tiny;
-    int (*shrink)(struct config *c, const struct tiny_model *m, struct err *e); /* what a size cannot say; may be NULL */
+    /* What a size cannot say; may be NULL. */
+    int (*shrink)(struct config *c, const struct tiny_model *m, struct err *e);
 };
 #define KIND_ROWS(field, table) .field = (table), .n_##field = countof(table)
 
@@ -63,8 +64,8 @@ enum key_place {
     KEY_PLACE_ATTENTION, /* self_attention_hyper_connection. */
     KEY_PLACE_MLP,       /* mlp_hyper_connection. */
 };
-/* A tensor that a distributed checkpoint of Megatron's stores in parts, so that each can be cut among ranks; together they
- * are the rows of one tensor. */
+/* A tensor that a distributed checkpoint of Megatron's stores in parts, so that each can be cut among ranks;
+ * together they are the rows of one tensor. */
 enum { KEY_MAX_PARTS = 6 };
 struct key_split {
     const char *leaf;
@@ -77,7 +78,8 @@ struct kind_keys {
     bool mixes;       /* mixes positions: comes first where two layers share a number */
     bool transformer; /* the layer that a plain Transformer has in this place */
     bool optional;    /* a file may have none of these layers, or all of them more than the model */
-    const char *prefixes[KEY_MAX_PREFIXES]; /* of its keys after "decoder.layers.N."; the longest of all kinds decides */
+    /* Of its keys after "decoder.layers.N."; the longest of all kinds decides. */
+    const char *prefixes[KEY_MAX_PREFIXES];
     const struct key_split *splits;
     int n_splits;
     /* Rows of each part of one of these splits. NULL without splits. */
@@ -131,13 +133,15 @@ struct joint_kind {
     /* Closes prev (f NO_SLOT: nothing to close, x is the embedding, or with wide the streams of an MTP entry) and
      * opens next. norm_key: key of the gain. last: next is the head; what goes on is h, and where the joint has
      * several streams also x, which multi-token prediction adds its gradient to. */
-    int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last);
+    int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key,
+                   bool last);
     /* The first half alone, in front of a pipeline cut: next gets x, dx, wide and the carry, and opens nothing. With
      * nothing to close, x goes on as it is, a single stream as several where the joint has them. */
     int (*close)(struct build *b, const struct sublayer *prev, struct sublayer *next);
     /* The other side of that cut: slots for what crosses. b->layer: the first layer after it. */
     void (*arrive)(struct build *b, struct sublayer *entry);
-    /* Training, after the recompute policy: replays of what was dropped may be joined. NULL: they stay as declared. */
+    /* Training, after the recompute policy: replays of what was dropped may be joined. NULL: they stay as
+     * declared. */
     int (*settle)(struct build *b);
 };
 const struct joint_kind *const *joint_kinds(int *n); /* in the order of joints.def; layers/cores.c */

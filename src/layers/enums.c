@@ -1,4 +1,5 @@
-/* Options whose values are handed to ops as they are: the option's enum (config.h) and the op's must count alike. */
+/* Options whose values are handed to ops as they are: the option's enum (config.h) and the op's
+ * must count alike. */
 #include "layers/layer.h"
 #include "ops/act/act.h"
 #include "ops/mhc/mhc.h"

@@ -1,6 +1,7 @@
-/* What a training plan does with activations between the forward and the backward pass: keep them, or drop and recompute
- * them. plan.recompute, plan.recompute_granularity and plan.recompute_block are read once, here, when the model is made;
- * layers see what concerns them as values of struct build (struct stream_policy). */
+/* What a training plan does with activations between the forward and the backward pass: keep them,
+ * or drop and recompute them. plan.recompute, plan.recompute_granularity and plan.recompute_block
+ * are read once, here, when the model is made; layers see what concerns them as values of struct
+ * build (struct stream_policy). */
 #ifndef BRAID_MODEL_POLICY_H
 #define BRAID_MODEL_POLICY_H
 

@@ -1,4 +1,5 @@
-/* What a layer kind and a residual connection must say of themselves (kind/kind.h), asked of all of them. */
+/* What a layer kind and a residual connection must say of themselves (kind/kind.h), asked of all of
+ * them. */
 #include "tiny.h"
 
 static bool option_exists(const char *name)
@@ -68,7 +69,8 @@ static void options_that_kinds_name_exist(void **state)
         for (int k = 0; k < o->n_tiny; k++, names++)
             assert_true(option_exists(o->tiny[k].name));
         for (int k = 0; k < o->n_rules; k++)
-            for (int j = 0; j < countof(o->rules[k].options) && o->rules[k].options[j] != NULL; j++, names++)
+            for (int j = 0; j < countof(o->rules[k].options) && o->rules[k].options[j] != NULL;
+                 j++, names++)
                 assert_true(option_exists(o->rules[k].options[j]));
     }
     assert_true(names > 150);
@@ -86,7 +88,8 @@ static void a_model_has_one_joint(void **state)
     config_release(&c);
 }
 
-/* ---- tensor parallelism -------------------------------------------------------------------------------------- */
+/* ---- tensor parallelism
+ * -------------------------------------------------------------------------------------- */
 
 static void every_parameter_says_how_it_is_split(void **state)
 {
@@ -112,15 +115,22 @@ static const struct param *param_named(const struct tiny *t, const char *key)
     return &t->m.params.list[k].p;
 }
 
-#define SIZES "model.hidden=16 model.vocab=24 model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 " \
-              "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 model.gdn_chunk=3 " \
-              "model.qk_norm=on model.attn_gate=on model.attn_sink=learnable model.bias=on model.experts=4 model.shared_ffn=8 "
+#define SIZES                                                                                      \
+    "model.hidden=16 model.vocab=24 model.mamba_head_dim=4 model.mamba_state=5 "                   \
+    "model.mamba_groups=2 model.mamba_chunk=3 "                                                    \
+    "model.gdn_value_heads=4 model.gdn_key_heads=2 model.gdn_key_dim=5 model.gdn_value_dim=4 "     \
+    "model.gdn_chunk=3 "                                                                           \
+    "model.qk_norm=on model.attn_gate=on model.attn_sink=learnable model.bias=on model.experts=4 " \
+    "model.shared_ffn=8 "
 
 static void two_ranks_can_share_a_model_of_even_sizes(void **state)
 {
     (void)state;
-    static const char *const patterns[] = {SIZES "model.pattern=*-MGE", "model.pattern=+- model.vocab=24 model.bias=on model.mla_q_rank=6 model.mla_kv_rank=8 model.mla_nope=4 model.mla_rope=4 model.mla_v=4",
-                                           SIZES "model.pattern=*- model.mhc_streams=2", SIZES "model.pattern=*-/*-"};
+    static const char *const patterns[] = {
+        SIZES "model.pattern=*-MGE",
+        "model.pattern=+- model.vocab=24 model.bias=on model.mla_q_rank=6 model.mla_kv_rank=8 "
+        "model.mla_nope=4 model.mla_rope=4 model.mla_v=4",
+        SIZES "model.pattern=*- model.mhc_streams=2", SIZES "model.pattern=*-/*-"};
     for (int i = 0; i < countof(patterns); i++) {
         struct tiny t;
         struct err e = {0};
@@ -153,7 +163,8 @@ static void units_that_ranks_cannot_share_are_named(void **state)
     tiny_close(&t);
 }
 
-/* The two classes of replicated parameters must not be confused: what is summed twice or not at all is silent. */
+/* The two classes of replicated parameters must not be confused: what is summed twice or not at all
+ * is silent. */
 static void partial_gradients_are_of_the_class_the_layer_has(void **state)
 {
     (void)state;
