@@ -78,7 +78,7 @@ struct kind_keys {
     bool mixes;       /* mixes positions: comes first where two layers share a number */
     bool transformer; /* the layer that a plain Transformer has in this place */
     bool optional;    /* a file may have none of these layers, or all of them more than the model */
-    /* Of its keys after "decoder.layers.N."; the longest of all kinds decides. */
+    /* How its keys begin after "decoder.layers.N."; the longest match of all kinds decides. */
     const char *prefixes[KEY_MAX_PREFIXES];
     const struct key_split *splits;
     int n_splits;

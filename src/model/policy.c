@@ -41,7 +41,7 @@ static int read_words(struct policy *p, const char *text, struct err *e)
     return ST_OK;
 }
 
-/* Of every layer. */
+/* The word is there and means every layer. */
 static bool has_word(const struct policy *p, const char *name)
 {
     for (int i = 0; i < p->n_words; i++)
