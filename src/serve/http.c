@@ -4,6 +4,7 @@
  *
  *   request -> handle() -> suspended, in the queue -> work() -> answered, resumed -> handle() -> sent -> finished() */
 #include "serve/serve.h"
+#include "base/stop.h"
 
 #include <errno.h>
 #include <microhttpd.h>

@@ -45,8 +45,10 @@ static int loss_of(struct checker *c, double *loss, struct err *e)
     }
     for (int k = 0; k < c->model.metrics.n; k++) {
         const struct metric *m = &c->model.metrics.m[k];
+        double value = 0;
         if (m->objective)
-            *loss += *(const double *)(const void *)(c->model.mem.base[ARENA_STATE] + m->offset) * run.mb_share;
+            TRY(model_read_state(&c->model, m->offset, &value, sizeof value, e));
+        *loss += value * run.mb_share;
     }
     return ST_OK;
 }

@@ -8,7 +8,6 @@
 #include "optim/optim.h"
 #include "plan/exec.h"
 
-#include <signal.h>
 
 /* Where a trainer stands among the ranks of a run, and what of the machine is its own. Groups and world are the caller's. */
 struct rank_place {
@@ -119,8 +118,6 @@ int trainer_replan(struct trainer *t, struct err *e);
 int trainer_identify_data(struct trainer *t, const struct ckpt *from, struct err *e);
 /* The whole run; stops early (checkpoint first) on a stop signal, on run.minutes, or when data cannot be read. */
 int trainer_run(struct trainer *t, struct err *e);
-/* SIGINT, SIGTERM and SIGHUP, without those that the process was started to ignore (nohup). */
-void stop_signals(sigset_t *set);
 
 /* Labels that count at each MTP depth (0: the main loss) are added to counts. */
 void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts);
