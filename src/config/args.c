@@ -87,9 +87,10 @@ static int set_once(struct parsing *p, const struct option *o, const char *writt
 static int take_option(struct parsing *p, const struct option *o, const struct word *w, int *at)
 {
     const char *value = w->value;
-    if (value == NULL && o->type == OPT_BOOL) {
+    if (value == NULL && (o->type == OPT_BOOL || option_has_choice(o, "on"))) {
         bool ignored;
-        bool follows = *at + 1 < p->argc && parse_bool(p->argv[*at + 1], &ignored);
+        const char *next = *at + 1 < p->argc ? p->argv[*at + 1] : "";
+        bool follows = parse_bool(next, &ignored) || option_has_choice(o, next);
         value = follows ? p->argv[++*at] : "on";
     } else if (value == NULL) {
         value = take_value(p, at);

@@ -120,6 +120,8 @@ static int enum_index(const struct option *o, const char *text)
     return -1;
 }
 
+bool option_has_choice(const struct option *o, const char *text) { return o->type == OPT_ENUM && enum_index(o, text) >= 0; }
+
 static int set_string(struct config *c, const struct option *o, const char *text,
                       struct config_origin origin, struct err *e)
 {
@@ -164,6 +166,9 @@ int option_set(struct config *c, const struct option *o, const char *text,
         break;
     case OPT_ENUM: {
         int index = enum_index(o, text);
+        bool on;
+        if (index < 0 && parse_bool(text, &on)) /* true and yes where there is an on */
+            index = enum_index(o, on ? "on" : "off");
         if (index < 0)
             return bad_value(o, text, origin, "is not one of the choices", e);
         *(int *)to = index;

@@ -28,6 +28,10 @@
     X(CFG_SINK_NONE, "none")                                                                       \
     X(CFG_SINK_OFF_BY_ONE, "off_by_one")                                                           \
     X(CFG_SINK_LEARNABLE, "learnable")
+#define CONFIG_NORM(X) X(CFG_NORM_RMS, "rms") X(CFG_NORM_LAYER, "layer")
+#define CONFIG_QK_NORM(X)                                                                          \
+    X(CFG_QK_NORM_OFF, "off") X(CFG_QK_NORM_HEAD, "on") X(CFG_QK_NORM_ROW, "row")
+#define CONFIG_POSITION(X) X(CFG_POSITION_ROPE, "rope") X(CFG_POSITION_LEARNED, "learned")
 #define CONFIG_ROPE(X)                                                                             \
     X(CFG_ROPE_NONE, "none") X(CFG_ROPE_HALF, "half") X(CFG_ROPE_INTERLEAVED, "interleaved")
 #define CONFIG_ROPE_SCALING(X)                                                                     \
@@ -83,6 +87,9 @@
 #define CONFIG_ENUM_ID(id, text) id,
 enum config_act { CONFIG_ACT(CONFIG_ENUM_ID) };
 enum config_sink { CONFIG_SINK(CONFIG_ENUM_ID) };
+enum config_norm { CONFIG_NORM(CONFIG_ENUM_ID) };
+enum config_qk_norm { CONFIG_QK_NORM(CONFIG_ENUM_ID) };
+enum config_position { CONFIG_POSITION(CONFIG_ENUM_ID) };
 enum config_rope { CONFIG_ROPE(CONFIG_ENUM_ID) };
 enum config_rope_scaling { CONFIG_ROPE_SCALING(CONFIG_ENUM_ID) };
 enum config_router { CONFIG_ROUTER(CONFIG_ENUM_ID) };
@@ -116,18 +123,24 @@ struct config_model {
     int64_t vocab, vocab_multiple; /* vocab 0: set by config_set_auto once the tokenizer is known */
     int act;                       /* enum config_act */
     double act_clamp, act_alpha, act_offset;
+    int norm; /* enum config_norm */
     double norm_eps;
-    bool norm_zero_centered, qk_norm, attn_gate;
+    bool norm_zero_centered;
+    int qk_norm; /* enum config_qk_norm */
+    bool attn_gate;
     int64_t attn_window, attn_window_skip;
     int attn_sink;        /* enum config_sink */
     double softmax_scale; /* (auto) */
-    bool qkv_bias, bias;
-    int rope; /* enum config_rope */
+    bool qkv_bias, attn_bias, mlp_bias, bias;
+    int position;         /* enum config_position */
+    int64_t max_position; /* (auto) */
+    int rope;             /* enum config_rope */
     double rope_base, rope_percent;
     int rope_scaling; /* enum config_rope_scaling */
     double rope_factor;
     int64_t rope_original;
     double rope_low, rope_high, rope_beta_fast, rope_beta_slow, rope_mscale, rope_mscale_all_dim;
+    bool rope_truncate;
     int64_t no_rope_freq;
     bool tied;
     double init_std, embed_init_std; /* embed_init_std: (auto) */
@@ -155,9 +168,9 @@ struct config_model {
     int64_t glu_interleave;
     int router_score; /* enum config_router */
     bool router_pre_softmax, router_norm;
-    int64_t router_groups, router_group_topk;
+    int64_t router_groups, router_group_topk, router_group_best; /* router_group_best: (auto) */
     double router_scale;
-    bool router_bias;
+    bool router_bias, router_linear_bias;
     double router_bias_rate;
     int64_t router_hash_layers;
     double aux_loss, seq_aux_loss, global_aux_loss, router_z_loss;

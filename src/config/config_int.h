@@ -64,6 +64,8 @@ static inline const char *option_key(const struct option *o)
 /* Parse, check bounds, store, remember the origin. Errors name the origin. */
 int option_set(struct config *c, const struct option *o, const char *text,
                struct config_origin origin, struct err *e);
+/* The option is one of several words, and text is one of them. */
+bool option_has_choice(const struct option *o, const char *text);
 /* The value as text, unquoted; exact: it parses back to the same value. */
 void option_text(const struct config *c, const struct option *o, struct buf *out);
 bool option_equal(const struct config *a, const struct config *b, const struct option *o);

@@ -58,15 +58,16 @@ static bool documents(const struct config *c) { return config_separates(c); }
 /* clang-format off */
 const struct flag config_flags[] = {
     /* ---- the model -------------------------------------------------------------------------- */
-    IS("normalization", "RMSNorm", "norms are RMSNorm"),
-    NOT("normalization", "*", "norms are RMSNorm; model.norm_eps and model.norm_zero_centered set them"),
+    SETS("normalization", "RMSNorm", "model.norm", "rms"),
+    SETS("normalization", "LayerNorm", "model.norm", "layer"),
+    NOT("normalization", "*", "norms are RMSNorm or LayerNorm (model.norm)"),
     IS("position-embedding-type", "rope", "model.rope is half unless --rotary-interleaved is given"),
     SETS("position-embedding-type", "none", "model.rope", "none"),
     SETS("position-embedding-type", "yarn", "model.rope_scaling", "yarn"),
-    NOT("position-embedding-type", "*", "positions are rotary (model.rope) or none"),
+    SETS("position-embedding-type", "learned_absolute", "model.position", "learned"),
+    NOT("position-embedding-type", "*", "positions are rotary (model.rope), learned (model.position) or none"),
     IS("use-rotary-position-embeddings", NULL, "model.rope is half unless --rotary-interleaved is given"),
     IS("no-position-embedding", NULL, "there are no learned positions"),
-    IS("max-position-embeddings", "*", "rotary tables have the length of train.seq"),
     IS("rope-type", "rope", "model.rope is half unless --rotary-interleaved is given"),
     SETS("rope-type", "yarn", "model.rope_scaling", "yarn"),
     IS("rotary-seq-len-interpolation-factor", "1", "model.rope_scaling stretches rotary frequencies"),

@@ -7,6 +7,9 @@
 #define VALUE_TEXT(id, text) text,
 static const char *const act_values[] = {CONFIG_ACT(VALUE_TEXT) NULL};
 static const char *const sink_values[] = {CONFIG_SINK(VALUE_TEXT) NULL};
+static const char *const norm_values[] = {CONFIG_NORM(VALUE_TEXT) NULL};
+static const char *const qk_norm_values[] = {CONFIG_QK_NORM(VALUE_TEXT) NULL};
+static const char *const position_values[] = {CONFIG_POSITION(VALUE_TEXT) NULL};
 static const char *const rope_values[] = {CONFIG_ROPE(VALUE_TEXT) NULL};
 static const char *const rope_scaling_values[] = {CONFIG_ROPE_SCALING(VALUE_TEXT) NULL};
 static const char *const router_values[] = {CONFIG_ROUTER(VALUE_TEXT) NULL};
@@ -102,13 +105,16 @@ const struct option config_options[] = {
         "The a in x * sigmoid(a x), for quick_gelu and quick_geglu.")),
     ROW(model.act_offset, "0", OPT_MODEL, RANGE(-100, 100), HELP(
         "Gated activations only: act(gate) * (up + this). 1 in gpt-oss.")),
+    ROW(model.norm, "rms", OPT_MODEL, ONE_OF(norm_values), HELP(
+        "Norm in front of each layer and of the head: rms is RMSNorm, layer is LayerNorm with a bias, as in GPT-2. The norms "
+        "inside Mamba-2 layers stay RMSNorm.")),
     ROW(model.norm_eps, "1e-5", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("norm-epsilon"), HELP(
-        "Added to the mean square inside RMSNorm.")),
+        "Added to the mean square (RMSNorm) or the variance (LayerNorm).")),
     ROW(model.norm_zero_centered, "off", OPT_MODEL, FLAG("apply-layernorm-1p", "on"), HELP(
         "Store norm weights as their difference from 1, so that weight decay pulls them to 1.")),
-    ROW(model.qk_norm, "off", OPT_MODEL, FLAG("qk-layernorm", "on"), HELP(
-        "RMSNorm on each query and key head before rotary embedding; keeps attention logits "
-        "small. Latent attention (+) always norms its latents instead.")),
+    ROW(model.qk_norm, "off", OPT_MODEL, ONE_OF(qk_norm_values), FLAG("qk-layernorm", "on"), HELP(
+        "RMSNorm of queries and keys before rotary embedding, which keeps attention logits small: on norms each head by "
+        "itself, row all heads of a token together, as in OLMoE. Latent attention (+) always norms its latents instead.")),
     ROW(model.attn_gate, "off", OPT_MODEL, FLAG("attention-output-gate", "on"), HELP(
         "Multiply the attention output by a learned sigmoid gate, as Qwen3-Next does.")),
     ROW(model.attn_window, "0", OPT_MODEL, RANGE(0, 1 << 30), HELP(
@@ -123,9 +129,18 @@ const struct option config_options[] = {
         "Factor on attention logits.")),
     ROW(model.qkv_bias, "off", OPT_MODEL, FLAG("add-qkv-bias", "on"), HELP(
         "Bias on the query, key and value projection only, as in Qwen2.")),
+    ROW(model.attn_bias, "off", OPT_MODEL, HELP(
+        "Bias on the projections of attention (*): query, key, value and output. attention_bias in Hugging Face.")),
+    ROW(model.mlp_bias, "off", OPT_MODEL, HELP(
+        "Bias on the linear layers of MLPs (-). mlp_bias in Hugging Face.")),
     ROW(model.bias, "off", OPT_MODEL, FLAG("disable-bias-linear", "off"), HELP(
         "Bias on the linear layers of attention (*) and MLP (-), and on the output projection of latent attention (+), as in "
         "Megatron. Experts have expert_bias; shared experts, Mamba-2 and gated delta nets have none.")),
+    ROW(model.position, "rope", OPT_MODEL, ONE_OF(position_values), HELP(
+        "How tokens know their position: rope rotates queries and keys as model.rope says, learned adds a trained vector for "
+        "each position to the embedding, as in GPT-2, and rotates nothing.")),
+    ROW(model.max_position, "0", OPT_MODEL, RANGE(0, 1 << 30), AUTO("train.seq"), ALIAS("max-position-embeddings"), HELP(
+        "Number of learned positions. For models without them it is only written to exports, as max_position_embeddings.")),
     ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
         FLAG("rotary-interleaved", "interleaved"), HELP(
         "Rotary position embedding: half rotates channel c with c + dim/2, interleaved rotates "
@@ -156,6 +171,8 @@ const struct option config_options[] = {
         "0, the factor is 0.1 ln(rope_factor) + 1.")),
     ROW(model.rope_mscale_all_dim, "0", OPT_MODEL, RANGE(0, 1e3), ALIAS("mscale-all-dim"), HELP(
         "yarn scaling: weight in the factor that rope_mscale's is divided by.")),
+    ROW(model.rope_truncate, "on", OPT_MODEL, HELP(
+        "yarn scaling: round the channels between which frequencies change to whole numbers; off in gpt-oss.")),
     ROW(model.no_rope_freq, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("no-rope-freq"), HELP(
         "Every k-th attention layer, counted from 1, has no rotary embedding. 0 = all have it.")),
     ROW(model.tied, "on", OPT_MODEL, FLAG("untie-embeddings-and-output-weights", "off"), HELP(
@@ -274,11 +291,15 @@ const struct option config_options[] = {
         "them. 0 = no groups.")),
     ROW(model.router_group_topk, "0", OPT_MODEL, RANGE(0, 64), ALIAS("moe-router-group-topk"), HELP(
         "Groups whose experts a token may use; 0 = all.")),
+    ROW(model.router_group_best, "0", OPT_MODEL, RANGE(0, 64), AUTO("topk / router_group_topk, at least 1"), HELP(
+        "A group scores the sum of this many of its best experts. Always 2 in Hugging Face's DeepSeek-V3.")),
     ROW(model.router_scale, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e4),
         ALIAS("moe-router-topk-scaling-factor"), HELP("Factor on the routing probabilities.")),
     ROW(model.router_bias, "off", OPT_MODEL, FLAG("moe-router-enable-expert-bias", "on"), HELP(
         "Balance without a loss: a bias per expert that only takes part in the choice and is moved "
         "after each step. Needs sigmoid or sqrtsoftplus.")),
+    ROW(model.router_linear_bias, "off", OPT_MODEL, HELP(
+        "A trained bias on the router's logits, as in gpt-oss.")),
     ROW(model.router_bias_rate, "1e-3", OPT_RUN | OPT_INHERIT, RANGE(0, 1),
         ALIAS("moe-router-bias-update-rate"), HELP("How far router_bias moves each step.")),
     ROW(model.router_hash_layers, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("moe-n-hash-layers"), HELP(

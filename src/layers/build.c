@@ -2,6 +2,8 @@
 #include "layers/layer.h"
 #include "ops/colsum/colsum.h"
 #include "ops/gemm/gemm.h"
+#include "ops/layernorm/layernorm.h"
+#include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
 
 #include <math.h>
@@ -195,11 +197,61 @@ int linear_declare(struct build *b, const char *name, const struct linear *l)
     return n;
 }
 
+/* ---- norm ------------------------------------------------------------------------------------------------ */
+
+struct norm norm_weights(struct build *b, const char *key, int64_t width)
+{
+    const struct config_model *c = &b->cfg->model;
+    struct norm n = {.b = no_weight(), .mean = NO_SLOT, .rstd = NO_SLOT, .eps = c->norm_eps, .layer = c->norm == CFG_NORM_LAYER,
+                     .zero_centered = c->norm_zero_centered};
+    struct param gain = param_vector(key, width, n.zero_centered ? INIT_ZERO : INIT_ONE);
+    param_replicate(&gain, GRAD_OVER_TOKENS);
+    n.w = build_weight(b, &gain);
+    if (!n.layer)
+        return n;
+    char bias_key[128];
+    snprintf(bias_key, sizeof bias_key, "%.*sbias", (int)(strlen(key) - strlen("weight")), key);
+    struct param bias = param_vector(bias_key, width, INIT_ZERO);
+    param_replicate(&bias, GRAD_OVER_TOKENS);
+    n.b = build_weight(b, &bias);
+    return n;
+}
+
+void norm_statistics(struct build *b, struct norm *n, const char *prefix, int64_t rows)
+{
+    char name[32];
+    struct tensor shape = tensor_1d(NULL, b->dev->wide, rows);
+    snprintf(name, sizeof name, "%srstd", prefix);
+    n->rstd = graph_slot(b->g, name, shape);
+    snprintf(name, sizeof name, "%smean", prefix);
+    n->mean = n->layer ? graph_slot(b->g, name, shape) : NO_SLOT;
+}
+
+void norm_forward(struct graph *g, int node, enum phase_id ph, const struct norm *n, struct tensor x, struct tensor y)
+{
+    if (n->layer)
+        GRAPH_OP(g, node, ph, layernorm_fwd, .x = x, .w = of(g, n->w.w), .b = of(g, n->b.w), .y = y, .mean = of(g, n->mean), .rstd = of(g, n->rstd),
+                 .eps = n->eps, .zero_centered = n->zero_centered);
+    else
+        GRAPH_OP(g, node, ph, rmsnorm_fwd, .x = x, .w = of(g, n->w.w), .y = y, .rstd = of(g, n->rstd), .eps = n->eps,
+                 .zero_centered = n->zero_centered);
+}
+
+void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x, struct tensor dres, struct tensor dx)
+{
+    if (n->layer)
+        GRAPH_OP(g, node, PH_BWD, layernorm_bwd, .dy = dy, .x = x, .w = of(g, n->w.w), .mean = of(g, n->mean), .rstd = of(g, n->rstd), .dres = dres,
+                 .dx = dx, .dw = of(g, n->w.dw), .db = of(g, n->b.dw), .zero_centered = n->zero_centered);
+    else
+        GRAPH_OP(g, node, PH_BWD, rmsnorm_bwd, .dy = dy, .x = x, .w = of(g, n->w.w), .rstd = of(g, n->rstd), .dres = dres, .dx = dx,
+                 .dw = of(g, n->w.dw), .zero_centered = n->zero_centered);
+}
+
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim)
 {
     const struct config_model *c = &cfg->model;
     return (struct rope_config){.dim = dim, .base = c->rope_base, .scaling = (enum rope_scaling)c->rope_scaling,
                                 .factor = c->rope_factor, .original = c->rope_original, .low = c->rope_low, .high = c->rope_high,
                                 .beta_fast = c->rope_beta_fast, .beta_slow = c->rope_beta_slow, .mscale = c->rope_mscale,
-                                .mscale_all_dim = c->rope_mscale_all_dim};
+                                .mscale_all_dim = c->rope_mscale_all_dim, .exact = !c->rope_truncate};
 }

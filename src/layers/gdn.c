@@ -212,7 +212,7 @@ const struct core_kind core_gdn = {
     .name = "gated delta net",
     .title = "gated delta net",
     .norm_key = "self_attention.in_proj.layer_norm_weight",
-    .options = {KIND_ROWS(uses, gdn_uses), KIND_ROWS(rules, gdn_rules), KIND_ROWS(tiny, gdn_tiny)},
+    .options = {KIND_ROWS(uses, gdn_uses), KIND_ROWS(rules, gdn_rules), KIND_ROWS(tiny, gdn_tiny), .refused = {"model.norm"}},
     .keys = {.family = "gated delta net", .place = KEY_PLACE_ATTENTION, .mixes = true,
              .prefixes = {"self_attention.in_proj.", "self_attention.conv1d.", "self_attention.A_log", "self_attention.dt_bias",
                           "self_attention.out_norm.", "self_attention.out_proj."},

@@ -177,6 +177,22 @@ void linear_backward(struct build *b, int node, const struct linear *l);
 /* RoPE settings of the model for `dim` rotated channels. */
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim);
 
+/* ---- norm: RMSNorm or LayerNorm of whole rows, as model.norm says ------------------------------------- */
+
+struct norm {
+    struct weight w, b;  /* gain; bias of a LayerNorm */
+    slot_id mean, rstd;  /* [rows]; mean: LayerNorm only */
+    double eps;
+    bool layer, zero_centered;
+};
+/* key: of the gain, which ends in "weight"; that of the bias ends in "bias". */
+struct norm norm_weights(struct build *b, const char *key, int64_t width);
+/* Statistics of `rows` rows under the names "<prefix>rstd" and "<prefix>mean". */
+void norm_statistics(struct build *b, struct norm *n, const char *prefix, int64_t rows);
+void norm_forward(struct graph *g, int node, enum phase_id ph, const struct norm *n, struct tensor x, struct tensor y);
+/* dres: added to dx; may be absent. */
+void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x, struct tensor dres, struct tensor dx);
+
 /* ---- cores -------------------------------------------------------------------------------------------- */
 
 struct core_io {
@@ -216,8 +232,9 @@ int cut_in_declare(struct build *b, const struct cut_place *at, const struct joi
 
 /* The embedding's weight, which a tied head, a prediction depth and another stage may share. */
 struct param embedding_param(const struct build *b);
-/* Token embedding (with dropout) of these tokens; creates x, dx. All embeddings share one weight. */
-int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x, slot_id *dx);
+/* Embedding (with dropout) of these tokens at these positions, which count where positions are learned; creates x, dx. All
+ * embeddings share their weights. */
+int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos, slot_id *x, slot_id *dx);
 /* Head and loss; reads h, adds to dh while still in the forward half. All heads share one weight. */
 struct head_io {
     const char *scope;
@@ -231,7 +248,7 @@ int head_declare(struct build *b, const struct head_io *io);
 struct mtp_io {
     slot_id h, dh;        /* of the depth before: normed output, or with streams > 1 the streams before their contraction */
     int64_t streams;      /* of h and x */
-    slot_id token, label; /* in: of the depth before; out: shifted */
+    slot_id token, label, pos; /* in: of the depth before; out: shifted */
     slot_id x, dx;        /* out: input of the depth's stack */
 };
 int mtp_declare(struct build *b, int depth, struct mtp_io *io);

@@ -144,7 +144,7 @@ static void hand_on(struct mtp_io *io, const struct sublayer *end)
 
 static int declare_mtp(struct build *b, const struct pattern *p, const struct sublayer *main_end, struct model_plan *mp)
 {
-    struct mtp_io io = {.streams = main_end->wide ? b->cfg->model.mhc_streams : 1, .token = b->in.token, .label = b->in.label};
+    struct mtp_io io = {.streams = main_end->wide ? b->cfg->model.mhc_streams : 1, .token = b->in.token, .label = b->in.label, .pos = b->in.pos};
     hand_on(&io, main_end);
     for (int k = 0; k < p->n_mtp_depths; k++) {
         char where[64], norm[64], scope[32];
@@ -216,7 +216,7 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
     b->layer = c->from;
     if (c->first) {
         slot_id x, dx;
-        TRY(embed_declare(b, "embed", b->in.token, &x, &dx));
+        TRY(embed_declare(b, "embed", b->in.token, b->in.pos, &x, &dx));
         sub = sublayer_entry(x, dx, false);
     } else {
         TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b->cfg), &sub));

@@ -138,7 +138,7 @@ static const char *const args[][2] = {
     {"kv_channels", "model.head_dim"},
     {"padded_vocab_size", "model.vocab"},
     {"seq_length", "train.seq"},
-    {"max_position_embeddings", "train.seq"},
+    {"max_position_embeddings", "model.max_position"},
     {"norm_epsilon", "model.norm_eps"},
     {"qk_layernorm", "model.qk_norm"},
     {"add_qkv_bias", "model.qkv_bias"},
@@ -188,6 +188,11 @@ static json_t *value_json(const struct config *c, const char *option)
     return out;
 }
 
+static const char *positions_of(const struct config_model *m)
+{
+    return m->position == CFG_POSITION_LEARNED ? "learned_absolute" : m->rope == CFG_ROPE_NONE ? "none" : "rope";
+}
+
 static json_t *args_json(const struct writer *w)
 {
     const struct config_model *m = &w->cfg->model;
@@ -201,8 +206,8 @@ static json_t *args_json(const struct writer *w)
                              gpt ? p->n_items : p->n_layers, "mtp_num_layers", p->n_mtp_depths, "hybrid_layer_pattern",
                              gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied, "swiglu",
                              m->act == CFG_ACT_SWIGLU, "squared_relu", m->act == CFG_ACT_RELU2, "group_query_attention",
-                             m->kv_heads != m->heads, "normalization", "RMSNorm", "position_embedding_type",
-                             m->rope == CFG_ROPE_NONE ? "none" : "rope", "multi_latent_attention", latent,
+                             m->kv_heads != m->heads, "normalization",
+                             m->norm == CFG_NORM_LAYER ? "LayerNorm" : "RMSNorm", "position_embedding_type", positions_of(m), "multi_latent_attention", latent,
                              "enable_hyper_connections", m->mhc_streams > 1);
     ok = ok && more != NULL && json_object_update(out, more) == 0;
     json_decref(more);

@@ -33,7 +33,7 @@ static const struct usual usual[] = {
     SETS("--group-query-attention --num-query-groups 2", "model.kv_heads", "2"),
     SETS("--kv-channels 16", "model.head_dim", "16"),
     SETS("--seq-length 128", "train.seq", "128"),
-    TAKEN("--max-position-embeddings 128"),
+    SETS("--max-position-embeddings 128", "model.max_position", "128"),
     TAKEN("--position-embedding-type rope"),
     SETS("--rotary-base 500000", "model.rope_base", "500000"),
     SETS("--rotary-percent 0.5", "model.rope_percent", "0.5"),
@@ -41,7 +41,8 @@ static const struct usual usual[] = {
     TAKEN("--no-position-embedding"),
     SETS("--swiglu", "model.act", "swiglu"),
     SETS("--squared-relu", "model.act", "relu2"),
-    TAKEN("--normalization RMSNorm"),
+    SETS("--normalization RMSNorm", "model.norm", "rms"),
+    SETS("--normalization LayerNorm", "model.norm", "layer"),
     SETS("--norm-epsilon 1e-6", "model.norm_eps", "1e-06"),
     SETS("--qk-layernorm", "model.qk_norm", "on"),
     SETS("--disable-bias-linear", "model.bias", "off"),
@@ -130,14 +131,15 @@ static const struct usual usual[] = {
     SETS("--mtp-num-layers 1", "model.mtp_layers", "1"),
     SETS("--multi-latent-attention --hybrid-layer-pattern [+-][+E]", "model.pattern", "[+-][+E]"),
     SETS("--position-embedding-type none", "model.rope", "none"),
+    SETS("--position-embedding-type learned_absolute", "model.position", "learned"),
     SETS("--reset-attention-mask --reset-position-ids --eod-mask-loss", "data.eod_mask", "on"),
     TAKEN("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec"),
 };
 
 /* Known and refused, each with its reason. */
 static const struct usual refused[] = {
-    REFUSED("--normalization LayerNorm", "norms are RMSNorm"),
-    REFUSED("--position-embedding-type learned_absolute", "positions are rotary"),
+    REFUSED("--normalization ScaleNorm", "norms are RMSNorm or LayerNorm"),
+    REFUSED("--position-embedding-type relative", "positions are rotary"),
     REFUSED("--group-query-attention", "--num-query-groups"),
     REFUSED("--attention-dropout 0.1", "attention weights are never dropped"),
     REFUSED("--fp16", "loss scaling"),
