@@ -3,15 +3,35 @@
 # gradients; exported, they are the same bits under the same names; a folder that lies is refused and leaves nothing behind.
 . "$(dirname "$0")/../cmd/lib.sh"
 fixtures=$root/tests/hf/fixtures
+variants=$root/tests/hf/variants
 
 for folder in "$fixtures"/*/; do
     name=$(basename "$folder")
+    family=$(sed -n 's/.*"model_type": "\([a-z0-9_]*\)".*/\1/p' "$folder/config.json")
     ok "$name: logits and gradients of transformers" prints '^verify: ' "$BRAID" import "$folder" "$dir/$name" --verify="$folder/golden.safetensors"
-    ok "$name: export" prints '^exported as' "$BRAID" export "$dir/$name" "$dir/$name-hf" --dtype=f32 --family="${name%_tied}"
+    ok "$name: export" prints '^exported as' "$BRAID" export "$dir/$name" "$dir/$name-hf" --dtype=f32 --family="$family"
     ok "$name: the same tensors" same "$folder/model.safetensors" "$dir/$name-hf/model.safetensors"
     ok "$name: import of the export" prints '^verify: ' "$BRAID" import "$dir/$name-hf" "$dir/$name-again" --verify="$folder/golden.safetensors"
     ok "$name: the same bits" same "$dir/$name" "$dir/$name-again"
 done
+
+# ---- folders that are only read: quantised weights, other names --------------------------------------------------
+for folder in "$variants"/*/; do
+    name=$(basename "$folder")
+    ok "$name: logits and gradients of transformers" prints '^verify: ' "$BRAID" import "$folder" "$dir/$name" --verify="$folder/golden.safetensors"
+done
+ok "GPT-2 under the names of its base class: the same bits" same "$dir/gpt2" "$dir/gpt2_bare"
+
+# ---- what the model's longest sequence is for ----------------------------------------------------------------------
+ok "train.seq is the model's longest sequence" grep -q '^seq = 24' "$dir"/gpt2/checkpoints/*/config.ini
+ok "which is exported again" grep -q '"n_positions": 24' "$dir/gpt2-hf/config.json"
+ok "a user's train.seq wins" runs "$BRAID" import "$fixtures/gpt2" "$dir/short" --train.seq=10
+ok "and is kept" grep -q '^seq = 10' "$dir"/short/checkpoints/*/config.ini
+ok "beyond learned positions it is refused" fails 2 'model.max_position' "$BRAID" import "$fixtures/gpt2" "$dir/none" --train.seq=25
+ok "a model with learned positions" runs train --model.pattern='[*-]' --model.norm=layer --model.position=learned --model.max_position=40 --train.seq=32 \
+    --train.steps=1 --train.warmup=0 --run.dir="$dir/learned"
+ok "writes as far as they reach" runs "$BRAID" generate "$dir/learned" --generate.prompt=abc --generate.tokens=30
+ok "and not beyond" fails 2 'the 40 positions that the model has learned' "$BRAID" generate "$dir/learned" --generate.prompt=abc --generate.tokens=100
 
 # ---- shards, bf16, the family by itself ------------------------------------------------------------------------
 ok "a family is found" prints 'exported as llama' "$BRAID" export "$dir/llama" "$dir/found"
@@ -92,8 +112,35 @@ ok "a config that is no JSON" refused 'config.json'
 broken llama
 rm "$dir/bad/model.safetensors"
 ok "no weights" refused 'no model*.safetensors'
-rm -rf "$dir/bad"
-cp -r "$dir/shards" "$dir/bad"
-rm "$dir/bad/model-00002-of-"*
+shards() {
+    rm -rf "$dir/bad"
+    cp -r "$dir/shards" "$dir/bad"
+    first=$(ls "$dir/bad"/model-00001-of-*) second=$(ls "$dir/bad"/model-00002-of-*)
+}
+shards
+mv "$first" "$dir/exchanged"
+mv "$second" "$first"
+mv "$dir/exchanged" "$second"
+ok "exchanged shards: a tensor and both files are named" refused "by the index, but model-0000"
+shards
+sed -i '0,/"lm_head.weight"/s//"lm_head.wight"/' "$dir/bad/model.safetensors.index.json"
+ok "an index that lies: the tensor is named" refused "'lm_head.wight'"
+shards
+sed -i '/"lm_head.weight"/d' "$dir/bad/model.safetensors.index.json"
+ok "a tensor beside the index is named" refused "'lm_head.weight' in model-"
+shards
+truncate -s -8 "$second"
+ok "a truncated shard is named" refused 'model-00002-of-'
+broken deepseek_v3_mtp
+sed -i 's/"vocab_size": 40/"vocab_size": 40, "topk_method": "greedy"/' "$dir/bad/config.json"
+ok "another way to choose experts: the field is named" refused 'topk_method'
+broken gpt_oss
+sed -i 's/"sliding_attention"/"chunked_attention"/' "$dir/bad/config.json"
+ok "other layers: the field is named" refused 'layer_types'
+broken gpt2
+sed -i 's/"n_positions": 24/"n_positions": 23/' "$dir/bad/config.json"
+ok "another number of positions: the tensor is named" refused "wpe.weight' is F32 [24, 16], but config.json makes it F32 [23, 16]"
+shards
+rm "$second"
 ok "a missing shard: the tensor and its file are named" refused 'should be in model-00002-of-'
 finish
