@@ -1,28 +1,29 @@
 /* braid import: a Hugging Face folder becomes a run folder with one checkpoint. braid export: the other way round. */
 #include "cmd/cmd.h"
+#include "cmd/verify_hf_int.h"
 #include "train/interop.h"
-#include "train/probe.h"
 
 #include <string.h>
 #include <unistd.h>
 
 static const char import_usage[] =
-    "usage: braid import FOLDER OUT [--verify=GOLDEN.safetensors] [--section.key=value ...]\n\n"
+    "usage: braid import FOLDER OUT [--verify | --verify=PYTHON | --verify=GOLDEN.safetensors] [--section.key=value ...]\n\n"
     "FOLDER holds config.json and safetensors files as transformers writes them; FP8 (128 x 128 blocks) and MXFP4 weights are\n"
-    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. --verify compares with another program's\n"
-    "values: the file holds tokens [batch, seq], logits, and maybe the gradient grad.NAME of every tensor of the folder; beyond\n"
-    "1e-5 of the largest logit or 1e-4 of a gradient's norm the exit code is 1. Then:\n"
+    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. --verify runs the folder's model in\n"
+    "transformers (with python3, or the PYTHON that is named) on a fixed prompt and prints how far logits are apart. With a file\n"
+    "no Python is needed: it holds tokens [batch, seq], logits, and maybe the gradient grad.NAME of every tensor of the folder;\n"
+    "beyond 1e-5 of the largest logit or 1e-4 of a gradient's norm the exit code is 1. Then:\n"
     "  braid train --run.load=OUT --data.train=FILE --run.dir=runs/tuned      train on from it\n"
     "  braid generate OUT --generate.prompt=TEXT                              let it write\n"
     "  braid export OUT HF_FOLDER                                             back again\n";
 
 static const char export_usage[] =
-    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n"
+    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g] [--verify[=PYTHON|FILE]]\n"
     "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n"
     "       braid export CHECKPOINT OUT --format=megatron [--dtype=bf16|f32] [--layout=flat|logical|stacked]\n\n"
     "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT must not exist.\n"
     "hf: a folder that transformers loads with from_pretrained. The family is the first that can express the model;\n"
-    "    --family=NAME asks for one.\n"
+    "    --family=NAME asks for one. --verify runs the folder in transformers and compares, as for braid import.\n"
     "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in transformers.\n"
     "    Matrices are stored as --dtype says, vectors and routers as F32.\n"
     "megatron: a folder with the names and parts of Megatron's distributed checkpoints, moments and fp32 master weights included;\n"
@@ -83,37 +84,29 @@ int cmd_init_from(struct config *c, const char *folder, bool say, struct err *e)
     return st;
 }
 
-static int verify(const struct config *given, const char *golden, const char *folder, const char *run_dir, struct err *e)
+/* The checkpoint just written beside the folder it came from. */
+static int verify_import(const struct config *c, const char *with, const char *folder, const char *run_dir, struct err *e)
 {
-    struct config c = *given; /* sizes of a batch change in the copy; strings stay the original's */
-    struct probe p = {.loss = 0};
-    struct probe_batch b = {.batch = 0};
-    struct probe_difference d;
-    struct st_file *in = NULL;
+    struct hf_check k = {.with = with, .folder = folder, .scratch = run_dir};
     struct ckpt *from = NULL;
-    int st;
-    TRY(st_open(&in, golden, e));
-    TRY_OUT(probe_batch_read(&b, in, golden, e));
-    TRY_OUT(ckpt_open(&from, run_dir, e));
-    TRY_OUT(probe_run(&p, &c, &b, from, e));
-    TRY_OUT(probe_compare(&p, &c, golden, folder, &d, e));
-    printf("verify: logits differ by %.2e of the largest, KL %.2e nats", d.logits, d.kl);
-    if (d.n_gradients > 0)
-        printf("; %d gradients by at most %.2e of their norm (%s)", d.n_gradients, d.gradient, d.worst);
-    printf("\n");
-    if (!(d.logits <= 1e-5) || !(d.gradient <= 1e-4))
-        st = err_set(e, ST_CONFLICT, "%s differs from %s by more than fp32 rounding", run_dir, golden);
-out:
-    probe_release(&p);
-    probe_batch_release(&b);
+    TRY(ckpt_open(&from, run_dir, e));
+    k.from = from;
+    int st = verify_hf(c, &k, e);
     ckpt_close(from);
-    st_close(in);
     return st;
+}
+
+/* The folder just written: beside the checkpoint in transformers, or as braid reads it beside stored values. */
+static int verify_export(const struct config *c, const struct export_opts *o, const char *with, const struct ckpt *from, struct err *e)
+{
+    bool stored = str_ends(with, ".safetensors");
+    struct hf_check k = {.with = with, .folder = o->path, .from = stored ? NULL : from, .scratch = o->path, .rounded = o->dtype != DT_F32};
+    return verify_hf(c, &k, e);
 }
 
 static int run_import(struct config *c, struct hf_folder **f, struct buf *notes, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "verify"}};
+    struct config_extra extra[] = {{.name = "verify", .alone = "python3"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
@@ -141,7 +134,7 @@ static int run_import(struct config *c, struct hf_folder **f, struct buf *notes,
     }
     print_notes(notes);
     printf("imported %s model: %s\n", hf_family_name(*f), to);
-    return extra[0].value != NULL ? verify(c, extra[0].value, from, to, e) : ST_OK;
+    return extra[0].value != NULL ? verify_import(c, extra[0].value, from, to, e) : ST_OK;
 }
 
 int cmd_import(int argc, char **argv)
@@ -179,6 +172,8 @@ static int read_target(struct target *t, const struct config_extra *extra, struc
     t->megatron = format != NULL && strcmp(format, "megatron") == 0;
     if ((t->gguf || t->megatron) && (extra[1].value != NULL || shard != NULL))
         return err_set(e, ST_USAGE, "--family and --shard belong to --format=hf");
+    if ((t->gguf || t->megatron) && extra[5].value != NULL)
+        return err_set(e, ST_USAGE, "--verify belongs to --format=hf");
     t->layout = extra[4].value;
     if (t->layout != NULL && !t->megatron)
         return err_set(e, ST_USAGE, "--layout belongs to --format=megatron");
@@ -223,7 +218,8 @@ static int to_megatron(const struct ckpt *from, const struct config *c, const st
 
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}, {.name = "layout"}};
+    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}, {.name = "layout"},
+                                   {.name = "verify", .alone = "python3"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
@@ -252,9 +248,9 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
     t.opts.n_extra_files = st > 0 ? st : 0;
     st = st < 0 ? -st : export_hf(*from, c, &t.opts, e);
     arena_release(&names);
-    if (st == ST_OK)
-        printf("exported as %s: %s\n", t.opts.family, t.opts.path);
-    return st;
+    TRY(st);
+    printf("exported as %s: %s\n", t.opts.family, t.opts.path);
+    return extra[5].value != NULL ? verify_export(c, &t.opts, extra[5].value, *from, e) : ST_OK;
 }
 
 int cmd_export(int argc, char **argv)

@@ -146,7 +146,7 @@ static int take_extra(struct parsing *p, const struct word *w, int *at, bool *fo
         if (strcmp(x->name, w->name) != 0)
             continue;
         *found = true;
-        const char *value = w->value ? w->value : take_value(p, at);
+        const char *value = w->value ? w->value : x->alone ? x->alone : take_value(p, at);
         if (value == NULL)
             return need_value(p, w->name);
         if (!p->apply && x->value != NULL)

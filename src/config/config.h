@@ -318,7 +318,8 @@ int config_set_auto(struct config *c, const char *name, int64_t value, struct er
 /* What the command line holds beside options. */
 struct config_extra { /* a "--name value" that belongs to one command, such as --out */
     const char *name, *help;
-    const char *value; /* NULL until given; points into argv */
+    const char *alone; /* the value of "--name" by itself; NULL: one must follow */
+    const char *value; /* NULL until given; points into argv, or is alone */
 };
 struct config_args {
     struct config_extra *extra; /* in: may be NULL */

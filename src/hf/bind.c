@@ -187,6 +187,9 @@ static int check_link(struct hf_folder *f, const struct hf_link *l, struct err *
     if (!tensor_same_shape(&is, &should))
         return err_set(e, ST_INVALID, "%s: tensor '%s' is %s, but config.json makes it %s", f->path, l->name,
                        tensor_text(&is, a, sizeof a), tensor_text(&should, b, sizeof b));
+    bool bytes = is.dtype == DT_U8 || is.dtype == DT_I8, scale_bytes = t.scale != NULL && dtype_bytes(t.scale->view.dtype) == 1;
+    if (t.quant == HF_MXFP4 && (!bytes || !scale_bytes))
+        return err_set(e, ST_INVALID, "%s: tensor '%s' is MXFP4, whose blocks and scales must be bytes", f->path, l->name);
     if (is.dtype == DT_F8_E4M3 && t.quant != HF_FP8)
         return err_set(e, ST_INVALID, "%s: tensor '%s' is FP8 and has no '%s_scale_inv'", f->path, l->name, l->name);
     return ST_OK;
@@ -304,10 +307,27 @@ int hf_bind(struct hf_folder *f, const struct config *c, const struct param *con
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */
 
+/* The parameter is one tensor as it stands: embeddings and heads, the largest of all, are read without a copy between. */
+static bool is_whole(const struct hf_folder *f, int i, const struct hf_tensor *t)
+{
+    const struct hf_link *l = &f->links[f->first[i]];
+    const struct hf_part *p = &l->rule->part[0];
+    return f->first[i + 1] == f->first[i] + 1 && l->expert < 0 && (l->rule->flags & ~(unsigned)HF_KEEP_F32) == 0 && l->rule->groups == NULL &&
+           p->stride == NULL && p->offset == NULL && p->pairs == NULL && t->quant == HF_PLAIN;
+}
+
 int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e)
 {
     const struct param *p = f->params[i];
     struct hf_matrix m = hf_matrix_of(p);
+    struct hf_tensor whole;
+    if (f->first[i + 1] > f->first[i] && hf_find(f, f->links[f->first[i]].name, &whole) && is_whole(f, i, &whole)) {
+        struct tensor to = tensor_shape(DT_F32, whole.rank, whole.dim);
+        to.data = dst->data;
+        int st = st_read(whole.data, &to, e);
+        st_forget(f->files[whole.file], whole.data);
+        return st;
+    }
     for (int k = f->first[i]; k < f->first[i + 1]; k++) {
         const struct hf_link *l = &f->links[k];
         struct hf_span s;

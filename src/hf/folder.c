@@ -248,7 +248,7 @@ const char *hf_family_name(const struct hf_folder *f) { return f->family->model_
 
 /* ---- tensors -------------------------------------------------------------------------------------------------- */
 
-static bool use(struct hf_folder *f, const char *name, const char *suffix, const struct st_entry **out)
+static bool use(struct hf_folder *f, const char *name, const char *suffix, const struct st_entry **out, int *file)
 {
     char text[HF_NAME + 32];
     int n = snprintf(text, sizeof text, "%s%s", name, suffix);
@@ -257,21 +257,23 @@ static bool use(struct hf_folder *f, const char *name, const char *suffix, const
         return false;
     found->used = true;
     *out = found->entry;
+    *file = found->file;
     return true;
 }
 
 /* False: the folder has no such tensor. */
 int hf_find(struct hf_folder *f, const char *name, struct hf_tensor *out)
 {
+    int scale_file;
     *out = (struct hf_tensor){.quant = HF_PLAIN};
-    if (use(f, name, "", &out->data)) {
+    if (use(f, name, "", &out->data, &out->file)) {
         out->rank = out->data->view.rank;
         memcpy(out->dim, out->data->view.dim, sizeof out->dim);
-        if (out->data->view.dtype == DT_F8_E4M3 && use(f, name, "_scale_inv", &out->scale))
+        if (out->data->view.dtype == DT_F8_E4M3 && use(f, name, "_scale_inv", &out->scale, &scale_file))
             out->quant = HF_FP8;
         return true;
     }
-    if (!use(f, name, "_blocks", &out->data) || !use(f, name, "_scales", &out->scale) || out->data->view.rank < 2)
+    if (!use(f, name, "_blocks", &out->data, &out->file) || !use(f, name, "_scales", &out->scale, &scale_file) || out->data->view.rank < 2)
         return false;
     /* [.., blocks, 16 bytes of two values each] */
     out->quant = HF_MXFP4;
@@ -356,6 +358,7 @@ int hf_read(struct hf_folder *f, const struct hf_tensor *t, const char *name, co
         read_mxfp4(t, f->values);
     else
         TRY(st_read(t->data, &dst, e));
+    st_forget(f->files[t->file], t->data);
     f->held = t->data;
     *out = f->values;
     return ST_OK;

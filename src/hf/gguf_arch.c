@@ -61,6 +61,8 @@ static int check(const struct gguf_arch *a, const struct config *c, struct err *
     if (m->attn_window > 0)
         return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s attends to all earlier tokens; this model has attn_window = %lld", arch,
                        (long long)m->attn_window);
+    if (str_starts(arch, "qwen3") && (m->attn_bias || m->qkv_bias || m->bias))
+        return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s has no biases; this model's attention has", arch);
     if (experts && m->router_pre_softmax)
         return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s divides routing weights by their sum; this model has router_pre_softmax = on", arch);
     if (experts && strchr(m->pattern, '-') != NULL)

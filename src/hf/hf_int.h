@@ -111,6 +111,7 @@ int hf_rope_write(const struct config *c, json_t *out, struct err *e);
 enum hf_quant { HF_PLAIN, HF_FP8, HF_MXFP4 };
 struct hf_tensor { /* as the model sees it: dequantised */
     const struct st_entry *data, *scale;
+    int file; /* of data */
     enum hf_quant quant;
     int rank;
     int64_t dim[TENSOR_MAX_RANK];

@@ -22,6 +22,25 @@ for folder in "$variants"/*/; do
 done
 ok "GPT-2 under the names of its base class: the same bits" same "$dir/gpt2" "$dir/gpt2_bare"
 
+# ---- another program beside it: one that stands for Python with transformers -----------------------------------------
+cat >"$dir/python" <<END
+#!/bin/sh
+# -c SCRIPT FOLDER OUT TOKENS
+[ -f "\$3/config.json" ] && cp "$fixtures/gpt2/golden.safetensors" "\$4"
+END
+printf '#!/bin/sh\necho "line one" >&2; echo "No module named torch" >&2; exit 1\n' >"$dir/poor"
+chmod +x "$dir/python" "$dir/poor"
+ok "an import is compared with what a program says" prints '^verify: transformers: logits differ by' "$BRAID" import "$fixtures/gpt2" "$dir/asked" --verify="$dir/python"
+cp -r "$fixtures/gpt2" "$dir/other-hf"
+printf '\x40' | dd of="$dir/other-hf/model.safetensors" bs=1 seek=$(($(stat -c %s "$dir/other-hf/model.safetensors") - 1)) conv=notrunc 2>/dev/null
+ok "another model is found out" fails 1 'differs from transformers by more than fp32 rounding' "$BRAID" import "$dir/other-hf" "$dir/other" --verify="$dir/python"
+ok "an export is" prints 'KL .* (weights rounded to bf16)' "$BRAID" export "$dir/gpt2" "$dir/asked-hf" --verify="$dir/python"
+ok "or with a stored file" prints '^verify: .*golden.safetensors: .*28 gradients' "$BRAID" export "$dir/gpt2" "$dir/stored-hf" --dtype=f32 --verify="$fixtures/gpt2/golden.safetensors"
+ok "a program that cannot: its last words" fails 1 'could not run the model: No module named torch' "$BRAID" export "$dir/gpt2" "$dir/poor-hf" --verify="$dir/poor"
+ok "a program that is not there" fails 1 'cannot run' "$BRAID" export "$dir/gpt2" "$dir/absent-hf" --verify="$dir/absent"
+ok "nothing is left beside" no_leftovers "$dir"
+ok "other formats are not verified" fails 2 'belongs to --format=hf' "$BRAID" export "$dir/gpt2" "$dir/x.gguf" --format=gguf --verify
+
 # ---- what the model's longest sequence is for ----------------------------------------------------------------------
 ok "train.seq is the model's longest sequence" grep -q '^seq = 24' "$dir"/gpt2/checkpoints/*/config.ini
 ok "which is exported again" grep -q '"n_positions": 24' "$dir/gpt2-hf/config.json"
