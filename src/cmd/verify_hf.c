@@ -1,5 +1,5 @@
-/* --verify of import and export: a model beside the same model in another program. What the other program computes comes from a
- * stored file, or from transformers itself, which is run for it in a process of its own. */
+/* --verify of import and export: a model beside the same model in another program. What the other program computes
+ * comes from a stored file, or from transformers itself, which is run for it in a process of its own. */
 #include "cmd/verify_hf_int.h"
 #include "train/probe.h"
 
@@ -22,7 +22,8 @@ static const char script[] =
     "except ImportError as problem:\n"
     "    sys.exit(f'{sys.executable} has no transformers: {problem}')\n"
     "folder, out, n = sys.argv[1], sys.argv[2], int(sys.argv[3])\n"
-    "model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation='eager',\n"
+    "model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, "
+    "attn_implementation='eager',\n"
     "                                                          local_files_only=True).float().eval()\n"
     "vocab = model.get_input_embeddings().num_embeddings\n"
     "tokens = (torch.arange(2 * n) * 7919 % vocab).reshape(2, n)\n"
@@ -47,10 +48,12 @@ static int python_failed(const char *python, const char *log, struct err *e)
         from--;
     err_set(e, ST_INVALID, "%s could not run the model: %.*s", python, (int)(len - from), len > 0 ? text + from : "");
     free(text);
-    return err_hint(e, "--verify=PYTHON names a Python that has torch, transformers and safetensors; --verify=FILE.safetensors needs none");
+    return err_hint(e, "--verify=PYTHON names a Python that has torch, transformers and safetensors; "
+                       "--verify=FILE.safetensors needs none");
 }
 
-static int run_python(const char *python, const char *folder, const char *out, const char *log, int64_t seq, struct err *e)
+static int run_python(const char *python, const char *folder, const char *out, const char *log, int64_t seq,
+                      struct err *e)
 {
     posix_spawn_file_actions_t files;
     char tokens[32];
@@ -78,7 +81,8 @@ static int run_python(const char *python, const char *folder, const char *out, c
 
 /* ---- comparison ----------------------------------------------------------------------------------------------- */
 
-static int compare(const struct hf_check *k, struct config *c, const char *golden, struct probe_difference *d, struct err *e)
+static int compare(const struct hf_check *k, struct config *c, const char *golden, struct probe_difference *d,
+                   struct err *e)
 {
     struct probe p = {.loss = 0};
     struct probe_batch b = {.batch = 0};
@@ -95,26 +99,32 @@ out:
     return st;
 }
 
-static int judge(const struct hf_check *k, const char *with, bool stored, const struct probe_difference *d, struct err *e)
+static int judge(const struct hf_check *k, const char *with, bool stored, const struct probe_difference *d,
+                 struct err *e)
 {
-    /* A stored file of a small model is met to the last bits of fp32; models of any depth, and weights rounded to bf16, by what they
-     * predict. */
-    bool same = stored ? d->logits <= 1e-5 && d->gradient <= 1e-4 : k->rounded ? d->kl <= 1e-2 : d->logits <= 1e-3 && d->kl <= 1e-6;
+    /* A stored file of a small model is met to the last bits of fp32; models of any depth, and weights rounded to bf16,
+     * by what they predict. */
+    bool same = stored       ? d->logits <= 1e-5 && d->gradient <= 1e-4
+                : k->rounded ? d->kl <= 1e-2
+                             : d->logits <= 1e-3 && d->kl <= 1e-6;
     printf("verify: %s: logits differ by %.2e of the largest, KL %.2e nats", with, d->logits, d->kl);
     if (d->n_gradients > 0)
         printf("; %d gradients by at most %.2e of their norm (%s)", d->n_gradients, d->gradient, d->worst);
     printf("%s\n", k->rounded ? " (weights rounded to bf16)" : "");
     if (same)
         return ST_OK;
-    return err_set(e, ST_CONFLICT, "the model differs from %s by more than %s", with, k->rounded && !stored ? "bf16 rounding" : "fp32 rounding");
+    return err_set(e, ST_CONFLICT, "the model differs from %s by more than %s", with,
+                   k->rounded && !stored ? "bf16 rounding" : "fp32 rounding");
 }
 
-static int with_transformers(const struct hf_check *k, struct config *c, const char *tmp, struct probe_difference *d, struct err *e)
+static int with_transformers(const struct hf_check *k, struct config *c, const char *tmp, struct probe_difference *d,
+                             struct err *e)
 {
     enum { TOKENS = 16 };
     int64_t seq = c->model.position == CFG_POSITION_LEARNED ? min_i64(TOKENS, c->model.max_position) : TOKENS;
     char *out = path_join(tmp, "logits.safetensors"), *log = path_join(tmp, "log");
-    int st = out != NULL && log != NULL ? run_python(k->with, k->folder, out, log, seq, e) : err_set(e, ST_NOMEM, "out of memory");
+    int st = out != NULL && log != NULL ? run_python(k->with, k->folder, out, log, seq, e)
+                                        : err_set(e, ST_NOMEM, "out of memory");
     if (st == ST_OK)
         st = compare(k, c, out, d, e);
     free(out);

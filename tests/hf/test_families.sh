@@ -62,6 +62,14 @@ ok "with an index" grep -q '"weight_map"' "$dir/shards/model.safetensors.index.j
 ok "and import to the same bits" runs "$BRAID" import "$dir/shards" "$dir/unsharded"
 ok "as one file does" same "$dir/qwen3_next" "$dir/unsharded"
 ok "an export never replaces" fails 1 'exists' "$BRAID" export "$dir/llama" "$dir/found"
+ok "what Megatron cannot say is refused" fails 1 'model.qk_norm = row' "$BRAID" export "$dir/olmoe" "$dir/none" --format=megatron
+ok "what it can is written" runs "$BRAID" export "$dir/gpt2" "$dir/gpt2-megatron" --format=megatron --layout=stacked --dtype=f32
+ok "with its names" grep -q '"learned_absolute"' "$dir/gpt2-megatron/megatron.json"
+ok "and loads again" runs "$BRAID" grads --in="$fixtures/gpt2/golden.safetensors" --out="$dir/c.safetensors" --run.load_weights="$dir/gpt2-megatron/model.safetensors" \
+    --model.pattern='[*-][*-]' --model.hidden=16 --model.heads=4 --model.ffn=64 --model.vocab=40 --model.norm=layer --model.position=learned \
+    --model.max_position=24 --train.seq=24 --model.act=gelu --model.bias=on
+ok "gradients of the import" runs "$BRAID" grads --in="$fixtures/gpt2/golden.safetensors" --ckpt="$dir/gpt2" --out="$dir/d.safetensors"
+ok "are the same bits" same "$dir/c.safetensors" "$dir/d.safetensors"
 ok "a model that no family has" runs train --model.pattern="[*-]" --model.mhc_streams=2 --train.steps=1 --train.warmup=0 --run.dir="$dir/mhc"
 ok "is refused with the option" fails 1 'mhc_streams' "$BRAID" export "$dir/mhc" "$dir/none" --family=llama
 
@@ -94,6 +102,9 @@ ok "gives the same bits" same "$dir/from-folder" "$dir/from-import"
 steps=3
 ok "the run goes on under the same command" runs tuned --init="$fixtures/qwen3" --run.dir="$dir/from-folder"
 steps=2
+ok "a folder and data are all that training needs" runs "$BRAID" train --init="$fixtures/gpt2" --data.train="$dir/shard.bin" --train.steps=1 \
+    --train.warmup=0 --run.threads=1 --run.quiet=on --run.dir="$dir/gpt2-run"
+ok "sequences are as long as the model's" grep -q '^seq = 24' "$dir/gpt2-run/config.ini"
 ok "an option against the folder is refused" fails 1 'model.hidden = 32 (command line), but' tuned --init="$fixtures/qwen3" --model.hidden=32
 
 # ---- folders that lie --------------------------------------------------------------------------------------------

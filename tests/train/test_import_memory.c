@@ -1,5 +1,5 @@
-/* A folder of another program is imported one tensor at a time: the memory that takes does not grow with the model. The folder here
- * has 52 MB; tools/big_hf.py makes one of 2 GB to be measured by hand. */
+/* A folder of another program is imported one tensor at a time: the memory that takes does not grow with the model. The
+ * folder here has 52 MB; tools/big_hf.py makes one of 2 GB to be measured by hand. */
 #include "train/run.h"
 
 #include "train/interop.h"
@@ -12,10 +12,12 @@ struct shape {
     const char *name;
     int64_t rows, cols; /* cols 0: a vector */
 };
-static const struct shape layer[] = {{"input_layernorm", HIDDEN, 0},          {"self_attn.q_proj", HIDDEN, HIDDEN}, {"self_attn.k_proj", HIDDEN, HIDDEN},
-                                     {"self_attn.v_proj", HIDDEN, HIDDEN},    {"self_attn.o_proj", HIDDEN, HIDDEN}, {"post_attention_layernorm", HIDDEN, 0},
-                                     {"mlp.gate_proj", FFN, HIDDEN},          {"mlp.up_proj", FFN, HIDDEN},         {"mlp.down_proj", HIDDEN, FFN}};
-static const struct shape ends[] = {{"model.embed_tokens", VOCAB, HIDDEN}, {"model.norm", HIDDEN, 0}, {"lm_head", VOCAB, HIDDEN}};
+static const struct shape layer[] = {
+    {"input_layernorm", HIDDEN, 0},       {"self_attn.q_proj", HIDDEN, HIDDEN}, {"self_attn.k_proj", HIDDEN, HIDDEN},
+    {"self_attn.v_proj", HIDDEN, HIDDEN}, {"self_attn.o_proj", HIDDEN, HIDDEN}, {"post_attention_layernorm", HIDDEN, 0},
+    {"mlp.gate_proj", FFN, HIDDEN},       {"mlp.up_proj", FFN, HIDDEN},         {"mlp.down_proj", HIDDEN, FFN}};
+static const struct shape ends[] = {
+    {"model.embed_tokens", VOCAB, HIDDEN}, {"model.norm", HIDDEN, 0}, {"lm_head", VOCAB, HIDDEN}};
 
 static int ones(void *ctx, const char *key, struct tensor *host, struct err *e)
 {
@@ -26,7 +28,8 @@ static int ones(void *ctx, const char *key, struct tensor *host, struct err *e)
     return ST_OK;
 }
 
-static void write_part(const char *folder, int number, const char *prefix, const struct shape *shapes, int n, uint16_t *values)
+static void write_part(const char *folder, int number, const char *prefix, const struct shape *shapes, int n,
+                       uint16_t *values)
 {
     struct st_item items[MOST_TENSORS];
     char names[MOST_TENSORS][96], file[64];
@@ -34,8 +37,9 @@ static void write_part(const char *folder, int number, const char *prefix, const
     struct err e = {0};
     for (int i = 0; i < n; i++) {
         snprintf(names[i], sizeof names[i], "%s%s.weight", prefix, shapes[i].name);
-        items[i] = (struct st_item){.name = names[i], .host = shapes[i].cols ? tensor_2d(NULL, DT_BF16, shapes[i].rows, shapes[i].cols)
-                                                                            : tensor_1d(NULL, DT_BF16, shapes[i].rows)};
+        items[i] = (struct st_item){.name = names[i],
+                                    .host = shapes[i].cols ? tensor_2d(NULL, DT_BF16, shapes[i].rows, shapes[i].cols)
+                                                           : tensor_1d(NULL, DT_BF16, shapes[i].rows)};
     }
     snprintf(file, sizeof file, "model-%05d-of-%05d.safetensors", number + 1, LAYERS + 1);
     char *path = path_join(folder, file);
@@ -45,8 +49,9 @@ static void write_part(const char *folder, int number, const char *prefix, const
 
 static void write_folder(const char *folder)
 {
-    static const char config[] = "{\"model_type\": \"llama\", \"hidden_size\": 512, \"intermediate_size\": 1024, \"num_hidden_layers\": 10,"
-                                 "\"num_attention_heads\": 8, \"vocab_size\": 64, \"max_position_embeddings\": 32}";
+    static const char config[] =
+        "{\"model_type\": \"llama\", \"hidden_size\": 512, \"intermediate_size\": 1024, \"num_hidden_layers\": 10,"
+        "\"num_attention_heads\": 8, \"vocab_size\": 64, \"max_position_embeddings\": 32}";
     struct err e = {0};
     uint16_t *values = malloc((size_t)FFN * HIDDEN * sizeof *values);
     char prefix[64], *path = path_join(folder, "config.json");

@@ -1,6 +1,6 @@
-/* layernorm, CUDA version; see layernorm.h. Forward: a block walks a row three times, for the mean, the variance and the result; the
- * second and third time it comes from the cache. Backward: a block owns a fixed run of rows, a thread of it fixed columns with their
- * partial sums of dw and db; sums.cuh adds those of all blocks. */
+/* layernorm, CUDA version; see layernorm.h. Forward: a block walks a row three times, for the mean, the variance and
+ * the result; the second and third time it comes from the cache. Backward: a block owns a fixed run of rows, a thread
+ * of it fixed columns with their partial sums of dw and db; sums.cuh adds those of all blocks. */
 #include "ops/cuda/rows.cuh"
 #include "ops/cuda/sums.cuh"
 #include "ops/layernorm/layernorm.h"
@@ -15,7 +15,8 @@ struct layer_fwd {
     float eps, one; /* one: 1 if gains are 1 + w */
 };
 
-template <typename T> static __global__ void __launch_bounds__(THREADS) layer_fwd_rows(const __grid_constant__ struct layer_fwd a)
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) layer_fwd_rows(const __grid_constant__ struct layer_fwd a)
 {
     __shared__ float scratch[THREADS / 32];
     int64_t row = blockIdx.x;
@@ -72,7 +73,8 @@ struct layer_bwd {
 static int64_t rows_per_block(int64_t rows) { return max_i64(ceil_div(rows, 512), 8); }
 static int64_t blocks_of(int64_t rows) { return ceil_div(rows, rows_per_block(rows)); }
 
-template <typename T> static __global__ void __launch_bounds__(THREADS) layer_bwd_rows(const __grid_constant__ struct layer_bwd a)
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) layer_bwd_rows(const __grid_constant__ struct layer_bwd a)
 {
     __shared__ float scratch[THREADS / 32];
     int64_t first = blockIdx.x * a.rows_per_block, end = min(a.rows, first + a.rows_per_block);
@@ -84,11 +86,13 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) layer_bw
             db[c] = 0;
     }
     for (int64_t row = first; row < end; row++) {
-        const T *dy = row_ptr<T>(a.dy, row), *x = row_ptr<T>(a.x, row), *dres = a.dres.data != NULL ? row_ptr<T>(a.dres, row) : NULL;
+        const T *dy = row_ptr<T>(a.dy, row), *x = row_ptr<T>(a.x, row),
+                *dres = a.dres.data != NULL ? row_ptr<T>(a.dres, row) : NULL;
         T *dx = row_ptr<T>(a.dx, row);
         float mean = a.mean[row], rstd = a.rstd[row], u_sum = 0, ux_sum = 0;
         for (int64_t c = threadIdx.x; c < a.d; c += THREADS) {
-            float g = to_float(dy[c]), xh = (to_float(x[c]) - mean) * rstd, u = g * (a.w != NULL ? a.w[c] + a.one : 1.0f);
+            float g = to_float(dy[c]), xh = (to_float(x[c]) - mean) * rstd,
+                  u = g * (a.w != NULL ? a.w[c] + a.one : 1.0f);
             u_sum += u;
             ux_sum += u * xh;
             if (dw != NULL) /* this thread's own column */
@@ -96,7 +100,8 @@ template <typename T> static __global__ void __launch_bounds__(THREADS) layer_bw
             if (db != NULL)
                 db[c] += g;
         }
-        float mean_u = block_sum<THREADS>(u_sum, scratch) / (float)a.d, mean_ux = block_sum<THREADS>(ux_sum, scratch) / (float)a.d;
+        float mean_u = block_sum<THREADS>(u_sum, scratch) / (float)a.d,
+              mean_ux = block_sum<THREADS>(ux_sum, scratch) / (float)a.d;
         for (int64_t c = threadIdx.x; c < a.d; c += THREADS) {
             float xh = (to_float(x[c]) - mean) * rstd, u = to_float(dy[c]) * (a.w != NULL ? a.w[c] + a.one : 1.0f);
             float v = rstd * (u - mean_u - xh * mean_ux);

@@ -1,5 +1,5 @@
-/* layernorm, fast CPU version; see layernorm.h. Rows in parallel; the sums of dw and db go by fixed blocks of rows into work and
- * are then added in block order, so threads do not change the result. */
+/* layernorm, fast CPU version; see layernorm.h. Rows in parallel; the sums of dw and db go by fixed blocks of rows into
+ * work and are then added in block order, so threads do not change the result. */
 #include "ops/layernorm/layernorm.h"
 #include "ops/ops_cpu_int.h"
 
@@ -27,7 +27,8 @@ static float squares_about(const float *x, float mean, int64_t n)
 }
 
 /* The flags are constants where this is inlined: an absent tensor is then never part of the loop. */
-INLINE void write_row(bool has_w, bool has_b, int64_t d, const float *x, const float *w, float one, const float *b, float mean, float rstd, float *y)
+INLINE void write_row(bool has_w, bool has_b, int64_t d, const float *x, const float *w, float one, const float *b,
+                      float mean, float rstd, float *y)
 {
 #pragma omp simd
     for (int64_t c = 0; c < d; c++) {
@@ -74,7 +75,8 @@ struct row_sums {
     float u, ux; /* sums of dy * gain, and of that times the normed row */
 };
 
-INLINE struct row_sums sum_row(bool has_w, int64_t d, const float *dy, const float *x, const float *w, float one, float mean, float rstd)
+INLINE struct row_sums sum_row(bool has_w, int64_t d, const float *dy, const float *x, const float *w, float one,
+                               float mean, float rstd)
 {
     float u_sum = 0, ux_sum = 0;
 #pragma omp simd reduction(+ : u_sum, ux_sum)
@@ -86,8 +88,8 @@ INLINE struct row_sums sum_row(bool has_w, int64_t d, const float *dy, const flo
     return (struct row_sums){u_sum, ux_sum};
 }
 
-INLINE void dx_row(bool has_w, bool adds, int64_t d, const float *dy, const float *x, const float *w, float one, const float *dres, float mean,
-                   float rstd, struct row_sums s, float *dx)
+INLINE void dx_row(bool has_w, bool adds, int64_t d, const float *dy, const float *x, const float *w, float one,
+                   const float *dres, float mean, float rstd, struct row_sums s, float *dx)
 {
     float mean_u = s.u / (float)d, mean_ux = s.ux / (float)d;
 #pragma omp simd
@@ -116,16 +118,19 @@ static void add_sums(int64_t d, const float *dy, const float *x, float mean, flo
 static void bwd_row(const struct layernorm_bwd_args *a, int64_t r, float *dw, float *db)
 {
     int64_t d = a->x.dim[1];
-    const float *x = f32_row(&a->x, r), *dy = f32_row(&a->dy, r), *w = a->w.data, *dres = present(&a->dres) ? f32_row(&a->dres, r) : NULL;
+    const float *x = f32_row(&a->x, r), *dy = f32_row(&a->dy, r), *w = a->w.data,
+                *dres = present(&a->dres) ? f32_row(&a->dres, r) : NULL;
     float *dx = f32_row(&a->dx, r), rstd = ((const float *)a->rstd.data)[r], mean = ((const float *)a->mean.data)[r];
     float one = a->zero_centered ? 1.0f : 0.0f;
     add_sums(d, dy, x, mean, rstd, dw, db);
     if (w == NULL) {
         struct row_sums s = sum_row(false, d, dy, x, NULL, one, mean, rstd);
-        dres == NULL ? dx_row(false, false, d, dy, x, NULL, one, NULL, mean, rstd, s, dx) : dx_row(false, true, d, dy, x, NULL, one, dres, mean, rstd, s, dx);
+        dres == NULL ? dx_row(false, false, d, dy, x, NULL, one, NULL, mean, rstd, s, dx)
+                     : dx_row(false, true, d, dy, x, NULL, one, dres, mean, rstd, s, dx);
     } else {
         struct row_sums s = sum_row(true, d, dy, x, w, one, mean, rstd);
-        dres == NULL ? dx_row(true, false, d, dy, x, w, one, NULL, mean, rstd, s, dx) : dx_row(true, true, d, dy, x, w, one, dres, mean, rstd, s, dx);
+        dres == NULL ? dx_row(true, false, d, dy, x, w, one, NULL, mean, rstd, s, dx)
+                     : dx_row(true, true, d, dy, x, w, one, dres, mean, rstd, s, dx);
     }
 }
 

@@ -41,20 +41,15 @@ static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=16384 d=204
 
 OP_TABLES(layernorm_fwd, LAYERNORM_FWD_FIELDS);
 const struct op_desc layernorm_fwd_desc = {
-    OP_IS(layernorm_fwd),
-    .summary = "layer norm with gain and bias",
-    OP_LIST(dims, dims),
-    .cost = fwd_cost,
-    .backward = "layernorm_bwd",
-    .tolerance = 2e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(layernorm_fwd),        .summary = "layer norm with gain and bias",
+    OP_LIST(dims, dims),         .cost = fwd_cost,
+    .backward = "layernorm_bwd", .tolerance = 2e-6,
+    OP_LIST(samples, samples),   OP_LIST(bench, bench),
 };
 OP_TABLES(layernorm_bwd, LAYERNORM_BWD_FIELDS);
 const struct op_desc layernorm_bwd_desc = {
-    OP_IS(layernorm_bwd),
-    .summary = "gradient of layernorm_fwd, plus a by-passing gradient",
-    OP_LIST(dims, dims),
-    .cost = bwd_cost,
-    .tolerance = 5e-6,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_IS(layernorm_bwd),  .summary = "gradient of layernorm_fwd, plus a by-passing gradient",
+    OP_LIST(dims, dims),   .cost = bwd_cost,
+    .tolerance = 5e-6,     OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

@@ -42,7 +42,8 @@ int layernorm_bwd_ref(struct lane *l, const struct layernorm_bwd_args *a)
     }
     for (int64_t r = 0; r < rows; r++) {
         const double *x = f64_row(&a->x, r), *dy = f64_row(&a->dy, r);
-        double *dx = f64_row(&a->dx, r), rstd = ((const double *)a->rstd.data)[r], mean = ((const double *)a->mean.data)[r];
+        double *dx = f64_row(&a->dx, r), rstd = ((const double *)a->rstd.data)[r],
+               mean = ((const double *)a->mean.data)[r];
         double mean_u = 0, mean_ux = 0;
         for (int64_t c = 0; c < d; c++) {
             double xh = (x[c] - mean) * rstd, u = dy[c] * gain(&a->w, a->zero_centered, c);
