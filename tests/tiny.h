@@ -55,8 +55,10 @@ static inline const char *const *tiny_models(int *n)
         "model.attn_window=5 "
         "model.attn_window_skip=3 model.bias=on model.dropout=0.2 data.eod=on data.eod_mask=on",
         /* LayerNorm and learned positions, in prediction depths and packed documents too; q and k normed by row */
-        "model.pattern=*-M*-/*- model.norm=layer model.position=learned model.max_position=100 model.act=gelu model.bias=on model.dropout=0.1 "
-        "model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 data.eod=on data.eod_mask=on",
+        "model.pattern=*-M*-/*- model.norm=layer model.position=learned model.max_position=100 model.act=gelu "
+        "model.bias=on model.dropout=0.1 "
+        "model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 data.eod=on "
+        "data.eod_mask=on",
         "model.pattern=*E*- model.qk_norm=row model.attn_bias=on model.mlp_bias=on model.norm_zero_centered=on "
         "model.experts=4 model.router_linear_bias=on model.expert_bias=on",
         "model.pattern=M*M- model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 "

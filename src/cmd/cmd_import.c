@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 static const char import_usage[] =
-    "usage: braid import FOLDER OUT [--verify | --verify=PYTHON | --verify=GOLDEN.safetensors] [--section.key=value ...]\n\n"
+    "usage: braid import FOLDER OUT [--verify[=PYTHON | =GOLDEN.safetensors]] [--section.key=value ...]\n\n"
     "FOLDER holds config.json and safetensors files as transformers writes them; FP8 (128 x 128 blocks) and MXFP4 weights are\n"
     "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. --verify runs the folder's model in\n"
     "transformers (with python3, or the PYTHON that is named) on a fixed prompt and prints how far logits are apart. With a file\n"
@@ -18,7 +18,8 @@ static const char import_usage[] =
     "  braid export OUT HF_FOLDER                                             back again\n";
 
 static const char export_usage[] =
-    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g] [--verify[=PYTHON|FILE]]\n"
+    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n"
+    "                                   [--verify[=PYTHON | =GOLDEN.safetensors]]\n"
     "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n"
     "       braid export CHECKPOINT OUT --format=megatron [--dtype=bf16|f32] [--layout=flat|logical|stacked]\n\n"
     "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT must not exist.\n"
@@ -85,7 +86,8 @@ int cmd_init_from(struct config *c, const char *folder, bool say, struct err *e)
 }
 
 /* The checkpoint just written beside the folder it came from. */
-static int verify_import(const struct config *c, const char *with, const char *folder, const char *run_dir, struct err *e)
+static int verify_import(const struct config *c, const char *with, const char *folder, const char *run_dir,
+                         struct err *e)
 {
     struct hf_check k = {.with = with, .folder = folder, .scratch = run_dir};
     struct ckpt *from = NULL;
@@ -97,10 +99,12 @@ static int verify_import(const struct config *c, const char *with, const char *f
 }
 
 /* The folder just written: beside the checkpoint in transformers, or as braid reads it beside stored values. */
-static int verify_export(const struct config *c, const struct export_opts *o, const char *with, const struct ckpt *from, struct err *e)
+static int verify_export(const struct config *c, const struct export_opts *o, const char *with, const struct ckpt *from,
+                         struct err *e)
 {
     bool stored = str_ends(with, ".safetensors");
-    struct hf_check k = {.with = with, .folder = o->path, .from = stored ? NULL : from, .scratch = o->path, .rounded = o->dtype != DT_F32};
+    struct hf_check k = {.with = with, .folder = o->path, .from = stored ? NULL : from, .scratch = o->path};
+    k.rounded = o->dtype != DT_F32;
     return verify_hf(c, &k, e);
 }
 

@@ -120,7 +120,10 @@ static int enum_index(const struct option *o, const char *text)
     return -1;
 }
 
-bool option_has_choice(const struct option *o, const char *text) { return o->type == OPT_ENUM && enum_index(o, text) >= 0; }
+bool option_has_choice(const struct option *o, const char *text)
+{
+    return o->type == OPT_ENUM && enum_index(o, text) >= 0;
+}
 
 static int set_string(struct config *c, const struct option *o, const char *text,
                       struct config_origin origin, struct err *e)

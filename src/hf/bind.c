@@ -129,7 +129,8 @@ int hf_add_predictions(struct hf_folder *f, struct config *c, struct err *e)
     buf_add(&pattern, c->model.pattern);
     for (;; k.depth++) {
         char *name = hf_part_name(&f->memory, f->family, f->root, c, &k, r->part[0].name, -1);
-        if (name == NULL || strcmp(name, last) == 0 || !has_tensor(f, name)) /* a family without numbers has one depth */
+        bool same = name != NULL && strcmp(name, last) == 0; /* a family without numbers has one depth */
+        if (name == NULL || same || !has_tensor(f, name))
             break;
         buf_addf(&pattern, "/%s", f->family->depth);
         last = name;
@@ -144,7 +145,8 @@ int hf_add_predictions(struct hf_folder *f, struct config *c, struct err *e)
 const struct hf_rule *hf_copy_rule(const struct hf_family *fam, const struct config *c, const struct hf_copy *copy)
 {
     bool head = strcmp(copy->key, "output_layer.weight") == 0;
-    struct hf_key k = {.rest = head && c->model.tied ? "embedding.word_embeddings.weight" : copy->key, .layer = -1, .depth = -1};
+    struct hf_key k = {
+        .rest = head && c->model.tied ? "embedding.word_embeddings.weight" : copy->key, .layer = -1, .depth = -1};
     return hf_next_rule(fam, &k, NULL);
 }
 
@@ -187,9 +189,11 @@ static int check_link(struct hf_folder *f, const struct hf_link *l, struct err *
     if (!tensor_same_shape(&is, &should))
         return err_set(e, ST_INVALID, "%s: tensor '%s' is %s, but config.json makes it %s", f->path, l->name,
                        tensor_text(&is, a, sizeof a), tensor_text(&should, b, sizeof b));
-    bool bytes = is.dtype == DT_U8 || is.dtype == DT_I8, scale_bytes = t.scale != NULL && dtype_bytes(t.scale->view.dtype) == 1;
+    bool bytes = is.dtype == DT_U8 || is.dtype == DT_I8,
+         scale_bytes = t.scale != NULL && dtype_bytes(t.scale->view.dtype) == 1;
     if (t.quant == HF_MXFP4 && (!bytes || !scale_bytes))
-        return err_set(e, ST_INVALID, "%s: tensor '%s' is MXFP4, whose blocks and scales must be bytes", f->path, l->name);
+        return err_set(e, ST_INVALID, "%s: tensor '%s' is MXFP4, whose blocks and scales must be bytes", f->path,
+                       l->name);
     if (is.dtype == DT_F8_E4M3 && t.quant != HF_FP8)
         return err_set(e, ST_INVALID, "%s: tensor '%s' is FP8 and has no '%s_scale_inv'", f->path, l->name, l->name);
     return ST_OK;
@@ -210,7 +214,8 @@ static bool harmless(const char *name)
 }
 
 /* Tensor `copy` must hold what the tensor of this rule does. */
-static int check_same(struct hf_folder *f, struct hf_name *copy, const struct hf_rule *r, const char *why, struct err *e)
+static int check_same(struct hf_folder *f, struct hf_name *copy, const struct hf_rule *r, const char *why,
+                      struct err *e)
 {
     struct hf_key k = {.layer = -1, .depth = -1};
     struct st_difference diff;
@@ -220,8 +225,8 @@ static int check_same(struct hf_folder *f, struct hf_name *copy, const struct hf
         return err_set(e, ST_INTERNAL, "the tensor that '%s' copies was there before", copy->name);
     TRY(st_compare(&original.data->view, &copy->entry->view, &diff, e));
     if (diff.count != 0)
-        return err_set(e, ST_CONFLICT, "%s: %s, but '%s' differs from '%s' in %lld values", f->path, why, copy->name, name,
-                       (long long)diff.count);
+        return err_set(e, ST_CONFLICT, "%s: %s, but '%s' differs from '%s' in %lld values", f->path, why, copy->name,
+                       name, (long long)diff.count);
     copy->used = true;
     return ST_OK;
 }
@@ -230,7 +235,8 @@ static int check_same(struct hf_folder *f, struct hf_name *copy, const struct hf
 static int check_tied_head(struct hf_folder *f, struct hf_name *head, struct err *e)
 {
     static const struct hf_copy tied = {"output_layer.weight", NULL};
-    return check_same(f, head, hf_copy_rule(f->family, f->config, &tied), "config.json ties the head to the embedding", e);
+    return check_same(f, head, hf_copy_rule(f->family, f->config, &tied), "config.json ties the head to the embedding",
+                      e);
 }
 
 /* A copy that a prediction depth carries of a tensor of the model. */
@@ -242,7 +248,8 @@ static int check_copies(struct hf_folder *f, struct hf_name *n, struct err *e)
             if (name == NULL)
                 return err_set(e, ST_NOMEM, "out of memory");
             if (strcmp(name, n->name) == 0)
-                TRY(check_same(f, n, hf_copy_rule(f->family, f->config, c), "multi-token prediction shares embedding and head with the model", e));
+                TRY(check_same(f, n, hf_copy_rule(f->family, f->config, c),
+                               "multi-token prediction shares embedding and head with the model", e));
         }
     return ST_OK;
 }
@@ -307,13 +314,14 @@ int hf_bind(struct hf_folder *f, const struct config *c, const struct param *con
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */
 
-/* The parameter is one tensor as it stands: embeddings and heads, the largest of all, are read without a copy between. */
+/* The parameter is one tensor as it stands: embeddings and heads, the largest of all, are read without a copy. */
 static bool is_whole(const struct hf_folder *f, int i, const struct hf_tensor *t)
 {
     const struct hf_link *l = &f->links[f->first[i]];
     const struct hf_part *p = &l->rule->part[0];
-    return f->first[i + 1] == f->first[i] + 1 && l->expert < 0 && (l->rule->flags & ~(unsigned)HF_KEEP_F32) == 0 && l->rule->groups == NULL &&
-           p->stride == NULL && p->offset == NULL && p->pairs == NULL && t->quant == HF_PLAIN;
+    return f->first[i + 1] == f->first[i] + 1 && l->expert < 0 && (l->rule->flags & ~(unsigned)HF_KEEP_F32) == 0 &&
+           l->rule->groups == NULL && p->stride == NULL && p->offset == NULL && p->pairs == NULL &&
+           t->quant == HF_PLAIN;
 }
 
 int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e)

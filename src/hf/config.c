@@ -220,7 +220,8 @@ int hf_max_position(const struct hf_json *j, int64_t *out, struct err *e)
     TRY(hf_json_int(j, "max_position_embeddings", 0, out, e));
     if (*out == 0)
         TRY(hf_json_int(j, "n_positions", 0, out, e));
-    return *out >= 0 && *out <= 1 << 30 ? ST_OK : hf_refuse(j, "max_position_embeddings", "a number of tokens is expected", e);
+    return *out >= 0 && *out <= 1 << 30 ? ST_OK
+                                        : hf_refuse(j, "max_position_embeddings", "a number of tokens is expected", e);
 }
 
 static int read_positions(const struct hf_json *j, struct config *c, struct err *e)
@@ -262,7 +263,8 @@ static int default_seq(const struct hf_folder *f, struct config *c, struct buf *
     if (most == 0 || config_source_of(c, "train.seq").source != CFG_FROM_DEFAULT)
         return ST_OK;
     if (most > HF_DEFAULT_SEQ && notes != NULL)
-        buf_addf(notes, "train.seq = %d; the model allows %lld tokens: --train.seq=N\n", HF_DEFAULT_SEQ, (long long)most);
+        buf_addf(notes, "train.seq = %d; the model allows %lld tokens: --train.seq=N\n", HF_DEFAULT_SEQ,
+                 (long long)most);
     return hf_set_int(&f->json, c, "train.seq", min_i64(most, HF_DEFAULT_SEQ), e);
 }
 

@@ -11,11 +11,18 @@
 /* Options of the model that no config.json holds: how it was begun, and how its memory lies. */
 static bool outside_config(const char *option)
 {
-    static const char *const names[] = {"model.layers",     "model.attn_ratio",     "model.mlp_ratio",  "model.mtp_pattern", "model.mtp_layers",
-                                        "model.init_std",   "model.embed_init_std", "model.init_scale", "model.mhc_gating",  "model.dropout",
-                                        "model.glu_interleave", "model.vocab_multiple", "model.mamba_chunk", "model.gdn_chunk", "model.aux_loss",
-                                        "model.seq_aux_loss", "model.global_aux_loss", "model.router_z_loss", "model.router_jitter",
-                                        "model.router_bias_rate", "model.mtp_scale", "model.router_force_balance", "model.max_position"};
+    static const char *const names[] = {"model.layers",          "model.attn_ratio",
+                                        "model.mlp_ratio",       "model.mtp_pattern",
+                                        "model.mtp_layers",      "model.init_std",
+                                        "model.embed_init_std",  "model.init_scale",
+                                        "model.mhc_gating",      "model.dropout",
+                                        "model.glu_interleave",  "model.vocab_multiple",
+                                        "model.mamba_chunk",     "model.gdn_chunk",
+                                        "model.aux_loss",        "model.seq_aux_loss",
+                                        "model.global_aux_loss", "model.router_z_loss",
+                                        "model.router_jitter",   "model.router_bias_rate",
+                                        "model.mtp_scale",       "model.router_force_balance",
+                                        "model.max_position"};
     for (int i = 0; i < countof(names); i++)
         if (strcmp(option, names[i]) == 0)
             return true;
@@ -70,7 +77,8 @@ static int add_depths(const struct hf_family *fam, const struct config *c, struc
 }
 
 /* A family can express a model if its config.json, read again, gives the same options. */
-static int expresses(const struct hf_family *fam, const struct config *given, enum dtype dtype, json_t **out, struct err *e)
+static int expresses(const struct hf_family *fam, const struct config *given, enum dtype dtype, json_t **out,
+                     struct err *e)
 {
     struct config plain = *given, *c = &plain, again; /* strings stay the original's */
     char seq[32];

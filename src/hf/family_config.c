@@ -88,9 +88,11 @@ static int put_depths(const struct config *c, json_t *out, const char *symbols, 
     int64_t depths = hf_pattern_depths(c);
     for (const char *p = strchr(c->model.pattern, '/'); p != NULL; p = strchr(p + 1, '/'))
         if (strncmp(p + 1, symbols, n) != 0 || (p[n + 1] != '/' && p[n + 1] != '\0'))
-            return err_set(e, ST_UNSUPPORTED, "model.pattern: depths of multi-token prediction can only be %s in this family", symbols);
+            return err_set(e, ST_UNSUPPORTED,
+                           "model.pattern: depths of multi-token prediction can only be %s in this family", symbols);
     if (depths > most)
-        return err_set(e, ST_UNSUPPORTED, "model.pattern: this family has at most %lld depths of multi-token prediction", (long long)most);
+        return err_set(e, ST_UNSUPPORTED,
+                       "model.pattern: this family has at most %lld depths of multi-token prediction", (long long)most);
     return hf_put(out, "num_nextn_predict_layers", json_integer(depths), e);
 }
 
@@ -106,7 +108,8 @@ static int put_plain_pattern(const struct config *c, json_t *out, const char *sy
 
 static int put_positions(const struct config *c, json_t *out, struct err *e)
 {
-    return hf_put(out, "max_position_embeddings", json_integer(max_i64(max_i64(c->model.max_position, c->train.seq), 1)), e);
+    return hf_put(out, "max_position_embeddings",
+                  json_integer(max_i64(max_i64(c->model.max_position, c->train.seq), 1)), e);
 }
 
 static int put_common(const struct config *c, json_t *out, struct err *e)
@@ -297,7 +300,8 @@ static const char *deepseek_layer(const void *ctx, int64_t i) { return i < *(con
 /* The class scores a group by its two best experts, whatever a token takes of it. */
 static int read_group_score(const struct hf_json *j, struct config *c, struct err *e)
 {
-    return c->model.router_groups == 0 ? hf_set_int(j, c, "model.router_group_topk", 0, e) : hf_set_int(j, c, "model.router_group_best", 2, e);
+    return c->model.router_groups == 0 ? hf_set_int(j, c, "model.router_group_topk", 0, e)
+                                       : hf_set_int(j, c, "model.router_group_best", 2, e);
 }
 
 int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
@@ -506,7 +510,10 @@ int bamba_write(const struct config *c, json_t *out, struct err *e)
 
 int gpt2_read(const struct hf_json *j, struct config *c, struct err *e)
 {
-    static const char *const fixed[][2] = {{"model.act", "gelu"}, {"model.norm", "layer"}, {"model.position", "learned"}, {"model.rope", "none"},
+    static const char *const fixed[][2] = {{"model.act", "gelu"},
+                                           {"model.norm", "layer"},
+                                           {"model.position", "learned"},
+                                           {"model.rope", "none"},
                                            {"model.bias", "on"}};
     TRY(set_pattern(j, c, same_layer, "*-", e));
     for (int i = 0; i < countof(fixed); i++)
@@ -561,13 +568,15 @@ static int read_layer_types(const struct hf_json *j, struct config *c, struct er
         if (full && every == 0)
             every = (int64_t)i + 1;
         if (full != (every > 0 && ((int64_t)i + 1) % every == 0))
-            return hf_refuse(j, "layer_types", "the layers with full attention must be every k-th one (model.attn_window_skip)", e);
+            return hf_refuse(j, "layer_types",
+                             "the layers with full attention must be every k-th one (model.attn_window_skip)", e);
     }
     if (c->model.attn_window > 0 && every == 1) { /* none slides */
         TRY(hf_set_int(j, c, "model.attn_window", 0, e));
         every = 0;
     }
-    return hf_set_int(j, c, "model.attn_window_skip", c->model.attn_window > 0 && (n == 0 || every <= (int64_t)n) ? every : 0, e);
+    return hf_set_int(j, c, "model.attn_window_skip",
+                      c->model.attn_window > 0 && (n == 0 || every <= (int64_t)n) ? every : 0, e);
 }
 
 static int put_layer_types(const struct config *c, json_t *out, struct err *e)
@@ -587,8 +596,9 @@ static int put_layer_types(const struct config *c, json_t *out, struct err *e)
 
 int gpt_oss_read(const struct hf_json *j, struct config *c, struct err *e)
 {
-    static const char *const fixed[][2] = {{"model.act", "quick_geglu"},  {"model.act_offset", "1"},    {"model.attn_sink", "learnable"},
-                                           {"model.expert_bias", "on"}, {"model.router_linear_bias", "on"}, {"model.router_score", "softmax"},
+    static const char *const fixed[][2] = {{"model.act", "quick_geglu"},       {"model.act_offset", "1"},
+                                           {"model.attn_sink", "learnable"},   {"model.expert_bias", "on"},
+                                           {"model.router_linear_bias", "on"}, {"model.router_score", "softmax"},
                                            {"model.router_pre_softmax", "off"}};
     TRY(set_pattern(j, c, same_layer, "*E", e));
     for (int i = 0; i < countof(fixed); i++)

@@ -82,7 +82,8 @@ static struct hf_name *name_at(struct hf_folder *f, const char *name)
     return bsearch(&want, f->names, (size_t)f->n_names, sizeof *f->names, by_name);
 }
 
-/* Every tensor is in the file that the index names for it: a missing, stale or exchanged shard is found before anything is loaded. */
+/* Every tensor is in the file that the index names for it: a missing, stale or exchanged shard is found before anything
+ * is loaded. */
 static int compare_index(struct hf_folder *f, json_t *map, struct err *e)
 {
     const char *name;
@@ -92,10 +93,11 @@ static int compare_index(struct hf_folder *f, json_t *map, struct err *e)
         const struct hf_name *n = name_at(f, name);
         const char *file = json_string_value(value);
         if (n == NULL)
-            err_set(e, ST_CORRUPT, "%s: tensor '%.160s' should be in %.80s, but no file of the folder holds it", f->path, name, file ? file : "a file");
+            err_set(e, ST_CORRUPT, "%s: tensor '%.160s' should be in %.80s, but no file of the folder holds it",
+                    f->path, name, file ? file : "a file");
         else if (file == NULL || strcmp(file, f->file_names[n->file]) != 0)
-            err_set(e, ST_CORRUPT, "%s: tensor '%.160s' should be in %.80s by the index, but %s holds it", f->path, name, file ? file : "a file",
-                    f->file_names[n->file]);
+            err_set(e, ST_CORRUPT, "%s: tensor '%.160s' should be in %.80s by the index, but %s holds it", f->path,
+                    name, file ? file : "a file", f->file_names[n->file]);
         else
             continue;
         return err_hint(e, "a shard is missing, truncated or another one's: fetch the folder again");
@@ -273,7 +275,8 @@ int hf_find(struct hf_folder *f, const char *name, struct hf_tensor *out)
             out->quant = HF_FP8;
         return true;
     }
-    if (!use(f, name, "_blocks", &out->data, &out->file) || !use(f, name, "_scales", &out->scale, &scale_file) || out->data->view.rank < 2)
+    if (!use(f, name, "_blocks", &out->data, &out->file) || !use(f, name, "_scales", &out->scale, &scale_file) ||
+        out->data->view.rank < 2)
         return false;
     /* [.., blocks, 16 bytes of two values each] */
     out->quant = HF_MXFP4;

@@ -13,7 +13,8 @@ enum { HF_NAME = 256, HF_MAX_PARTS = 6, HF_CONFIG_BYTES = 4 << 20, HF_INDEX_BYTE
 /* Some rows of a parameter, and the tensor they are in. Sizes are sums of products of letters (hf_size). With a chunk the
  * rows are taken out of a longer tensor: `chunk` rows from `offset` on, then `stride` further, and so on. */
 struct hf_part {
-    /* '@' at the start: behind the root of the names; '/': as it stands; else below the layer. {e}: number of the expert */
+    /* '@' at the start: behind the root of the names; '/': as it stands; else below the layer. {e}: number of the
+     * expert */
     const char *name;
     const char *rows; /* NULL: all rows of the parameter */
     const char *chunk, *stride, *offset;
@@ -195,8 +196,8 @@ int64_t hf_pattern_layers(const struct config *c); /* numbered layers of the mai
 int64_t hf_pattern_depths(const struct config *c); /* of multi-token prediction */
 /* Adds the prediction depths whose tensors are in the folder to model.pattern. */
 int hf_add_predictions(struct hf_folder *f, struct config *c, struct err *e);
-/* The rule by which a copy in a prediction depth is made of a parameter; NULL: no such copy. A tied model has its embedding in place of
- * the head. */
+/* The rule by which a copy in a prediction depth is made of a parameter; NULL: no such copy. A tied model has its
+ * embedding in place of the head. */
 const struct hf_rule *hf_copy_rule(const struct hf_family *fam, const struct config *c, const struct hf_copy *copy);
 const struct hf_rule *hf_next_rule(const struct hf_family *fam, const struct hf_key *k, const struct hf_rule *after);
 

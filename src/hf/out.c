@@ -32,7 +32,8 @@ static int link_copies(struct hf_folder *f, struct err *e)
     for (const struct hf_copy *c = f->family->copies; c != NULL && c->key != NULL; c++) {
         const struct hf_rule *r = hf_copy_rule(f->family, f->config, c);
         for (int i = 0; i < f->n_params && r != NULL; i++)
-            for (struct hf_key k = {.layer = -1}; strcmp(f->params[i]->key, r->key) == 0 && k.depth < hf_pattern_depths(f->config); k.depth++) {
+            for (struct hf_key k = {.layer = -1};
+                 strcmp(f->params[i]->key, r->key) == 0 && k.depth < hf_pattern_depths(f->config); k.depth++) {
                 char *name = hf_part_name(&f->memory, f->family, f->root, f->config, &k, c->name, -1);
                 if (name == NULL)
                     return err_set(e, ST_NOMEM, "out of memory");

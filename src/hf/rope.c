@@ -53,7 +53,8 @@ static int read_scaling(const struct hf_json *j, struct config *c, const char *f
             TRY(hf_set_int(j, c, "model.rope_original", original, e));
         }
         if (k == CFG_ROPE_SCALING_YARN)
-            TRY(hf_set_text(j, c, "model.rope_truncate", json_is_false(json_object_get(o, "truncate")) ? "off" : "on", e));
+            TRY(hf_set_text(j, c, "model.rope_truncate", json_is_false(json_object_get(o, "truncate")) ? "off" : "on",
+                            e));
         if (json_object_get(o, "attention_factor") != NULL && !json_is_null(json_object_get(o, "attention_factor")))
             return hf_refuse(j, field, "an attention_factor of its own has no option in braid", e);
         return ST_OK;

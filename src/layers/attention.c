@@ -152,7 +152,8 @@ static void declare_params(struct build *b, const struct attention *m, struct at
     struct param o = param_matrix("self_attention.linear_proj.weight", c->hidden, m->heads * m->dim, output_std(b));
     struct param ob = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
     struct param qn = param_vector("self_attention.q_layernorm.weight", m->row_norm ? m->heads * m->dim : m->dim, gain);
-    struct param kn = param_vector("self_attention.k_layernorm.weight", m->row_norm ? m->kv_heads * m->dim : m->dim, gain);
+    struct param kn =
+        param_vector("self_attention.k_layernorm.weight", m->row_norm ? m->kv_heads * m->dim : m->dim, gain);
     struct param sink = param_vector("self_attention.core_attention.softmax_offset", m->heads, INIT_ZERO);
     p.rows = pb.rows = by_group(m);
     split_rows(m, &p);
@@ -183,7 +184,8 @@ static struct tensor shaped4(const struct build *b, int64_t n, int64_t heads, in
 
 static slot_id declare_rstd(struct build *b, const struct attention *m, const char *name, int64_t heads)
 {
-    return m->row_norm ? graph_slot(b->g, name, tensor_1d(NULL, b->dev->wide, b->rows)) : build_wide(b, name, b->rows, heads);
+    return m->row_norm ? graph_slot(b->g, name, tensor_1d(NULL, b->dev->wide, b->rows))
+                       : build_wide(b, name, b->rows, heads);
 }
 
 static void declare_slots(struct build *b, const struct attention *m, struct attention_slots *s)
@@ -222,11 +224,11 @@ static void declare_rotation(struct graph *g, int n, const struct attention *m, 
                              slot_id norm, slot_id rstd)
 {
     if (m->row_norm) {
-        GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = whole_row(x), .w = of(g, norm), .y = whole_row(y), .rstd = of(g, rstd), .eps = m->eps,
-                 .zero_centered = m->zero_centered);
+        GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = whole_row(x), .w = of(g, norm), .y = whole_row(y), .rstd = of(g, rstd),
+                 .eps = m->eps, .zero_centered = m->zero_centered);
         if (m->rope)
-            GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = y, .y = y, .cos = of(g, s->cos), .sin = of(g, s->sin), .pos = of(g, s->pos),
-                     .interleaved = m->interleaved);
+            GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = y, .y = y, .cos = of(g, s->cos), .sin = of(g, s->sin),
+                     .pos = of(g, s->pos), .interleaved = m->interleaved);
         return;
     }
     GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = x, .y = y, .w = of(g, norm), .rstd = of(g, rstd), .cos = of(g, s->cos), .sin = of(g, s->sin),
@@ -271,10 +273,10 @@ static void declare_unrotation(struct graph *g, int n, const struct attention *m
 {
     if (m->row_norm) {
         if (m->rope)
-            GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .cos = of(g, s->cos), .sin = of(g, s->sin), .pos = of(g, s->pos),
-                     .interleaved = m->interleaved);
-        GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = whole_row(d), .x = whole_row(x), .w = of(g, norm->w), .rstd = of(g, rstd), .dx = whole_row(d),
-                 .dw = of(g, norm->dw), .zero_centered = m->zero_centered);
+            GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .cos = of(g, s->cos), .sin = of(g, s->sin),
+                     .pos = of(g, s->pos), .interleaved = m->interleaved);
+        GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = whole_row(d), .x = whole_row(x), .w = of(g, norm->w),
+                 .rstd = of(g, rstd), .dx = whole_row(d), .dw = of(g, norm->dw), .zero_centered = m->zero_centered);
         return;
     }
     GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .x = m->qk_norm ? x : (struct tensor){0}, .w = of(g, norm->w), .rstd = of(g, rstd),

@@ -202,7 +202,11 @@ int linear_declare(struct build *b, const char *name, const struct linear *l)
 struct norm norm_weights(struct build *b, const char *key, int64_t width)
 {
     const struct config_model *c = &b->cfg->model;
-    struct norm n = {.b = no_weight(), .mean = NO_SLOT, .rstd = NO_SLOT, .eps = c->norm_eps, .layer = c->norm == CFG_NORM_LAYER,
+    struct norm n = {.b = no_weight(),
+                     .mean = NO_SLOT,
+                     .rstd = NO_SLOT,
+                     .eps = c->norm_eps,
+                     .layer = c->norm == CFG_NORM_LAYER,
                      .zero_centered = c->norm_zero_centered};
     struct param gain = param_vector(key, width, n.zero_centered ? INIT_ZERO : INIT_ONE);
     param_replicate(&gain, GRAD_OVER_TOKENS);
@@ -230,21 +234,23 @@ void norm_statistics(struct build *b, struct norm *n, const char *prefix, int64_
 void norm_forward(struct graph *g, int node, enum phase_id ph, const struct norm *n, struct tensor x, struct tensor y)
 {
     if (n->layer)
-        GRAPH_OP(g, node, ph, layernorm_fwd, .x = x, .w = of(g, n->w.w), .b = of(g, n->b.w), .y = y, .mean = of(g, n->mean), .rstd = of(g, n->rstd),
-                 .eps = n->eps, .zero_centered = n->zero_centered);
+        GRAPH_OP(g, node, ph, layernorm_fwd, .x = x, .w = of(g, n->w.w), .b = of(g, n->b.w), .y = y,
+                 .mean = of(g, n->mean), .rstd = of(g, n->rstd), .eps = n->eps, .zero_centered = n->zero_centered);
     else
         GRAPH_OP(g, node, ph, rmsnorm_fwd, .x = x, .w = of(g, n->w.w), .y = y, .rstd = of(g, n->rstd), .eps = n->eps,
                  .zero_centered = n->zero_centered);
 }
 
-void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x, struct tensor dres, struct tensor dx)
+void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x,
+                   struct tensor dres, struct tensor dx)
 {
     if (n->layer)
-        GRAPH_OP(g, node, PH_BWD, layernorm_bwd, .dy = dy, .x = x, .w = of(g, n->w.w), .mean = of(g, n->mean), .rstd = of(g, n->rstd), .dres = dres,
-                 .dx = dx, .dw = of(g, n->w.dw), .db = of(g, n->b.dw), .zero_centered = n->zero_centered);
+        GRAPH_OP(g, node, PH_BWD, layernorm_bwd, .dy = dy, .x = x, .w = of(g, n->w.w), .mean = of(g, n->mean),
+                 .rstd = of(g, n->rstd), .dres = dres, .dx = dx, .dw = of(g, n->w.dw), .db = of(g, n->b.dw),
+                 .zero_centered = n->zero_centered);
     else
-        GRAPH_OP(g, node, PH_BWD, rmsnorm_bwd, .dy = dy, .x = x, .w = of(g, n->w.w), .rstd = of(g, n->rstd), .dres = dres, .dx = dx,
-                 .dw = of(g, n->w.dw), .zero_centered = n->zero_centered);
+        GRAPH_OP(g, node, PH_BWD, rmsnorm_bwd, .dy = dy, .x = x, .w = of(g, n->w.w), .rstd = of(g, n->rstd),
+                 .dres = dres, .dx = dx, .dw = of(g, n->w.dw), .zero_centered = n->zero_centered);
 }
 
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim)

@@ -1,4 +1,5 @@
-/* The embedding: x[t] = W[token[t]], where positions are learned + P[pos[t]], then dropout. Its backward is weight gradients only. */
+/* The embedding: x[t] = W[token[t]], where positions are learned + P[pos[t]], then dropout. Its backward is weight
+ * gradients only. */
 #include "layers/layer.h"
 #include "ops/addnorm/addnorm.h"
 #include "ops/dropout/dropout.h"
@@ -22,11 +23,14 @@ static int declare_positions(struct build *b, struct weight *w)
     if (c->position != CFG_POSITION_LEARNED)
         return ST_OK;
     if (needed > c->max_position) {
-        err_set(&b->g->err, ST_USAGE, "a sequence of %lld tokens needs more than the %lld positions that the model has learned", (long long)needed,
-                (long long)c->max_position);
-        return err_hint(&b->g->err, "prompt and generate.tokens, or train.seq, may have %lld tokens together", (long long)c->max_position);
+        err_set(&b->g->err, ST_USAGE,
+                "a sequence of %lld tokens needs more than the %lld positions that the model has learned",
+                (long long)needed, (long long)c->max_position);
+        return err_hint(&b->g->err, "prompt and generate.tokens, or train.seq, may have %lld tokens together",
+                        (long long)c->max_position);
     }
-    struct param p = param_matrix("embedding.position_embeddings.weight", c->max_position, c->hidden, c->embed_init_std);
+    struct param p =
+        param_matrix("embedding.position_embeddings.weight", c->max_position, c->hidden, c->embed_init_std);
     p.shared_ends = b->mesh->pp > 1 && b->n_depths > 0;
     param_replicate(&p, GRAD_OVER_TOKENS);
     *w = build_weight(b, &p);

@@ -1,4 +1,5 @@
-/* The plain residual joint: s = x + dropout(f), h = norm(s); one fused pass (ops/addnorm) for RMSNorm, two for LayerNorm.
+/* The plain residual joint: s = x + dropout(f), h = norm(s); one fused pass (ops/addnorm) for RMSNorm, two for
+ * LayerNorm.
  *
  *   stream  [rows, hidden]  s; the first joint has nothing to add and passes the embedding on
  *   h       [rows, hidden]  normed input of the next core; rstd [rows]
@@ -42,8 +43,9 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     double elems = (double)(b->rows * d), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "joint", LANE_COMPUTE, NULL);
     if (!norm.layer)
-        GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .w = of(g, norm.w.w), .s = of(g, s), .y = of(g, next->h),
-                 .rstd = of(g, norm.rstd), .eps = norm.eps, .zero_centered = norm.zero_centered, .drop = drop);
+        GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .w = of(g, norm.w.w),
+                 .s = of(g, s), .y = of(g, next->h), .rstd = of(g, norm.rstd), .eps = norm.eps,
+                 .zero_centered = norm.zero_centered, .drop = drop);
     else if (closes)
         GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .s = of(g, s), .drop = drop);
     if (norm.layer)
@@ -55,19 +57,20 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     if (norm.layer)
         norm_forward(g, n, PH_REPLAY, &norm, of(g, next->x), of(g, next->h));
     else
-        GRAPH_OP(g, n, PH_REPLAY, addnorm_fwd, .x = of(g, next->x), .w = of(g, norm.w.w), .y = of(g, next->h), .rstd = of(g, norm.rstd),
-                 .eps = norm.eps, .zero_centered = norm.zero_centered);
+        GRAPH_OP(g, n, PH_REPLAY, addnorm_fwd, .x = of(g, next->x), .w = of(g, norm.w.w), .y = of(g, next->h),
+                 .rstd = of(g, norm.rstd), .eps = norm.eps, .zero_centered = norm.zero_centered);
     graph_cost(g, n, PH_REPLAY, 4 * elems, 2 * elems * size);
     graph_replay(g, next->h, n);
     slot_id df = closes && prev->df != prev->dx ? prev->df : NO_SLOT;
     if (!norm.layer)
-        GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .dy = of(g, next->dh), .ds = of(g, next->dx), .s = of(g, next->x), .w = of(g, norm.w.w),
-                 .rstd = of(g, norm.rstd), .dx = of(g, prev->dx), .df = of(g, df), .dw = of(g, norm.w.dw), .zero_centered = norm.zero_centered,
-                 .drop = drop);
+        GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .dy = of(g, next->dh), .ds = of(g, next->dx), .s = of(g, next->x),
+                 .w = of(g, norm.w.w), .rstd = of(g, norm.rstd), .dx = of(g, prev->dx), .df = of(g, df),
+                 .dw = of(g, norm.w.dw), .zero_centered = norm.zero_centered, .drop = drop);
     else
         norm_backward(g, n, &norm, of(g, next->dh), of(g, next->x), of(g, next->dx), of(g, prev->dx));
     if (norm.layer && df != NO_SLOT)
-        GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .ds = of(g, prev->dx), .dx = of(g, prev->dx), .df = of(g, df), .drop = drop);
+        GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .ds = of(g, prev->dx), .dx = of(g, prev->dx), .df = of(g, df),
+                 .drop = drop);
     graph_inplace(g, n, PH_BWD, next->dx, prev->dx); /* the gradient that came in becomes the one that goes out */
     graph_cost(g, n, PH_BWD, 11 * elems, 4 * elems * size);
     return g->err.code;

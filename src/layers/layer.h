@@ -191,7 +191,8 @@ struct norm norm_weights(struct build *b, const char *key, int64_t width);
 void norm_statistics(struct build *b, struct norm *n, const char *prefix, int64_t rows);
 void norm_forward(struct graph *g, int node, enum phase_id ph, const struct norm *n, struct tensor x, struct tensor y);
 /* dres: added to dx; may be absent. */
-void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x, struct tensor dres, struct tensor dx);
+void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x,
+                   struct tensor dres, struct tensor dx);
 
 /* ---- cores -------------------------------------------------------------------------------------------- */
 
@@ -232,8 +233,8 @@ int cut_in_declare(struct build *b, const struct cut_place *at, const struct joi
 
 /* The embedding's weight, which a tied head, a prediction depth and another stage may share. */
 struct param embedding_param(const struct build *b);
-/* Embedding (with dropout) of these tokens at these positions, which count where positions are learned; creates x, dx. All
- * embeddings share their weights. */
+/* Embedding (with dropout) of these tokens at these positions, which count where positions are learned; creates x, dx.
+ * All embeddings share their weights. */
 int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos, slot_id *x, slot_id *dx);
 /* Head and loss; reads h, adds to dh while still in the forward half. All heads share one weight. */
 struct head_io {

@@ -60,7 +60,8 @@ static void declare_norms(struct build *b, const struct entry *m, slot_id e, slo
     struct tensor dh = by_stream(m, of(g, io->dh)), none = {0};
     graph_sum(g, io->dh);
     norm_backward(g, n, &enorm, normed_e(m, of(g, y->den)), of(g, e), none, of(g, de));
-    norm_backward(g, n, &hnorm, normed_h(m, of(g, y->den), of(g, y->dhn)), by_stream(m, of(g, io->h)), m->streams > 1 ? none : dh, dh);
+    norm_backward(g, n, &hnorm, normed_h(m, of(g, y->den), of(g, y->dhn)), by_stream(m, of(g, io->h)),
+                  m->streams > 1 ? none : dh, dh);
     double elems = 0.5 * (double)(b->rows * m->hidden * (1 + m->streams)), size = (double)dtype_bytes(b->dev->real);
     graph_cost(g, n, PH_FWD, 8 * elems, 4 * elems * size);
     graph_cost(g, n, PH_REPLAY, 8 * elems, 4 * elems * size);
@@ -119,7 +120,8 @@ int mtp_declare(struct build *b, int depth, struct mtp_io *io)
     GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->label), .doc_start = ids(b, b->in.doc_start), .y = ids(b, label), .fill = -1);
     if (learned) { /* a token of the next position brings its position along, as in Megatron */
         slot_id pos = graph_slot(g, "pos", shape);
-        GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->pos), .doc_start = ids(b, b->in.doc_start), .y = ids(b, pos), .fill = 0);
+        GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->pos), .doc_start = ids(b, b->in.doc_start), .y = ids(b, pos),
+                 .fill = 0);
         io->pos = pos;
     }
     io->token = token;

@@ -144,7 +144,10 @@ static void hand_on(struct mtp_io *io, const struct sublayer *end)
 
 static int declare_mtp(struct build *b, const struct pattern *p, const struct sublayer *main_end, struct model_plan *mp)
 {
-    struct mtp_io io = {.streams = main_end->wide ? b->cfg->model.mhc_streams : 1, .token = b->in.token, .label = b->in.label, .pos = b->in.pos};
+    struct mtp_io io = {.streams = main_end->wide ? b->cfg->model.mhc_streams : 1,
+                        .token = b->in.token,
+                        .label = b->in.label,
+                        .pos = b->in.pos};
     hand_on(&io, main_end);
     for (int k = 0; k < p->n_mtp_depths; k++) {
         char where[64], norm[64], scope[32];

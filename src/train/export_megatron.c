@@ -201,14 +201,14 @@ static json_t *args_json(const struct writer *w)
     for (int i = 0; ok && i < countof(args); i++)
         ok = json_object_set_new(out, args[i][0], value_json(w->cfg, args[i][1])) == 0;
     bool latent = strpbrk(p->symbols, "+D") != NULL;
-    json_t *more = json_pack("{s:i, s:i, s:s?, s:b, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers",
-                             gpt ? p->n_items : p->n_layers, "mtp_num_layers", p->n_mtp_depths, "hybrid_layer_pattern",
-                             gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied, "add_bias_linear",
-                             m->bias || m->attn_bias || m->mlp_bias, "swiglu",
-                             m->act == CFG_ACT_SWIGLU, "squared_relu", m->act == CFG_ACT_RELU2, "group_query_attention",
-                             m->kv_heads != m->heads, "normalization",
-                             m->norm == CFG_NORM_LAYER ? "LayerNorm" : "RMSNorm", "position_embedding_type", positions_of(m), "multi_latent_attention", latent,
-                             "enable_hyper_connections", m->mhc_streams > 1);
+    json_t *more =
+        json_pack("{s:i, s:i, s:s?, s:b, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers",
+                  gpt ? p->n_items : p->n_layers, "mtp_num_layers", p->n_mtp_depths, "hybrid_layer_pattern",
+                  gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied, "add_bias_linear",
+                  m->bias || m->attn_bias || m->mlp_bias, "swiglu", m->act == CFG_ACT_SWIGLU, "squared_relu",
+                  m->act == CFG_ACT_RELU2, "group_query_attention", m->kv_heads != m->heads, "normalization",
+                  m->norm == CFG_NORM_LAYER ? "LayerNorm" : "RMSNorm", "position_embedding_type", positions_of(m),
+                  "multi_latent_attention", latent, "enable_hyper_connections", m->mhc_streams > 1);
     ok = ok && more != NULL && json_object_update(out, more) == 0;
     json_decref(more);
     if (ok)
@@ -271,13 +271,17 @@ static int check_expressible(const struct config_model *m, struct err *e)
 {
     bool attention = strchr(m->pattern, '*') != NULL, mlp = strchr(m->pattern, '-') != NULL;
     if (attention && m->qk_norm == CFG_QK_NORM_ROW)
-        return err_set(e, ST_UNSUPPORTED, "Megatron norms queries and keys by head; this model has model.qk_norm = row");
+        return err_set(e, ST_UNSUPPORTED,
+                       "Megatron norms queries and keys by head; this model has model.qk_norm = row");
     if (attention && mlp && !m->bias && m->attn_bias != m->mlp_bias)
         return err_set(e, ST_UNSUPPORTED,
-                       "Megatron's linear layers have biases everywhere or nowhere; here model.attn_bias = %s and model.mlp_bias = %s",
+                       "Megatron's linear layers have biases everywhere or nowhere; here model.attn_bias = %s and "
+                       "model.mlp_bias = %s",
                        m->attn_bias ? "on" : "off", m->mlp_bias ? "on" : "off");
     if (strchr(m->pattern, 'E') != NULL && m->router_linear_bias && !m->expert_bias)
-        return err_set(e, ST_UNSUPPORTED, "Megatron's routers have a bias only where experts have; this model has model.expert_bias = off");
+        return err_set(
+            e, ST_UNSUPPORTED,
+            "Megatron's routers have a bias only where experts have; this model has model.expert_bias = off");
     return ST_OK;
 }
 

@@ -3,9 +3,9 @@
  *   x, y [rows, d] real; w, b [d] wide; mean, rstd [rows] wide, written forward, read backward. y may be x.
  *   The variance is the mean of (x - mean)^2, taken after the mean is known.
  * backward: u = dy * gain, xh = (x - mean) * rstd: dx = rstd * (u - mean(u) - xh * mean(u * xh)) (+ dres),
- *   dw = sum dy * xh, db = sum dy. dres [rows, d] optional, added to dx: the gradient that by-passes the norm. dx may be
- *   dy or dres. dw, db [d] wide, optional (dw only with w). Sums over rows go by blocks of LAYERNORM_BLOCK rows (a GPU:
- *   blocks that depend on the number of rows), blocks in order, so the order depends on the shape alone. */
+ *   dw = sum dy * xh, db = sum dy. dres [rows, d] optional, added to dx: the gradient that by-passes the norm. dx may
+ * be dy or dres. dw, db [d] wide, optional (dw only with w). Sums over rows go by blocks of LAYERNORM_BLOCK rows (a
+ * GPU: blocks that depend on the number of rows), blocks in order, so the order depends on the shape alone. */
 #ifndef BRAID_OPS_LAYERNORM_H
 #define BRAID_OPS_LAYERNORM_H
 
