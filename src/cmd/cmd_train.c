@@ -87,6 +87,7 @@ static void hold_stop_signals(void)
 static void announce(const struct trainer *t)
 {
     struct buf text;
+    struct err e = {0};
     char count[32], memory[32];
     int64_t bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -102,6 +103,8 @@ static void announce(const struct trainer *t)
             human_bytes((double)bytes, memory, sizeof memory), text.text ? text.text : "");
     buf_clear(&text);
     model_print_kernels(t->cfg, &t->dev, &text);
+    if (groups_print(&t->model, &text, &e) != ST_OK)
+        buf_addf(&text, "note: %s\n", e.msg);
     fputs(text.text ? text.text : "", stderr);
     if (t->cfg->run.dir[0] == '\0')
         fprintf(stderr, "no run folder: the model will not be saved; --run.dir=DIR keeps it\n");

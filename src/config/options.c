@@ -631,6 +631,8 @@ const char *config_option_name(int i)
 
 bool config_has_section(const char *section)
 {
+    if (strcmp(section, GROUP_SECTION) == 0)
+        return true;
     for (int i = 0; i < config_n_sections; i++)
         if (strcmp(config_sections[i].name, section) == 0)
             return true;

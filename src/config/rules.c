@@ -453,6 +453,7 @@ int config_finish(struct config *c, struct err *e)
     TRY(derive_depths(c, e));
     derive_values(c);
     TRY(config_refused(c, e));
+    TRY(groups_check(c, e));
     const struct rule *r;
     for (int i = 0; (r = config_rule(i)) != NULL; i++)
         if (r->broken(c))

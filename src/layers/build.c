@@ -33,6 +33,15 @@ static struct tensor param_shape(const struct build *b, const struct param *p)
     return tensor_shape(param_dtype(p, b->dev->real), p->rank, p->dim);
 }
 
+/* A group's freeze decides; without one base weights of LoRA are frozen, and all else is trained. */
+static void set_group(const struct build *b, struct param *p)
+{
+    int k = config_group_of(b->cfg, p->key);
+    int freeze = k >= 0 ? b->cfg->group[k].freeze : CFG_FREEZE_AUTO;
+    p->group = k + 1;
+    p->frozen = !p->buffer && freeze == CFG_FREEZE_ON;
+}
+
 struct weight build_weight(struct build *b, const struct param *decl)
 {
     char key[192], name[224];
@@ -42,6 +51,7 @@ struct weight build_weight(struct build *b, const struct param *decl)
     snprintf(key, sizeof key, "%s%s", b->prefix, decl->key);
     p.key = key;
     p.layer = b->prefix[0] ? b->layer : -1;
+    set_group(b, &p);
     if (b->g->err.code != ST_OK || param_add(b->params, &p, &index, &is_new, &b->g->err) != ST_OK)
         return no_weight();
     struct param_entry *row = &b->params->list[index];
@@ -55,6 +65,10 @@ struct weight build_weight(struct build *b, const struct param *decl)
     if (training(b) && !p.buffer) {
         snprintf(name, sizeof name, "d.%s", decl->key);
         struct tensor grad = tensor_shape(b->dev->wide, p.rank, p.dim);
+        if (p.frozen) {
+            w.dw = graph_unwanted(b->g, name, grad);
+            return w;
+        }
         if (row->grad_offset < 0)
             row->grad_offset = memory_reserve(b->mem, ARENA_GRAD, tensor_bytes(&grad));
         if (row->master_offset < 0 && shape.dtype != grad.dtype)

@@ -140,6 +140,8 @@ struct param {
     double init_a, init_b;
     bool decay;  /* weight decay applies */
     bool buffer; /* state that is saved with the model but not trained: no gradient, no moments */
+    bool frozen; /* keeps its value: no gradient, no moments, no master weights */
+    int group;   /* [group.NAME] it belongs to: 1 + index in the config; 0: none */
     bool expert; /* belongs to one expert of a mixture (its own data-parallel group) */
     bool wide;   /* kept in the wide type even where activations are narrower */
     bool shared_ends; /* first and last pipeline stage hold a copy each, and their gradients are summed */
@@ -149,6 +151,8 @@ struct param {
     struct param_split split;
 };
 int64_t param_elems(const struct param *p);
+/* The optimizer changes it. */
+static inline bool param_trained(const struct param *p) { return !p->buffer && !p->frozen; }
 /* Of the copy that layers work with, on a device of this real type. */
 static inline enum dtype param_dtype(const struct param *p, enum dtype real)
 {

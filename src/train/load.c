@@ -14,7 +14,7 @@ static int list_params(const struct full_table *full, enum key_space space, cons
     TRY(mem_array((void **)out, (size_t)full->params->n, sizeof **out, e));
     TRY(mem_array((void **)index, (size_t)full->params->n, sizeof **index, e));
     for (int k = 0; k < full->params->n; k++) {
-        if (space != KEYS_MODEL && full->params->list[k].p.buffer)
+        if (space != KEYS_MODEL && !param_trained(&full->params->list[k].p))
             continue;
         (*out)[*n] = &full->params->list[k].p;
         (*index)[(*n)++] = full->local[k];

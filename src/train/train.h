@@ -119,6 +119,9 @@ int trainer_identify_data(struct trainer *t, const struct ckpt *from, struct err
 /* The whole run; stops early (checkpoint first) on a stop signal, on run.minutes, or when data cannot be read. */
 int trainer_run(struct trainer *t, struct err *e);
 
+/* Which parameters are in which group of the config, for people; nothing where there are no groups (groups.c). */
+int groups_print(const struct model *m, struct buf *out, struct err *e);
+
 /* Labels that count at each MTP depth (0: the main loss) are added to counts. */
 void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts);
 /* Scale of each loss's gradient from those counts. */
