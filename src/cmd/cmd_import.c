@@ -19,12 +19,16 @@ static const char import_usage[] =
 static const char export_usage[] =
     "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n"
     "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n"
+    "       braid export CHECKPOINT OUT --format=peft [--dtype=f32|bf16] [--base=NAME]\n"
     "       braid export CHECKPOINT OUT --format=megatron [--dtype=bf16|f32] [--layout=flat|logical|stacked]\n\n"
     "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT must not exist.\n"
     "hf: a folder that transformers loads with from_pretrained. The family is the first that can express the model;\n"
     "    --family=NAME asks for one.\n"
     "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in transformers.\n"
     "    Matrices are stored as --dtype says, vectors and routers as F32.\n"
+    "    Both merge LoRA adapters into the weights.\n"
+    "peft: the LoRA adapters alone, a folder that PEFT loads beside the base: PeftModel.from_pretrained(model, OUT). --base is\n"
+    "    the name of the base in adapter_config.json.\n"
     "megatron: a folder with the names and parts of Megatron's distributed checkpoints, moments and fp32 master weights included;\n"
     "    tools/megatron_dist.py makes a torch_dist checkpoint of it. --layout=stacked is for Megatron's GPT models, the default\n"
     "    for its hybrid models. docs/MEGATRON.md explains both.\n";
@@ -164,7 +168,8 @@ int cmd_import(int argc, char **argv)
 
 /* The words of braid export that say what is written. */
 struct target {
-    bool gguf, megatron;
+    bool gguf, megatron, peft;
+    const char *base; /* for PEFT */
     const char *layout; /* of keys, for Megatron; NULL: by the pattern */
     enum gguf_type type;
     struct export_opts opts;
@@ -172,9 +177,14 @@ struct target {
 
 static int read_target(struct target *t, const struct config_extra *extra, struct err *e)
 {
-    const char *format = extra[0].value, *dtype = extra[2].value ? extra[2].value : "bf16", *shard = extra[3].value;
-    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0)
-        return err_set(e, ST_USAGE, "--format=%s: hf, gguf and megatron can be written", format);
+    const char *format = extra[0].value, *shard = extra[3].value;
+    t->peft = format != NULL && strcmp(format, "peft") == 0;
+    const char *dtype = extra[2].value ? extra[2].value : t->peft ? "f32" : "bf16";
+    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0 && !t->peft)
+        return err_set(e, ST_USAGE, "--format=%s: hf, gguf, peft and megatron can be written", format);
+    t->base = extra[5].value;
+    if (t->base != NULL && !t->peft)
+        return err_set(e, ST_USAGE, "--base belongs to --format=peft");
     t->gguf = format != NULL && strcmp(format, "gguf") == 0;
     t->megatron = format != NULL && strcmp(format, "megatron") == 0;
     if ((t->gguf || t->megatron) && (extra[1].value != NULL || shard != NULL))
@@ -223,7 +233,7 @@ static int to_megatron(const struct ckpt *from, const struct config *c, const st
 
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}, {.name = "layout"}};
+    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}, {.name = "layout"}, {.name = "base"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
@@ -240,6 +250,15 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
         TRY(export_gguf(*from, c, &t.opts, t.type, e));
         printf("exported as GGUF: %s\n", t.opts.path);
         return ST_OK;
+    }
+    if (t.peft) {
+        TRY(export_peft(*from, c, &t.opts, t.base, e));
+        printf("exported for PEFT: %s\n", t.opts.path);
+        return ST_OK;
+    }
+    if (t.megatron && c->lora.rank > 0) {
+        err_set(e, ST_UNSUPPORTED, "%s has LoRA adapters, which Megatron's checkpoints have no place for", ckpt_path(*from));
+        return err_hint(e, "`braid ckpt merge` adds them to the weights first");
     }
     if (t.megatron)
         return to_megatron(*from, c, &t, e);

@@ -141,7 +141,7 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
     t->lock = trainer_speaks(t) ? j->lock : NULL;
     TRY(trainer_identify_data(t, j->warm ? NULL : j->from, e));
     if (j->warm)
-        TRY(load_params(&t->model, j->from, e));
+        TRY(load_base(&t->model, j->from, e));
     if (j->from == NULL && c->run.load_weights[0] != '\0')
         TRY(cmd_take_weights(&t->model, e));
     if (!c->run.quiet && trainer_speaks(t))

@@ -386,7 +386,8 @@ int config_load_saved(struct config *c, const char *text, size_t len, const char
     TRY_OUT(derive_depths(c, e));
     for (int i = 0; i < config_n_options; i++) {
         const struct option *o = &config_options[i];
-        if ((o->flags & OPT_MODEL) && user_set(c, o) && !same_model(c, &saved, o)) {
+        bool adapted = mode == CFG_SAVED_MODEL && saved.lora.rank == 0 && str_starts(o->name, "lora."); /* a base gets adapters */
+        if ((o->flags & OPT_MODEL) && user_set(c, o) && !adapted && !same_model(c, &saved, o)) {
             st = conflict(c, &saved, o, label, e);
             goto out;
         }

@@ -245,6 +245,12 @@ struct config_gpu {
     const char *gemm_table;
 };
 
+struct config_lora {
+    int64_t rank; /* 0: no adapters */
+    double alpha; /* (auto) */
+    const char *targets;
+};
+
 struct config_generate {
     const char *prompt, *prompt_file, *stop;
     bool special;
@@ -289,6 +295,7 @@ struct config {
     struct config_mhc_run mhc;
     struct config_gpu gpu;
     struct config_parallel parallel;
+    struct config_lora lora;
     struct config_generate generate;
     struct config_group group[CONFIG_MAX_GROUPS]; /* in the order in which they were first named */
     int n_groups;

@@ -68,6 +68,7 @@ void derive_values(struct config *c)
         derive_i64(c, "model.mhc_streams", &m->mhc_streams, 4);
     else if (was_derived(c, "model.mhc_streams"))
         m->mhc_streams = 0;
+    derive_f64(c, "lora.alpha", &c->lora.alpha, (double)c->lora.rank);
     derive_f64(c, "model.embed_init_std", &m->embed_init_std, m->init_std);
     /* A microbatch for every rank that shares the batch. */
     derive_i64(c, "train.global_batch", &t->global_batch, t->micro_batch * max_i64(c->parallel.ranks / max_i64(c->parallel.pp, 1), 1));

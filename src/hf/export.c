@@ -200,9 +200,9 @@ static int write_shard(struct writer *w, int shard, struct err *e)
     return st;
 }
 
-static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e)
+int hf_write_json(const char *dir, const char *name, const json_t *json, struct err *e)
 {
-    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL, *path = path_join(w->tmp, name);
+    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL, *path = path_join(dir, name);
     struct buf b;
     buf_init(&b, 0);
     if (text != NULL)
@@ -213,6 +213,8 @@ static int write_json(struct writer *w, const char *name, const json_t *json, st
     free(path);
     return st;
 }
+
+static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e) { return hf_write_json(w->tmp, name, json, e); }
 
 static int write_index(struct writer *w, struct err *e)
 {

@@ -207,7 +207,8 @@ static void declare_qkv(struct build *b, const struct attention *m, const struct
                         struct weight w, struct weight bias)
 {
     struct graph *g = b->g;
-    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = b->cfg->model.hidden, .out = m->width};
+    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = b->cfg->model.hidden, .out = m->width,
+                       .part = {{"q", m->k_at}, {"k", m->v_at - m->k_at}, {"v", m->width - m->v_at}}};
     int n = linear_forward(b, "qkv", &l);
     if (m->rope || m->qk_norm) {
         declare_rotation(g, n, m, s, raw_query(m, of(g, s->qkv)), query(g, m, s), s->q_norm.w, s->rstd_q);

@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-struct weight no_weight(void) { return (struct weight){.w = NO_SLOT, .dw = NO_SLOT}; }
+struct weight no_weight(void) { return (struct weight){.w = NO_SLOT, .dw = NO_SLOT, .param = -1}; }
 
 struct param param_matrix(const char *name, int64_t out, int64_t in, double std)
 {
@@ -39,7 +39,7 @@ static void set_group(const struct build *b, struct param *p)
     int k = config_group_of(b->cfg, p->key);
     int freeze = k >= 0 ? b->cfg->group[k].freeze : CFG_FREEZE_AUTO;
     p->group = k + 1;
-    p->frozen = !p->buffer && freeze == CFG_FREEZE_ON;
+    p->frozen = !p->buffer && (freeze == CFG_FREEZE_ON || (freeze == CFG_FREEZE_AUTO && b->cfg->lora.rank > 0 && p->lora.of == 0));
 }
 
 struct weight build_weight(struct build *b, const struct param *decl)
@@ -61,6 +61,7 @@ struct weight build_weight(struct build *b, const struct param *decl)
         row->grad_offset = row->master_offset = -1;
     }
     struct weight w = no_weight();
+    w.param = index;
     w.w = graph_persistent(b->g, decl->key, shape, ARENA_PARAM, row->offset);
     if (training(b) && !p.buffer) {
         snprintf(name, sizeof name, "d.%s", decl->key);
@@ -182,6 +183,7 @@ int linear_forward(struct build *b, const char *name, const struct linear *l)
     int n = graph_node(g, name, LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, l->w.w), .c = of(g, l->y), .bias = of(g, l->bias.w), .trans_b = true, .alpha = 1);
     graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
+    lora_forward(b, n, l, name);
     return n;
 }
 
@@ -200,6 +202,7 @@ void linear_backward(struct build *b, int n, const struct linear *l)
     if (l->bias.w != NO_SLOT)
         GRAPH_OP(g, n, PH_DW, colsum, .x = of(g, l->dy), .out = of(g, l->bias.dw));
     graph_cost(g, n, PH_DW, cost.flops, cost.bytes);
+    lora_backward(b, n, l);
 }
 
 int linear_declare(struct build *b, const char *name, const struct linear *l)

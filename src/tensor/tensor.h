@@ -145,6 +145,13 @@ struct param {
     bool expert; /* belongs to one expert of a mixture (its own data-parallel group) */
     bool wide;   /* kept in the wide type even where activations are narrower */
     bool shared_ends; /* first and last pipeline stage hold a copy each, and their gradients are summed */
+    /* LoRA: the adapter of rows [first, first + rows) of parameter of - 1, as they lie in memory. Its two matrices follow each
+     * other in the table: down [rank, in], then up [rows, rank]. of 0: no adapter. */
+    struct {
+        int of;
+        bool up;
+        int64_t first;
+    } lora;
     int64_t n_values; /* 0: reals. Else a table of I32 values 0 .. n_values - 1, which is a buffer */
     int layer;   /* physical layer, 0-based; -1: embedding, head, final norm */
     struct row_layout rows;

@@ -70,7 +70,67 @@ static int check_table(const struct config *c, const struct param_table *t, stru
     return ST_OK;
 }
 
-bool groups_given(const struct config *c) { return c->n_groups > 0; }
+bool groups_given(const struct config *c) { return c->n_groups > 0 || c->lora.rank > 0; }
+
+/* ---- LoRA's targets */
+
+/* The part of a projection that the adapter of this matrix is for, from its key: "q" of "linear_qkv.adapter.adapter_q.linear_in.weight". */
+static void part_of_key(const char *key, char *out, size_t size)
+{
+    static const char mark[] = ".adapter.adapter_";
+    const char *at = strstr(key, mark);
+    size_t n = at != NULL ? strcspn(at + sizeof mark - 1, ".") : 0;
+    snprintf(out, size, "%.*s", (int)n, at != NULL ? at + sizeof mark - 1 : "");
+}
+
+static int unknown_target(const struct param_table *t, const char *word, struct err *e)
+{
+    bool expert = false, other = false;
+    for (int k = 0; k < t->n; k++)
+        if (t->list[k].p.lora.of == 0 && lora_names(word, t->list[k].p.key, NULL)) {
+            expert |= t->list[k].p.expert;
+            other |= !t->list[k].p.expert;
+        }
+    if (expert)
+        err_set(e, ST_UNSUPPORTED, "lora.targets: '%.200s' names weights of experts, which have no adapters: one grouped product serves all experts", word);
+    else if (other)
+        err_set(e, ST_UNSUPPORTED, "lora.targets: '%.200s' names parameters, but no linear layer that can have an adapter", word);
+    else
+        err_set(e, ST_USAGE, "lora.targets: '%.200s' names nothing in this model", word);
+    return err_hint(e, "linear layers of attention, latent attention, MLPs, shared experts, Mamba-2 and gated delta net have adapters: all-linear, "
+                       "q_proj, linear_qkv, or globs over the names that `braid plan --params=on` lists");
+}
+
+static int check_target(const struct param_table *t, const char *word, struct err *e)
+{
+    char part[64];
+    for (int k = 0; k < t->n; k++) {
+        const struct param *p = &t->list[k].p;
+        part_of_key(p->key, part, sizeof part);
+        if (p->lora.of > 0 && lora_names(word, t->list[p->lora.of - 1].p.key, part))
+            return ST_OK;
+        /* A projection with a single part is named by it, too, which its key does not say. */
+        if (p->lora.of > 0 && part[0] == '\0' && lora_names(word, t->list[p->lora.of - 1].p.key, "up"))
+            return ST_OK;
+    }
+    return unknown_target(t, word, e);
+}
+
+static int check_targets(const struct config *c, const struct param_table *t, struct err *e)
+{
+    char word[512];
+    for (const char *p = c->lora.targets; c->lora.rank > 0 && *p != '\0';) {
+        p += strspn(p, ", \t\n");
+        size_t n = strcspn(p, ", \t\n");
+        if (n >= sizeof word)
+            return err_set(e, ST_USAGE, "lora.targets: a name of %zu bytes is too long", n);
+        snprintf(word, sizeof word, "%.*s", (int)n, p);
+        if (n > 0)
+            TRY(check_target(t, word, e));
+        p += n;
+    }
+    return ST_OK;
+}
 
 int groups_check_model(const struct model *m, struct err *e)
 {
@@ -78,7 +138,9 @@ int groups_check_model(const struct model *m, struct err *e)
     if (!groups_given(m->cfg))
         return ST_OK;
     TRY(full_table_open(&full, m, e));
-    int st = check_table(m->cfg, full.params, e);
+    int st = check_targets(m->cfg, full.params, e);
+    if (st == ST_OK)
+        st = check_table(m->cfg, full.params, e);
     full_table_close(&full);
     return st;
 }
@@ -104,9 +166,12 @@ static void starred(const char *key, char *out, size_t size)
 /* The kind that a parameter is listed under: its group, and whether it is frozen. */
 struct kind {
     int group;
-    bool frozen;
+    bool frozen, adapter;
 };
-static bool is_of(const struct param *p, struct kind k) { return !p->buffer && p->group == k.group && p->frozen == k.frozen; }
+static bool is_of(const struct param *p, struct kind k)
+{
+    return !p->buffer && p->group == k.group && p->frozen == k.frozen && (p->lora.of > 0) == k.adapter;
+}
 
 static void print_names(const struct param_table *t, struct kind kind, struct buf *out)
 {
@@ -145,7 +210,7 @@ static void print_kind(const struct config *c, const struct param_table *t, stru
     if (n == 0)
         return;
     const struct config_group *g = kind.group > 0 ? &c->group[kind.group - 1] : NULL;
-    buf_addf(out, "  %s:", g != NULL ? g->name : "no group");
+    buf_addf(out, "  %s%s:", kind.adapter ? "adapters, " : "", g != NULL ? g->name : "no group");
     if (kind.frozen)
         buf_add(out, " frozen");
     else if (g != NULL)
@@ -188,9 +253,11 @@ int groups_print(const struct model *m, struct buf *out, struct err *e)
         return ST_OK;
     TRY(full_table_open(&full, m, e));
     buf_add(out, "groups of parameters\n");
+    if (m->cfg->lora.rank > 0)
+        buf_addf(out, "  LoRA: rank %lld, alpha %g, %s\n", (long long)m->cfg->lora.rank, m->cfg->lora.alpha, m->cfg->lora.targets);
     for (int i = 1; i <= m->cfg->n_groups + 1; i++)
-        for (int f = 0; f < 2; f++)
-            print_kind(m->cfg, full.params, (struct kind){.group = i <= m->cfg->n_groups ? i : 0, .frozen = f != 0}, out);
+        for (int f = 0; f < 4; f++)
+            print_kind(m->cfg, full.params, (struct kind){.group = i <= m->cfg->n_groups ? i : 0, .frozen = f % 2 != 0, .adapter = f >= 2}, out);
     print_saved(m, out);
     full_table_close(&full);
     return buf_check(out, e);

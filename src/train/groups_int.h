@@ -5,7 +5,8 @@
 #include "train/train.h"
 
 bool groups_given(const struct config *c);
-/* Every glob matches a parameter of the whole model, every group has one, and something is trained. After the plans are built. */
+/* Every glob matches a parameter of the whole model, every group has one, and something is trained; every word of
+ * lora.targets names a layer with an adapter. After the plans are built. */
 int groups_check_model(const struct model *m, struct err *e);
 
 #endif

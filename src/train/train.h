@@ -161,6 +161,8 @@ int config_complete(struct config *c, struct err *e);
 /* Keys of any layout (ckpt/keys/keymap.h); on an error nothing has been changed. */
 /* A rank of several loads what it holds of them. */
 int load_params(struct model *m, const struct ckpt *c, struct err *e);
+/* The same for a start from a base: adapters that its file lacks keep the values they have. */
+int load_base(struct model *m, const struct ckpt *c, struct err *e);
 int load_moments(struct model *m, const struct ckpt *c, struct err *e);
 /* Parameters alone, from a checkpoint, a run or a .safetensors file. allow: enum config_load_allow; note
  * gets a message about keys that were forgiven, or none. */
