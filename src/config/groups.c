@@ -166,7 +166,7 @@ void groups_write(const struct config *c, struct buf *out)
 static int other_groups(const struct config_group *mine, const struct config_group *saved, const char *label, struct err *e)
 {
     const struct config_group *g = mine != NULL ? mine : saved;
-    bool both = mine != NULL && saved != NULL, same_match = both && strcmp(mine->match, saved->match) == 0;
+    bool both = mine != NULL && saved != NULL && strcmp(mine->name, saved->name) == 0, same_match = both && strcmp(mine->match, saved->match) == 0;
     const char *what = same_match ? "freeze" : "match", *now = !both ? "" : same_match ? freeze_values[mine->freeze] : mine->match;
     const char *then = !both ? "" : same_match ? freeze_values[saved->freeze] : saved->match;
     if (both)

@@ -73,7 +73,7 @@ static int add_tensor(struct peft_writer *w, const struct hf_out_tensor *t, stru
     const struct peft_adapter *a = &w->x->list[first->param];
     int64_t rank = w->x->config->lora.rank, total = 0;
     float *up = NULL;
-    int part;
+    int part = -1;
     TRY(part_of_tensor(w, t, a, &part, e));
     if (part < 0)
         return ST_OK;

@@ -4,7 +4,11 @@
 
 #include <stdlib.h>
 
-static bool removable(const struct phase *p, enum phase_id ph) { return (ph == PH_BWD || ph == PH_DW) && p->fn == graph_run_ops; }
+/* What computes has no other effect than its results. */
+static bool removable(const struct node *n, enum phase_id ph)
+{
+    return (ph == PH_BWD || ph == PH_DW) && (n->lane == LANE_COMPUTE || n->lane == LANE_SIDE) && !n->host;
+}
 
 static bool reads(const struct use *u) { return u->mode == USE_READ || u->reads; }
 
@@ -17,7 +21,7 @@ static void count_readers(const struct graph *g, int *readers)
         for (int ph = 0; ph < PH_COUNT; ph++) {
             const struct phase *p = &g->nodes[n].phase[ph];
             for (int u = 0; p->fn != NULL && u < p->n_uses; u++)
-                if (p->use[u].slot >= 0 && (reads(&p->use[u]) || !removable(p, (enum phase_id)ph)))
+                if (p->use[u].slot >= 0 && (reads(&p->use[u]) || !removable(&g->nodes[n], (enum phase_id)ph)))
                     readers[p->use[u].slot]++;
         }
 }
@@ -48,7 +52,7 @@ int graph_prune(struct graph *g, struct err *e)
         for (int n = g->n_nodes - 1; n >= 0; n--)
             for (int ph = 0; ph < PH_COUNT; ph++) {
                 struct phase *p = &g->nodes[n].phase[ph];
-                if (p->fn == NULL || !removable(p, (enum phase_id)ph) || !leads_nowhere(g, p, readers))
+                if (p->fn == NULL || !removable(&g->nodes[n], (enum phase_id)ph) || !leads_nowhere(g, p, readers))
                     continue;
                 p->fn = NULL;
                 again = true;
