@@ -171,6 +171,8 @@ const struct option config_options[] = {
     ROW(model.dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("hidden-dropout"),
         HELP("Share of each layer's output, and of the embedding, dropped while training, as in Megatron; never while "
         "evaluating.")),
+    ROW(model.attention_dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("attention-dropout"), HELP(
+        "Probability that an attention weight is dropped after the softmax, in training. On a GPU attention then runs on portable kernels.")),
     ROW(model.mtp_scale, "0.1", OPT_RUN | OPT_INHERIT, RANGE(0, 100), ALIAS("mtp-loss-scaling-factor"),
         HELP("Weight of the multi-token prediction losses together; each depth gets an equal share.")),
     ROW(model.mla_q_rank, "0", OPT_MODEL, RANGE(0, 65536), ALIAS("q-lora-rank"),

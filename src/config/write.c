@@ -213,7 +213,8 @@ void config_help(struct buf *out, const char *section)
     }
     if (section != NULL && strcmp(section, GROUP_SECTION) != 0)
         return;
-    buf_addf(out, "%s[group.NAME]  %s\n", section ? "" : "\n", group_help);
+    buf_addf(out, "%s[group.NAME]\n", section ? "" : "\n");
+    add_wrapped(out, group_help, 2, 2, 0);
     for (int i = 0; i < config_n_group_options; i++)
         help_option(&group_options[i], out);
 }

@@ -12,7 +12,7 @@
 static bool outside_config(const char *option)
 {
     static const char *const names[] = {"model.layers",     "model.attn_ratio",     "model.mlp_ratio",  "model.mtp_pattern", "model.mtp_layers",
-                                        "model.init_std",   "model.embed_init_std", "model.init_scale", "model.mhc_gating",  "model.dropout",
+                                        "model.init_std",   "model.embed_init_std", "model.init_scale", "model.mhc_gating",  "model.dropout", "model.attention_dropout",
                                         "model.glu_interleave", "model.vocab_multiple", "model.mamba_chunk", "model.gdn_chunk", "model.aux_loss",
                                         "model.seq_aux_loss", "model.global_aux_loss", "model.router_z_loss", "model.router_jitter",
                                         "model.router_bias_rate", "model.mtp_scale", "model.router_force_balance"};

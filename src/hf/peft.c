@@ -1,7 +1,7 @@
 /* Writing LoRA adapters for PEFT. Which module an adapter belongs to, and in which order the rows of its second matrix are, follows
  * from the family's rules for the weight: rows of the matrix go where rows of the weight would. */
 #include "hf/peft.h"
-#include "hf/out.h"
+#include "hf/out_int.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -212,6 +212,18 @@ int linear_declare(struct build *b, const char *name, const struct linear *l)
     return n;
 }
 
+bool attention_draws(const struct config *c) { return c->model.attention_dropout > 0; }
+
+struct dropout_rule attention_dropout(const struct build *b)
+{
+    if (!training(b) || b->cfg->model.attention_dropout == 0)
+        return (struct dropout_rule){0};
+    char site[64];
+    snprintf(site, sizeof site, "dropout.attention.%d", b->layer);
+    return (struct dropout_rule){.p = b->cfg->model.attention_dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq,
+                                 .info = of(b->g, b->in.info)};
+}
+
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim)
 {
     const struct config_model *c = &cfg->model;

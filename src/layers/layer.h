@@ -15,6 +15,7 @@
 #include "comm/comm.h"
 #include "config/config.h"
 #include "kind/kind.h"
+#include "ops/dropout/dropout.h"
 #include "ops/rope/rope.h"
 #include "plan/graph.h"
 #include "tensor/params.h"
@@ -187,6 +188,9 @@ void lora_forward(struct build *b, int node, const struct linear *l, const char 
 void lora_backward(struct build *b, int node, const struct linear *l);
 /* Does this word of lora.targets name (a part of) the linear layer with this weight? part: NULL or "" if it has none. */
 bool lora_names(const char *word, const char *weight_key, const char *part);
+bool attention_draws(const struct config *c); /* random numbers, for the dropout of attention weights */
+/* Dropout of the attention weights of this layer; without it p is 0 and info absent. */
+struct dropout_rule attention_dropout(const struct build *b);
 /* RoPE settings of the model for `dim` rotated channels. */
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim);
 

@@ -71,6 +71,7 @@ static const struct row rows[] = {
     {"model.embed_init_std", "0.05", ""},
     {"model.init_scale", "none", ""},
     {"model.dropout", "0.1", ""},
+    {"model.attention_dropout", "0.1", ""},
     {"model.mtp_scale", "0.5", ""},
     {"model.mtp_scale", "0.5", "model.pattern=@@/@"},
     {"model.mla_q_rank", "6", ""},
