@@ -191,6 +191,11 @@ static const struct row rows[] = {
     {"parallel.overlap", "dw", ""},
     {"parallel.loop_gbps", "5", ""},
     {"parallel.loop_us", "5", ""},
+    {"lora.rank", "2", "model.shared_ffn=8"},
+    {"lora.alpha", "3", "lora.rank=2 model.shared_ffn=8"},
+    {"lora.alpha", "3", ""},
+    {"lora.targets", "*layers.0.*", "lora.rank=2 model.shared_ffn=8"},
+    {"lora.targets", "*layers.0.*", ""},
     {"parallel.loop_ranks", "4", ""},
 };
 
