@@ -7,8 +7,8 @@
 #ifndef BRAID_OPS_ATTENTION_CUDA_CUH
 #define BRAID_OPS_ATTENTION_CUDA_CUH
 
-#include "ops/attention/attention.h"
 #include "ops/cuda/kernel.cuh"
+#include "ops/attention/attention.h"
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
