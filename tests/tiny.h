@@ -49,7 +49,7 @@ static inline void tiny_config(struct config *c, const char *options)
 static inline const char *const *tiny_models(int *n)
 {
     static const char *const models[] = {
-        "model.pattern=*-*- model.dropout=0.1",
+        "model.pattern=*-*- model.dropout=0.1 model.attention_dropout=0.2",
         /* every part of a dense model that has a slot of its own */
         "model.pattern=*-*- model.qk_norm=on model.attn_gate=on model.attn_sink=learnable "
         "model.attn_window=5 "
@@ -74,7 +74,7 @@ static inline const char *const *tiny_models(int *n)
         "model.router_bias=on model.router_groups=3 model.router_group_topk=2 "
         "model.router_scale=2.5 model.shared_ffn=8 model.router_hash_layers=1",
         "model.pattern=+-+ model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
-        "model.mla_q_rank=10 model.bias=on model.dropout=0.1 data.eod=on data.eod_mask=on",
+        "model.mla_q_rank=10 model.bias=on model.dropout=0.1 model.attention_dropout=0.3 data.eod=on data.eod_mask=on",
         "model.pattern=+E- model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
         "model.experts=4 model.seq_aux_loss=0.1 model.shared_ffn=8",
         "model.pattern=*-/*-/*- model.mtp_scale=0.3",

@@ -21,6 +21,7 @@ int cmd_import(int argc, char **argv);
 int cmd_export(int argc, char **argv);
 /* The options of a Hugging Face folder's model, and its weights to start from. */
 int cmd_init_from(struct config *c, const char *folder, bool say, struct err *e);
+int ckpt_merge(int argc, char **argv, struct err *e);   /* words after `braid ckpt merge` */
 int ckpt_convert(int argc, char **argv, struct err *e); /* words after `braid ckpt convert` */
 int cmd_data(int argc, char **argv);
 int cmd_help(int argc, char **argv);

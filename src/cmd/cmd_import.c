@@ -21,12 +21,16 @@ static const char export_usage[] =
     "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n"
     "                                   [--verify[=PYTHON | =GOLDEN.safetensors]]\n"
     "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n"
+    "       braid export CHECKPOINT OUT --format=peft [--dtype=f32|bf16] [--base=NAME]\n"
     "       braid export CHECKPOINT OUT --format=megatron [--dtype=bf16|f32] [--layout=flat|logical|stacked]\n\n"
     "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT must not exist.\n"
     "hf: a folder that transformers loads with from_pretrained. The family is the first that can express the model;\n"
     "    --family=NAME asks for one. --verify runs the folder in transformers and compares, as for braid import.\n"
     "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in transformers.\n"
     "    Matrices are stored as --dtype says, vectors and routers as F32.\n"
+    "    Both merge LoRA adapters into the weights.\n"
+    "peft: the LoRA adapters alone, a folder that PEFT loads beside the base: PeftModel.from_pretrained(model, OUT). --base is\n"
+    "    the name of the base in adapter_config.json.\n"
     "megatron: a folder with the names and parts of Megatron's distributed checkpoints, moments and fp32 master weights included;\n"
     "    tools/megatron_dist.py makes a torch_dist checkpoint of it. --layout=stacked is for Megatron's GPT models, the default\n"
     "    for its hybrid models. docs/MEGATRON.md explains both.\n";
@@ -161,24 +165,33 @@ int cmd_import(int argc, char **argv)
 
 /* The words of braid export that say what is written. */
 struct target {
-    bool gguf, megatron;
+    bool gguf, megatron, peft;
+    const char *base;   /* for PEFT */
     const char *layout; /* of keys, for Megatron; NULL: by the pattern */
     enum gguf_type type;
     struct export_opts opts;
 };
 
+/* The words of `braid export`, in the order of its table. */
+enum { EXPORT_FORMAT, EXPORT_FAMILY, EXPORT_DTYPE, EXPORT_SHARD, EXPORT_LAYOUT, EXPORT_BASE, EXPORT_VERIFY };
+
 static int read_target(struct target *t, const struct config_extra *extra, struct err *e)
 {
-    const char *format = extra[0].value, *dtype = extra[2].value ? extra[2].value : "bf16", *shard = extra[3].value;
-    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0)
-        return err_set(e, ST_USAGE, "--format=%s: hf, gguf and megatron can be written", format);
+    const char *format = extra[EXPORT_FORMAT].value, *shard = extra[EXPORT_SHARD].value;
+    t->peft = format != NULL && strcmp(format, "peft") == 0;
+    const char *dtype = extra[EXPORT_DTYPE].value ? extra[EXPORT_DTYPE].value : t->peft ? "f32" : "bf16";
+    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0 && !t->peft)
+        return err_set(e, ST_USAGE, "--format=%s: hf, gguf, peft and megatron can be written", format);
+    t->base = extra[EXPORT_BASE].value;
+    if (t->base != NULL && !t->peft)
+        return err_set(e, ST_USAGE, "--base belongs to --format=peft");
     t->gguf = format != NULL && strcmp(format, "gguf") == 0;
     t->megatron = format != NULL && strcmp(format, "megatron") == 0;
-    if ((t->gguf || t->megatron) && (extra[1].value != NULL || shard != NULL))
+    if ((t->gguf || t->megatron) && (extra[EXPORT_FAMILY].value != NULL || shard != NULL))
         return err_set(e, ST_USAGE, "--family and --shard belong to --format=hf");
-    if ((t->gguf || t->megatron) && extra[5].value != NULL)
+    if ((t->gguf || t->megatron || t->peft) && extra[EXPORT_VERIFY].value != NULL)
         return err_set(e, ST_USAGE, "--verify belongs to --format=hf");
-    t->layout = extra[4].value;
+    t->layout = extra[EXPORT_LAYOUT].value;
     if (t->layout != NULL && !t->megatron)
         return err_set(e, ST_USAGE, "--layout belongs to --format=megatron");
     if (t->gguf && !gguf_type_from_name(dtype, &t->type))
@@ -189,7 +202,7 @@ static int read_target(struct target *t, const struct config_extra *extra, struc
     t->opts.shard_bytes = 5000000000;
     if (shard != NULL && (!parse_i64(shard, &t->opts.shard_bytes) || t->opts.shard_bytes < 1))
         return err_set(e, ST_USAGE, "--shard=%s is no number of bytes, such as 5g", shard);
-    t->opts.family = extra[1].value;
+    t->opts.family = extra[EXPORT_FAMILY].value;
     return ST_OK;
 }
 
@@ -222,8 +235,12 @@ static int to_megatron(const struct ckpt *from, const struct config *c, const st
 
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}, {.name = "layout"},
-                                   {.name = "verify", .alone = "python3"}};
+    struct config_extra extra[] = {
+        [EXPORT_FORMAT] = {.name = "format"}, [EXPORT_FAMILY] = {.name = "family"},
+        [EXPORT_DTYPE] = {.name = "dtype"},   [EXPORT_SHARD] = {.name = "shard"},
+        [EXPORT_LAYOUT] = {.name = "layout"}, [EXPORT_BASE] = {.name = "base"},
+        [EXPORT_VERIFY] = {.name = "verify", .alone = "python3"},
+    };
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
@@ -241,6 +258,15 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
         printf("exported as GGUF: %s\n", t.opts.path);
         return ST_OK;
     }
+    if (t.peft) {
+        TRY(export_peft(*from, c, &t.opts, t.base, e));
+        printf("exported for PEFT: %s\n", t.opts.path);
+        return ST_OK;
+    }
+    if (t.megatron && c->lora.rank > 0) {
+        err_set(e, ST_UNSUPPORTED, "%s has LoRA adapters, which Megatron's checkpoints have no place for", ckpt_path(*from));
+        return err_hint(e, "`braid ckpt merge` adds them to the weights first");
+    }
     if (t.megatron)
         return to_megatron(*from, c, &t, e);
     TRY(hf_family_of(c, t.opts.family, &t.opts.family, e));
@@ -254,7 +280,7 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
     arena_release(&names);
     TRY(st);
     printf("exported as %s: %s\n", t.opts.family, t.opts.path);
-    return extra[5].value != NULL ? verify_export(c, &t.opts, extra[5].value, *from, e) : ST_OK;
+    return extra[EXPORT_VERIFY].value != NULL ? verify_export(c, &t.opts, extra[EXPORT_VERIFY].value, *from, e) : ST_OK;
 }
 
 int cmd_export(int argc, char **argv)

@@ -84,6 +84,8 @@
     X(CFG_LOAD_ALLOW_NONE, "none") X(CFG_LOAD_ALLOW_MISSING, "missing")                            \
     X(CFG_LOAD_ALLOW_UNEXPECTED, "unexpected") X(CFG_LOAD_ALLOW_BOTH, "both")
 
+#define CONFIG_FREEZE(X) X(CFG_FREEZE_AUTO, "auto") X(CFG_FREEZE_ON, "on") X(CFG_FREEZE_OFF, "off")
+
 #define CONFIG_ENUM_ID(id, text) id,
 enum config_act { CONFIG_ACT(CONFIG_ENUM_ID) };
 enum config_sink { CONFIG_SINK(CONFIG_ENUM_ID) };
@@ -109,6 +111,7 @@ enum config_fused { CONFIG_FUSED(CONFIG_ENUM_ID) };
 enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
 enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
 enum config_load_allow { CONFIG_LOAD_ALLOW(CONFIG_ENUM_ID) };
+enum config_freeze { CONFIG_FREEZE(CONFIG_ENUM_ID) };
 
 /* The type of a field decides the type of its option: bool, int64_t, double, const char *, and int
  * for one of the enums above. Strings are never NULL and live as long as the config. Fields marked
@@ -145,7 +148,7 @@ struct config_model {
     bool tied;
     double init_std, embed_init_std; /* embed_init_std: (auto) */
     int init_scale;                  /* enum config_init_scale */
-    double dropout;
+    double dropout, attention_dropout;
     double mtp_scale;
     int64_t mla_q_rank, mla_kv_rank, mla_nope, mla_rope, mla_v;
     double mla_norm_eps, mla_softmax_scale;
@@ -255,6 +258,12 @@ struct config_gpu {
     const char *gemm_table;
 };
 
+struct config_lora {
+    int64_t rank; /* 0: no adapters */
+    double alpha; /* (auto) */
+    const char *targets;
+};
+
 struct config_generate {
     const char *prompt, *prompt_file, *stop;
     bool special;
@@ -263,6 +272,17 @@ struct config_generate {
     int64_t top_k;
     double top_p;
     int64_t seed, samples;
+};
+
+/* [group.NAME]: parameters that are trained in their own way. Where globs of several groups match a parameter, the last
+ * of these groups has it. */
+enum { CONFIG_MAX_GROUPS = 32, CONFIG_GROUP_NAME = 32 };
+struct config_group {
+    const char *name;
+    const char *match;   /* globs over checkpoint names of parameters, separated by commas or spaces */
+    double lr;           /* factor of the learning rate */
+    double weight_decay; /* below 0: as without the group */
+    int freeze;          /* enum config_freeze; auto: trained, but for the base weights of LoRA */
 };
 
 /* Where an option's value came from. */
@@ -288,7 +308,10 @@ struct config {
     struct config_mhc_run mhc;
     struct config_gpu gpu;
     struct config_parallel parallel;
+    struct config_lora lora;
     struct config_generate generate;
+    struct config_group group[CONFIG_MAX_GROUPS]; /* in the order in which they were first named */
+    int n_groups;
     /* private */
     struct arena strings;
     struct config_origin *origin; /* one per option */
@@ -314,6 +337,11 @@ int config_set(struct config *c, const char *name, const char *value, const char
 int config_set_i64(struct config *c, const char *name, int64_t value, struct err *e);
 /* A value only found at run time for an option left at 0 (model.vocab from the tokenizer). */
 int config_set_auto(struct config *c, const char *name, int64_t value, struct err *e);
+
+/* The group of a parameter with this checkpoint name: an index, or -1. */
+int config_group_of(const struct config *c, const char *key);
+/* Does one glob of a list, separated by commas or spaces, match? */
+bool config_globs_match(const char *globs, const char *name);
 
 /* What the command line holds beside options. */
 struct config_extra { /* a "--name value" that belongs to one command, such as --out */

@@ -188,6 +188,8 @@ const struct option config_options[] = {
     ROW(model.dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("hidden-dropout"),
         HELP("Share of each layer's output, and of the embedding, dropped while training, as in Megatron; never while "
         "evaluating.")),
+    ROW(model.attention_dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("attention-dropout"), HELP(
+        "Probability that an attention weight is dropped after the softmax, in training. On a GPU attention then runs on portable kernels.")),
     ROW(model.mtp_scale, "0.1", OPT_RUN | OPT_INHERIT, RANGE(0, 100), ALIAS("mtp-loss-scaling-factor"),
         HELP("Weight of the multi-token prediction losses together; each depth gets an equal share.")),
     ROW(model.mla_q_rank, "0", OPT_MODEL, RANGE(0, 65536), ALIAS("q-lora-rank"),
@@ -592,6 +594,16 @@ const struct option config_options[] = {
     ROW(parallel.loop_ranks, "8", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), HELP(
         "parallel.comm=loop: the rank plays one of so many, of whose rows all but one share leave it.")),
 
+    /* ---- [lora] --------------------------------------------------------------------------- */
+    ROW(lora.rank, "0", OPT_MODEL, RANGE(0, 65536), HELP(
+        "Rank of the adapters: each linear layer that lora.targets names gets y = x W^T + alpha / rank (x A^T) B^T, A random, "
+        "B zero at first. All other parameters are frozen, unless a [group.NAME] has freeze = off. 0: no adapters.")),
+    ROW(lora.alpha, "0", OPT_MODEL, RANGE(0, 1e6), AUTO("lora.rank"), HELP(
+        "The adapters' output is scaled by alpha / rank.")),
+    ROW(lora.targets, "all-linear", OPT_MODEL, HELP(
+        "Linear layers that get adapters, separated by commas: all-linear, module names of Hugging Face (q_proj, v_proj, down_proj) or of "
+        "Megatron (linear_qkv, linear_qkv.q, linear_fc2), or globs over checkpoint names (decoder.layers.1*.mlp.*). Attention, latent "
+        "attention, MLPs, shared experts, Mamba-2 and gated delta net have them; routers, experts, embedding and head do not.")),
     /* ---- [generate] ----------------------------------------------------------------------- */
     ROW(generate.prompt, "", OPT_RUN, HELP(
         "Text to continue. Names of special tokens in it become those tokens.")),
@@ -627,6 +639,7 @@ const struct section config_sections[] = {
     {"mhc", "Hyper-connections: how they are run."},
     {"gpu", "How a GPU is used, with run.device=cuda."},
     {"parallel", "Many ranks: how a run is dealt out to them."},
+    {"lora", "Fine-tuning of low-rank adapters beside frozen weights."},
     {"generate", "Text generation."},
 };
 const int config_n_sections = countof(config_sections);
@@ -652,6 +665,8 @@ const char *config_option_name(int i)
 
 bool config_has_section(const char *section)
 {
+    if (strcmp(section, GROUP_SECTION) == 0)
+        return true;
     for (int i = 0; i < config_n_sections; i++)
         if (strcmp(config_sections[i].name, section) == 0)
             return true;

@@ -89,6 +89,7 @@ void derive_values(struct config *c)
     derive_i64(c, "model.max_position", &m->max_position, t->seq);
     derive_i64(c, "model.router_group_best", &m->router_group_best, automatic_group_best(m));
     derive_rope(c);
+    derive_f64(c, "lora.alpha", &c->lora.alpha, (double)c->lora.rank);
     derive_f64(c, "model.embed_init_std", &m->embed_init_std, m->init_std);
     /* A microbatch for every rank that shares the batch. */
     derive_i64(c, "train.global_batch", &t->global_batch, t->micro_batch * max_i64(c->parallel.ranks / max_i64(c->parallel.pp, 1), 1));
@@ -498,6 +499,7 @@ int config_finish(struct config *c, struct err *e)
     TRY(derive_depths(c, e));
     derive_values(c);
     TRY(config_refused(c, e));
+    TRY(groups_check(c, e));
     const struct rule *r;
     for (int i = 0; (r = config_rule(i)) != NULL; i++)
         if (r->broken(c))

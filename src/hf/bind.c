@@ -307,7 +307,7 @@ int hf_bind(struct hf_folder *f, const struct config *c, const struct param *con
     for (int i = 0; i < f->n_names; i++)
         f->names[i].used = false;
     for (int i = 0; i < f->n_links; i++)
-        if (!(f->gradients && params[f->links[i].param]->buffer))
+        if (!f->gradients || param_trained(params[f->links[i].param]))
             TRY(check_link(f, &f->links[i], e));
     return check_leftovers(f, notes, e);
 }

@@ -22,7 +22,7 @@ static bool outside_config(const char *option)
                                         "model.global_aux_loss", "model.router_z_loss",
                                         "model.router_jitter",   "model.router_bias_rate",
                                         "model.mtp_scale",       "model.router_force_balance",
-                                        "model.max_position"};
+                                        "model.max_position",    "model.attention_dropout"};
     for (int i = 0; i < countof(names); i++)
         if (strcmp(option, names[i]) == 0)
             return true;
@@ -239,9 +239,9 @@ static int write_shard(struct writer *w, int shard, struct err *e)
     return st;
 }
 
-static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e)
+int hf_write_json(const char *dir, const char *name, const json_t *json, struct err *e)
 {
-    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL, *path = path_join(w->tmp, name);
+    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL, *path = path_join(dir, name);
     struct buf b;
     buf_init(&b, 0);
     if (text != NULL)
@@ -252,6 +252,8 @@ static int write_json(struct writer *w, const char *name, const json_t *json, st
     free(path);
     return st;
 }
+
+static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e) { return hf_write_json(w->tmp, name, json, e); }
 
 static int write_index(struct writer *w, struct err *e)
 {

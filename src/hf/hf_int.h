@@ -99,6 +99,8 @@ int hf_set_text(const struct hf_json *j, struct config *c, const char *option, c
 int hf_max_position(const struct hf_json *j, int64_t *out, struct err *e);
 int hf_config_read(const struct hf_family *fam, const struct hf_json *j, struct config *c, struct buf *notes, struct err *e);
 int hf_config_write(const struct hf_family *fam, const struct config *c, enum dtype dtype, json_t **out, struct err *e);
+/* A JSON file in a folder; NULL is lack of memory (export.c). */
+int hf_write_json(const char *dir, const char *name, const json_t *json, struct err *e);
 /* Sets a member of an object; NULL values and lack of memory are one error. */
 int hf_put(json_t *object, const char *name, json_t *value, struct err *e);
 

@@ -239,7 +239,8 @@ static void declare_qkv(struct build *b, const struct attention *m, const struct
                         struct weight w, struct weight bias)
 {
     struct graph *g = b->g;
-    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = b->cfg->model.hidden, .out = m->width};
+    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = b->cfg->model.hidden, .out = m->width,
+                       .part = {{"q", m->k_at}, {"k", m->v_at - m->k_at}, {"v", m->width - m->v_at}}};
     int n = linear_forward(b, "qkv", &l);
     if (m->rope || m->qk_norm) {
         declare_rotation(g, n, m, s, raw_query(m, of(g, s->qkv)), query(g, m, s), s->q_norm.w, s->rstd_q);
@@ -262,7 +263,7 @@ static void declare_core_fwd(struct build *b, int n, const struct attention *m, 
     }
     GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = batched(m, query(g, m, s)), .k = k, .v = v, .o = heads(m, of(g, s->o)), .lse = of(g, s->lse),
              .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start), .start = of(g, s->start), .scale = m->scale,
-             .window = m->window, .sink_zero = m->sink_zero);
+             .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
     if (m->gate_at >= 0)
         GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, s->o), .g = gate(m, qkv), .y = of(g, s->og));
 }
@@ -293,7 +294,8 @@ static void declare_core_bwd(struct build *b, int n, const struct attention *m, 
     GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)), .q = batched(m, query(g, m, s)),
              .k = batched(m, keys(g, m, s)), .v = values(m, qkv), .o = heads(m, of(g, s->o)), .lse = of(g, s->lse), .sink = of(g, s->sink.w),
              .doc_start = doc_view(g, m, s->doc_start), .dq = batched(m, raw_query(m, dqkv)), .dk = batched(m, raw_keys(m, dqkv)),
-             .dv = values(m, dqkv), .dsink = of(g, s->sink.dw), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero);
+             .dv = values(m, dqkv), .dsink = of(g, s->sink.dw), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero,
+             .drop = attention_dropout(b));
     if (!m->rope && !m->qk_norm)
         return;
     declare_unrotation(g, n, m, s, raw_query(m, dqkv), raw_query(m, qkv), &s->q_norm, s->rstd_q);
@@ -443,6 +445,7 @@ static const struct option_use attention_uses[] = {
     {"model.attn_window", NULL, NULL},
     {"model.attn_window_skip", skip_reaches, "as many attention layers as it counts to"},
     {"model.attn_sink", NULL, NULL},
+    {"model.attention_dropout", NULL, NULL},
     {"model.softmax_scale", NULL, NULL},
     {"model.qkv_bias", no_other_bias, "model.bias and model.attn_bias = off, which give these biases too"},
     {"model.attn_bias", not_all_biases, "model.bias = off, which gives these biases too"},
@@ -530,6 +533,7 @@ const struct core_kind core_attention = {
     .options = {KIND_ROWS(uses, attention_uses), KIND_ROWS(rules, attention_rules), KIND_ROWS(tiny, attention_tiny), .shrink = attention_shrink},
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true, .prefixes = {"self_attention.", "input_layernorm."}},
     .recompute = {{"core_attn", {"attn.o", "attn.lse"}}},
+    .draws = attention_draws,
     .flops = attention_flops,
     .declare = attention_declare,
 };

@@ -43,7 +43,8 @@ static int mlp_declare(struct build *b, struct core_io *io)
     slot_id pre = build_real(b, "pre", b->rows, wide), act = build_real(b, "act", b->rows, f);
     slot_id dact = build_grad(b, "dact", b->rows, f), dpre = build_grad(b, "dpre", b->rows, wide);
     io->f = build_real(b, "out", b->rows, d);
-    linear_declare(b, "fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = b1, .in = d, .out = wide});
+    linear_declare(b, "fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = b1, .in = d, .out = wide,
+                                           .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
     declare_act(b, rule, pre, act, dact, dpre);
     linear_declare(b, "fc2", &(struct linear){.x = act, .y = io->f, .dy = io->df, .dx = dact, .w = w2, .bias = b2, .in = f, .out = d});
     return b->g->err.code;

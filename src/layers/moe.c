@@ -94,7 +94,8 @@ static slot_id declare_shared_gate(struct build *b, const struct core_io *io, sl
                                     .w = build_weight(b, &p),
                                     .bias = no_weight(),
                                     .in = d,
-                                    .out = 1});
+                                    .out = 1,
+                                    .plain = true});
     int n = graph_node(g, "shared_gate", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, out), .g = of(g, score), .y = of(g, gated));
     if (training(b))
@@ -128,7 +129,8 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
                                     .w = w1,
                                     .bias = no_weight(),
                                     .in = d,
-                                    .out = wide});
+                                    .out = wide,
+                                    .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
     declare_shared_act(b, m, pre, act, dact, dpre);
     linear_declare(b, "shared_fc2",
                    &(struct linear){.x = act,
@@ -316,7 +318,8 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
     if (m->rule.coef.global_aux != 0)
         s->global = build_state(b, "global_load", tensor_1d(NULL, DT_F64, m->experts + 1));
     graph_sum(b->g, s->global);
-    if (s->bias.w == NO_SLOT)
+    /* The bias of a frozen router keeps its values, too. */
+    if (s->bias.w == NO_SLOT || s->router.param < 0 || b->params->list[s->router.param].p.frozen)
         return;
     struct tensor tally = tensor_1d(NULL, DT_F64, m->experts);
     s->tally = build_state(b, "tally", tally);
@@ -425,7 +428,8 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
                                     .w = s->router,
                                     .bias = s->router_bias,
                                     .in = m->width,
-                                    .out = m->experts});
+                                    .out = m->experts,
+                                    .plain = true});
     if (s->gate != s->logits) { /* the gradient goes straight through to the real logits */
         int n = graph_node(g, "noise", LANE_COMPUTE, NULL);
         GRAPH_OP(g, n, PH_FWD, router_noise, .info = of(g, b->in.info), .logits = of(g, s->logits), .key = m->noise_key, .seq = m->seq);

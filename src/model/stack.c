@@ -329,6 +329,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     if (o->mode == BUILD_TRAIN) {
         TRY(apply_policy(m, &mp->g, o, e));
         TRY(settle_replays(m, mp, e));
+        TRY(graph_prune(&mp->g, e));
     }
     struct order order = {0};
     int st = order_plan(m, mp, o, &order, e);

@@ -90,6 +90,7 @@ static const struct row rows[] = {
     {"model.embed_init_std", "0.05", ""},
     {"model.init_scale", "none", ""},
     {"model.dropout", "0.1", ""},
+    {"model.attention_dropout", "0.1", ""},
     {"model.mtp_scale", "0.5", ""},
     {"model.mtp_scale", "0.5", "model.pattern=@@/@"},
     {"model.mla_q_rank", "6", ""},
@@ -212,6 +213,11 @@ static const struct row rows[] = {
     {"parallel.overlap", "dw", ""},
     {"parallel.loop_gbps", "5", ""},
     {"parallel.loop_us", "5", ""},
+    {"lora.rank", "2", "model.shared_ffn=8"},
+    {"lora.alpha", "3", "lora.rank=2 model.shared_ffn=8"},
+    {"lora.alpha", "3", ""},
+    {"lora.targets", "*layers.0.*", "lora.rank=2 model.shared_ffn=8"},
+    {"lora.targets", "*layers.0.*", ""},
     {"parallel.loop_ranks", "4", ""},
 };
 
