@@ -44,6 +44,9 @@ ok "other formats are not verified" fails 2 'belongs to --format=hf' "$BRAID" ex
 # ---- what the model's longest sequence is for ----------------------------------------------------------------------
 ok "train.seq is the model's longest sequence" grep -q '^seq = 24' "$dir"/gpt2/checkpoints/*/config.ini
 ok "which is exported again" grep -q '"n_positions": 24' "$dir/gpt2-hf/config.json"
+cp -r "$fixtures/llama" "$dir/dropped-hf"
+sed -i 's/"attention_dropout": 0.0/"attention_dropout": 0.1/' "$dir/dropped-hf/config.json"
+ok "dropout is left to the user, with a note" says 'attention_dropout: dropout is not imported' "$BRAID" import "$dir/dropped-hf" "$dir/dropped"
 ok "a user's train.seq wins" runs "$BRAID" import "$fixtures/gpt2" "$dir/short" --train.seq=10
 ok "and is kept" grep -q '^seq = 10' "$dir"/short/checkpoints/*/config.ini
 ok "beyond learned positions it is refused" fails 2 'model.max_position' "$BRAID" import "$fixtures/gpt2" "$dir/none" --train.seq=25
