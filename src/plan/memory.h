@@ -7,6 +7,7 @@
 enum arena_id {
     ARENA_PARAM,  /* weights */
     ARENA_MASTER, /* the same in the wide type, where layers work with a narrower copy */
+    ARENA_CODE,   /* FP8 codes and scales of weights */
     ARENA_GRAD,   /* main gradients */
     ARENA_OPTIM,  /* optimizer state */
     ARENA_STATE,  /* tables, decode caches, scalars: persistent, neither weight nor gradient */

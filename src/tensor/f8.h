@@ -14,15 +14,22 @@
 #include <math.h>
 #include <string.h>
 
+/* Kernels use the same functions where the hardware has no instruction. */
+#ifdef __CUDACC__
+#define F8_INLINE static inline __host__ __device__
+#else
+#define F8_INLINE static inline
+#endif
+
 static inline bool dtype_is_f8(enum dtype t) { return t == DT_F8_E4M3 || t == DT_F8_E5M2; }
 
 /* Largest values are 1.75 * 2^F8_TOP(t). */
-static inline int f8_top(enum dtype t) { return t == DT_F8_E5M2 ? 15 : 8; }
+F8_INLINE int f8_top(enum dtype t) { return t == DT_F8_E5M2 ? 15 : 8; }
 
 enum { F8_NAN = 0x7f, F8_EXPONENT_MAX = 126 };
 
 /* Saturating: what is larger than the largest value becomes it, infinities too. NaN stays NaN. */
-static inline uint8_t f8_from_f32(float v, enum dtype t)
+F8_INLINE uint8_t f8_from_f32(float v, enum dtype t)
 {
     const bool wide = t == DT_F8_E5M2;
     const uint32_t shift = wide ? 21 : 20, bias = wide ? (127 - 15) << 2 : (127 - 7) << 3;
@@ -45,17 +52,17 @@ static inline uint8_t f8_from_f32(float v, enum dtype t)
     return (uint8_t)(u > 0x7f800000u ? (uint32_t)F8_NAN : sign | code);
 }
 
-static inline float f8_to_f32(uint8_t code, enum dtype t)
+F8_INLINE float f8_to_f32(uint8_t code, enum dtype t)
 {
-    if (t == DT_F8_E5M2)
-        return f16_to_f32((uint16_t)((uint32_t)code << 8));
-    uint32_t exponent = code >> 3 & 0xfu, mantissa = code & 7u, bits = (uint32_t)(code & 0x80u) << 24 | (exponent + 120) << 23 | mantissa << 20;
+    const bool wide = t == DT_F8_E5M2;
+    const uint32_t bits = wide ? 2 : 3, exponent = (code & 0x7fu) >> bits, mantissa = code & ((1u << bits) - 1);
+    uint32_t sign = (uint32_t)(code & 0x80u) << 24, u = sign | (exponent + (wide ? 112 : 120)) << 23 | mantissa << (23 - bits);
     float v;
-    if ((code & 0x7f) == F8_NAN)
-        return NAN;
+    if (wide ? exponent == 31 : (code & 0x7f) == F8_NAN) /* E5M2 has infinities */
+        u = sign | (wide && mantissa == 0 ? 0x7f800000u : 0x7fc00000u);
     if (exponent == 0)
-        return (code & 0x80 ? -(float)mantissa : (float)mantissa) * 0x1p-9f;
-    memcpy(&v, &bits, sizeof v);
+        return (sign ? -(float)mantissa : (float)mantissa) * (wide ? 0x1p-16f : 0x1p-9f);
+    memcpy(&v, &u, sizeof v);
     return v;
 }
 
@@ -64,18 +71,18 @@ uint8_t f8_from_f64(double v, enum dtype t);
 
 /* Exponent k of the scale for a block whose largest magnitude is amax: the largest with amax * 2^k <= the largest value of the
  * format, within the range of normal floats; 0 for a block of zeros. amax is finite. */
-static inline int f8_exponent(float amax, enum dtype t)
+F8_INLINE int f8_exponent(float amax, enum dtype t)
 {
     uint32_t u;
     memcpy(&u, &amax, sizeof u);
-    int k = f8_top(t) + 127 - (int)(u >> 23) - ((u & 0x7fffffu) > 0x600000u);
+    int k = f8_top(t) + 127 - (int)((u + 0x1fffffu) >> 23); /* a mantissa above 1.75 counts as the next exponent */
     k = k > F8_EXPONENT_MAX ? F8_EXPONENT_MAX : k;
     return u == 0 ? 0 : k;
 }
 int f8_exponent_f64(double amax, enum dtype t);
 
 /* 2^k for -126 <= k <= 127. */
-static inline float f8_power(int k)
+F8_INLINE float f8_power(int k)
 {
     uint32_t u = (uint32_t)(k + 127) << 23;
     float v;
