@@ -63,6 +63,7 @@ static void steps_after_the_first_allocate_nothing(void **state)
         "run.threads=2 model.dropout=0.1 model.qk_norm=on model.attn_gate=on model.bias=on "
         "model.attn_sink=learnable",
         "run.device=ref plan.recompute=full",
+        "gpu.precision=fp8 plan.recompute=mlp.act",
         "plan.random_lanes=3 plan.poison=on plan.find_nan=on",
         "train.micro_batch=1 train.global_batch=4 data.eod=on data.eod_mask=on model.vocab=257",
     };
