@@ -197,7 +197,7 @@ static int read_target(struct target *t, const struct config_extra *extra, struc
         return err_set(e, ST_USAGE, "--layout belongs to --format=megatron");
     if (t->gguf && !gguf_type_from_name(dtype, &t->type))
         return err_set(e, ST_USAGE, "--dtype=%s: f32, bf16 and q8_0 can be written to GGUF", dtype);
-    bool codes = !t->gguf && !t->megatron && strcmp(dtype, "fp8") == 0;
+    bool codes = !t->gguf && !t->megatron && !t->peft && strcmp(dtype, "fp8") == 0;
     if (!t->gguf && !codes && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
         return err_set(e, ST_USAGE, "--dtype=%s: bf16 and f32 can be written, fp8 with --format=hf", dtype);
     t->opts.dtype = codes ? DT_F8_E4M3 : strcmp(dtype, "f32") == 0 ? DT_F32 : DT_BF16;
