@@ -94,6 +94,8 @@ static void fill(struct op_call *c, int i, const uint8_t *data, size_t size)
             int64_t v = whole(data[at + 2]), k = data[at + 1] % n;
             if (t->dtype == DT_I64)
                 ((int64_t *)t->data)[k] = v;
+            else if (dtype_bytes(t->dtype) == 1)
+                ((uint8_t *)t->data)[k] = (uint8_t)v;
             else
                 ((int32_t *)t->data)[k] = (int32_t)(v > INT32_MAX   ? INT32_MAX
                                                     : v < INT32_MIN ? INT32_MIN
