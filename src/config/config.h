@@ -67,8 +67,12 @@
 #define CONFIG_DEVICE(X)                                                                           \
     X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
 #define CONFIG_COMM(X)                                                                             \
-    X(CFG_COMM_AUTO, "auto") X(CFG_COMM_SELF, "self") X(CFG_COMM_THREADS, "threads")               \
-    X(CFG_COMM_MPI, "mpi") X(CFG_COMM_NCCL, "nccl") X(CFG_COMM_LOOP, "loop") \
+    X(CFG_COMM_AUTO, "auto")                                                                       \
+    X(CFG_COMM_SELF, "self")                                                                       \
+    X(CFG_COMM_THREADS, "threads")                                                                 \
+    X(CFG_COMM_MPI, "mpi")                                                                         \
+    X(CFG_COMM_NCCL, "nccl")                                                                       \
+    X(CFG_COMM_LOOP, "loop")                                                                       \
     X(CFG_COMM_TCP, "tcp")
 #define CONFIG_OVERLAP(X)                                                                          \
     X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")

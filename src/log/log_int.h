@@ -5,8 +5,8 @@
 #include "base/base.h"
 #include "log/log.h"
 
-/* ---- escape.c: text from outside, made safe for its target. Bytes that are not UTF-8 become
- * U+FFFD */
+/* ---- escape.c: text from outside, made safe for its target ------------------------------------ */
+/* Bytes that are not UTF-8 become U+FFFD. */
 void add_json_string(struct buf *b, const char *s);             /* with its quotes */
 void add_json_number(struct buf *b, double v, const char *fmt); /* null unless finite */
 void add_html(struct buf *b, const char *s);
