@@ -62,5 +62,14 @@ else
     [ $? -eq 0 ] && holds "needs clang-format 3"
     say $? "another version of clang-format is not used"
 fi
+
+# ---- language
 cd "$root" || exit 1
+printf '%s\n' '/* Of a row. */' '/* The sum of now is taken again on the way back. */' 'int stop_wish;' >"$dir/a.c"
+tools/language.sh "$dir/a.c" >"$dir/out"
+[ $? -eq 1 ] && holds "language: 5 places" && holds 'say "backward pass"' && holds 'say "a sentence with a subject"'
+say $? "banned phrases are found, with what to say instead"
+printf '%s\n' '/* The sum of a row. Letters, ways and now are words. */' >"$dir/a.c"
+tools/language.sh "$dir/a.c" >"$dir/out"
+say $? "single words are not banned"
 exit $failed
