@@ -41,7 +41,7 @@ void board_close(struct world *w)
     w->board.fd = -1;
 }
 
-/* Of a record that cannot be written, others see the one before it: a message may be less exact, nothing else. */
+/* Where a record cannot be written, others see the one before it: a message may be less exact, nothing else. */
 void board_write(struct world *w)
 {
     struct board *b = &w->board;

@@ -288,23 +288,23 @@ int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const stru
 
 static int send_to(struct comm *c, struct lane *l, const char *what, const void *data, int64_t bytes, int to, int tag, struct err *e)
 {
-    const struct letter_to a = {.peer = to, .tag = tag, .bytes = bytes};
+    const struct message_to a = {.peer = to, .tag = tag, .bytes = bytes};
     TRY(check_member(c, what, to, e));
     own(c)->stats.calls++;
     own(c)->stats.messages += to != c->rank;
     own(c)->stats.bytes += to != c->rank ? bytes : 0;
     if (to == c->rank)
-        return mail_send_self(c, l, data, &a, e);
+        return inbox_send_self(c, l, data, &a, e);
     return (l != NULL ? c->world->on_lane : c->world->on_host)->send(c, l, data, &a, e);
 }
 
 static int recv_from(struct comm *c, struct lane *l, const char *what, void *data, int64_t bytes, int from, int tag, struct err *e)
 {
-    const struct letter_to a = {.peer = from, .tag = tag, .bytes = bytes};
+    const struct message_to a = {.peer = from, .tag = tag, .bytes = bytes};
     TRY(check_member(c, what, from, e));
     own(c)->stats.calls++;
     if (from == c->rank)
-        return mail_recv_self(c, l, data, &a, e);
+        return inbox_recv_self(c, l, data, &a, e);
     board_enter(c, own(c)->number, what);
     int st = (l != NULL ? c->world->on_lane : c->world->on_host)->recv(c, l, data, &a, e);
     if (st != ST_OK)

@@ -1,15 +1,15 @@
-/* Letters: bytes sent and not yet received, in the memory they will be received in. */
+/* Messages: bytes sent and not yet received, in the memory they will be received in. */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"
 
 #include <stdlib.h>
 
-void mail_init(struct mail *m) { *m = (struct mail){.last = &m->first}; }
+void inbox_init(struct inbox *m) { *m = (struct inbox){.last = &m->first}; }
 
-static void free_list(struct letter *l)
+static void free_list(struct message *l)
 {
     while (l != NULL) {
-        struct letter *next = l->next;
+        struct message *next = l->next;
         if (l->busy != NULL)
             gpu_comm_event_close(l->busy);
         if (l->gpu)
@@ -21,22 +21,22 @@ static void free_list(struct letter *l)
     }
 }
 
-void mail_release(struct mail *m)
+void inbox_release(struct inbox *m)
 {
     free_list(m->first);
     free_list(m->spare);
-    mail_init(m);
+    inbox_init(m);
 }
 
-int mail_blank(struct mail *m, bool gpu, int64_t bytes, struct letter **out, struct err *e)
+int inbox_blank(struct inbox *m, bool gpu, int64_t bytes, struct message **out, struct err *e)
 {
-    for (struct letter **at = &m->spare; *at != NULL; at = &(*at)->next)
-        if ((*at)->bytes == bytes && (*at)->gpu == gpu && ((*at)->busy == NULL || gpu_comm_letter_free((*at)->busy))) {
+    for (struct message **at = &m->spare; *at != NULL; at = &(*at)->next)
+        if ((*at)->bytes == bytes && (*at)->gpu == gpu && ((*at)->busy == NULL || gpu_comm_message_free((*at)->busy))) {
             *out = *at;
             *at = (*out)->next;
             return ST_OK;
         }
-    struct letter *l;
+    struct message *l;
     TRY(mem_array((void **)&l, 1, sizeof *l, e));
     l->gpu = gpu;
     l->bytes = bytes;
@@ -50,17 +50,17 @@ int mail_blank(struct mail *m, bool gpu, int64_t bytes, struct letter **out, str
     return ST_OK;
 }
 
-void mail_post(struct mail *m, struct letter *l)
+void inbox_post(struct inbox *m, struct message *l)
 {
     l->next = NULL;
     *m->last = l;
     m->last = &l->next;
 }
 
-struct letter *mail_take(struct mail *m, const struct letter *like)
+struct message *inbox_take(struct inbox *m, const struct message *like)
 {
-    for (struct letter **at = &m->first; *at != NULL; at = &(*at)->next) {
-        struct letter *l = *at;
+    for (struct message **at = &m->first; *at != NULL; at = &(*at)->next) {
+        struct message *l = *at;
         if (l->comm != like->comm || l->from != like->from || l->to != like->to || l->tag != like->tag || l->host != like->host)
             continue;
         *at = l->next;
@@ -74,17 +74,17 @@ struct letter *mail_take(struct mail *m, const struct letter *like)
 /* Sizes that come once would pile up: of host memory so many are kept. Those of a GPU belong to captured runs. */
 enum { MAX_SPARE = 64 };
 
-void mail_spare(struct mail *m, struct letter *l)
+void inbox_spare(struct inbox *m, struct message *l)
 {
     int n = 0;
-    struct letter **at = &m->spare, **oldest = NULL;
+    struct message **at = &m->spare, **oldest = NULL;
     for (; *at != NULL; at = &(*at)->next)
         if (!(*at)->gpu) {
             n++;
             oldest = at;
         }
     if (!l->gpu && n >= MAX_SPARE) {
-        struct letter *gone = *oldest;
+        struct message *gone = *oldest;
         *oldest = gone->next;
         gone->next = NULL;
         free_list(gone);
@@ -93,33 +93,33 @@ void mail_spare(struct mail *m, struct letter *l)
     m->spare = l;
 }
 
-int mail_send_self(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e)
+int inbox_send_self(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)
 {
-    struct mail *m = &c->world->mail;
-    struct letter *letter;
-    TRY(mail_blank(m, on_gpu(l), to->bytes, &letter, e));
-    letter->comm = c->id;
-    letter->from = letter->to = c->world->rank;
-    letter->tag = to->tag;
-    letter->host = l == NULL;
-    int st = move_bytes(l, letter->data, data, to->bytes, e);
-    mail_post(m, letter);
+    struct inbox *m = &c->world->inbox;
+    struct message *message;
+    TRY(inbox_blank(m, on_gpu(l), to->bytes, &message, e));
+    message->comm = c->id;
+    message->from = message->to = c->world->rank;
+    message->tag = to->tag;
+    message->host = l == NULL;
+    int st = move_bytes(l, message->data, data, to->bytes, e);
+    inbox_post(m, message);
     return st;
 }
 
-int mail_recv_self(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e)
+int inbox_recv_self(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e)
 {
-    struct mail *m = &c->world->mail;
+    struct inbox *m = &c->world->inbox;
     int me = c->world->rank;
-    struct letter *letter = mail_take(m, &(struct letter){.comm = c->id, .from = me, .to = me, .tag = from->tag, .host = l == NULL});
-    if (letter == NULL)
+    struct message *message = inbox_take(m, &(struct message){.comm = c->id, .from = me, .to = me, .tag = from->tag, .host = l == NULL});
+    if (message == NULL)
         return err_set(e, ST_INTERNAL, "rank %d receives from itself (tag %d) what it has not sent", me, from->tag);
     int st = ST_OK;
-    if (letter->bytes != from->bytes)
-        st = err_set(e, ST_INTERNAL, "rank %d sent itself %lld bytes (tag %d) and receives %lld", me, (long long)letter->bytes, from->tag,
+    if (message->bytes != from->bytes)
+        st = err_set(e, ST_INTERNAL, "rank %d sent itself %lld bytes (tag %d) and receives %lld", me, (long long)message->bytes, from->tag,
                      (long long)from->bytes);
     else
-        st = move_bytes(l, data, letter->data, from->bytes, e);
-    mail_spare(m, letter);
+        st = move_bytes(l, data, message->data, from->bytes, e);
+    inbox_spare(m, message);
     return st;
 }

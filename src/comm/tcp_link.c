@@ -165,7 +165,7 @@ static void lose(struct link *l, int code)
     l->code = code;
 }
 
-/* Of those who came, the one that has been longest without an end gives way, so that silent ones
+/* The unfinished connection that has been open the longest gives way, so that silent ones
  * cannot keep ranks out. */
 static struct link *free_oldest(struct links *s)
 {

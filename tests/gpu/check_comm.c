@@ -133,19 +133,19 @@ static int slabs(struct world *w, struct dev *d, struct lane *l, struct err *e)
 
 static double from_next(enum dtype type, int ranks, int64_t i) { return rounded(type, value(ranks, i)); }
 
-/* Round a ring, this rank included, two letters under way at once. */
-static int letters(struct world *w, struct dev *d, struct lane *l, struct err *e)
+/* Round a ring, this rank included, two messages under way at once. */
+static int messages(struct world *w, struct dev *d, struct lane *l, struct err *e)
 {
     int ranks = world_size(w), me = world_rank(w), next = (me + 1) % ranks;
     struct tensor a, b;
     TRY(put(d, &a, DT_F32, 5000, me, e));
     TRY(put(d, &b, DT_F32, 5000, 99, e));
     for (int turn = 0; turn < 3; turn++) {
-        TRY(comm_send(world_comm(w), l, "letter", &a, (me + ranks - 1) % ranks, 2));
-        TRY(comm_send(world_comm(w), l, "letter", &a, me, 2));
-        TRY(comm_recv(world_comm(w), l, "letter", &b, next, 2));
+        TRY(comm_send(world_comm(w), l, "message", &a, (me + ranks - 1) % ranks, 2));
+        TRY(comm_send(world_comm(w), l, "message", &a, me, 2));
+        TRY(comm_recv(world_comm(w), l, "message", &b, next, 2));
         TRY(compare(d, &b, from_next, next, e));
-        TRY(comm_recv(world_comm(w), l, "letter", &b, me, 2));
+        TRY(comm_recv(world_comm(w), l, "message", &b, me, 2));
         TRY(compare(d, &b, from_next, me, e));
     }
     d->vt->free(d, a.data);
@@ -162,7 +162,7 @@ static int all_calls(struct world *w, struct dev *d, struct err *e)
         for (int t = 0; t < countof(types); t++)
             TRY(sums(w, d, &l, types[t], sizes[s], e));
     TRY(slabs(w, d, &l, e));
-    return letters(w, d, &l, e);
+    return messages(w, d, &l, e);
 }
 
 /* ---- captured: the exchange and the sum are replayed on new values ------------------------------------------------------------- */
