@@ -144,7 +144,7 @@ struct way {
 };
 static const struct way ways[WAYS] = {{"none", "none", "off"}, {"none, dW delayed", "none", "on"}, {"ep", "ep", "off"}, {"ep, dW delayed", "ep", "on"}};
 
-/* Of the microbatches of a step, which depend on the stage but not on how many others do the same. */
+/* Results for the microbatches of a step, which depend on the stage but not on how many others do the same. */
 struct found {
     double seconds, exposed, bubble;
     int64_t working[MOST_STAGES];

@@ -53,7 +53,7 @@ static void release(struct startup_watch *w)
     free(w);
 }
 
-/* Of the signals that ask for an end, those that are held back now. */
+/* Finds the stop signals that are blocked at present. */
 static void held_signals(sigset_t *out)
 {
     static const int stops[] = {SIGINT, SIGTERM, SIGHUP};

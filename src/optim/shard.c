@@ -223,23 +223,23 @@ void declare_gather(struct optim *o, const struct model *m, const struct bucket 
 
 /* ---- a number of each rank ------------------------------------------------------------------------------------------ */
 
-struct talk {
+struct gather {
     const char *what;
     struct comm *comm;
 };
 
 static int share_step(const struct step_ctx *c)
 {
-    const struct talk *x = c->self;
+    const struct gather *x = c->self;
     struct tensor t = tensor_1d(c->t[0].data, c->t[0].dtype, tensor_elems(&c->t[0]));
     return comm_all_gather(x->comm, c->lane, x->what, &t, tensor_elems(&t) / x->comm->size);
 }
 
 void declare_share(struct optim *o, const struct model *m, const char *name, slot_id t)
 {
-    struct talk *x = graph_own(&o->g, sizeof *x);
+    struct gather *x = graph_own(&o->g, sizeof *x);
     if (x == NULL)
         return;
-    *x = (struct talk){.what = graph_name(&o->g, name), .comm = m->mesh.all};
+    *x = (struct gather){.what = graph_name(&o->g, name), .comm = m->mesh.all};
     GRAPH_PHASE(&o->g, graph_node(&o->g, name, LANE_COMM, x), PH_FWD, share_step, ADDS(t));
 }

@@ -41,7 +41,7 @@ enum task_kind {
     KIND_CUT,
     KIND_REDUCE,
     KIND_GATHER,
-    KIND_TALK, /* counts, norms: a few numbers */
+    KIND_SUMMARY, /* counts, norms: a few numbers */
     KIND_COUNT,
 };
 const char *task_kind_name(enum task_kind k);

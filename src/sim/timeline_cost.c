@@ -161,7 +161,7 @@ enum task_kind step_kind(const struct plan *p, int step)
         return update ? KIND_UPDATE : phases[s->ref.phase];
     if (update && strncmp(n->name + 7, "reduce", 6) == 0)
         return KIND_REDUCE;
-    return update && strncmp(n->name + 7, "gather", 6) == 0 ? KIND_GATHER : KIND_TALK;
+    return update && strncmp(n->name + 7, "gather", 6) == 0 ? KIND_GATHER : KIND_SUMMARY;
 }
 
 double step_seconds(const void *ctx, const struct plan *p, int step)
@@ -182,7 +182,7 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
         return out != backward ? message_seconds(c->m, mesh, out, ph->bytes) : c->m->link_delay;
     case KIND_REDUCE:
     case KIND_GATHER: return bucket_seconds(c, p, ph, step_kind(p, step) == KIND_REDUCE);
-    case KIND_TALK: return mesh->world > 1 ? c->m->link_delay : 0;
+    case KIND_SUMMARY: return mesh->world > 1 ? c->m->link_delay : 0;
     default: return compute_seconds(c, p, step);
     }
 }

@@ -240,7 +240,7 @@ int trainer_save_noting(struct trainer *t, struct err *note, struct err *e)
     int st;
     TRY(full_table_open(&full, &t->model, e));
     struct saver s = {.t = t, .full = full.params, .local = full.local, .note = note};
-    if (trainer_speaks(t))
+    if (trainer_is_rank0(t))
         st = tell_end(&s, write_files(&s, e), e);
     else
         st = answer_all(&s, e);

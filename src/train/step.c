@@ -100,7 +100,7 @@ static int slabs_fit(struct trainer *t, bool eval, int tries, bool *fit, struct 
     t->model.mesh.ep_rows = (int64_t)ceil(wanted * 1.25);
     t->replayed++;
     if (t->log != NULL)
-        log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the %s is taken again",
+        log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the %s is repeated",
                   (long long)t->step + !eval, wanted, (long long)t->model.mesh.ep_rows, eval ? "batch of the evaluation" : "step");
     return trainer_replan(t, e);
 }
@@ -157,16 +157,16 @@ static int read_loss(struct trainer *t, slot_id slot, double *out, struct err *e
 /* Losses of all ranks, and whether one of them wants to stop. */
 static int exchange_results(struct trainer *t, struct step_result *r, struct err *e)
 {
-    struct step_word w = {0};
+    struct step_summary w = {0};
     TRY(read_loss(t, t->train.loss, &w.loss[0], e));
     for (int k = 0; k < t->train.n_mtp; k++)
         TRY(read_loss(t, t->train.mtp_loss[k], &w.loss[k + 1], e));
-    w.stop = t->stop_wish != NULL ? t->stop_wish(t) : STOP_NOT;
+    w.stop = t->stop_request != NULL ? t->stop_request(t) : STOP_NOT;
     TRY(ranks_after_step(t, &w, e));
     for (int k = 0; k <= t->train.n_mtp; k++)
         t->mean_loss[k] = w.loss[k] / (double)max_i64(t->labels[k], 1);
     r->loss = t->mean_loss[0];
-    r->stop = (enum stop_wish)w.stop;
+    r->stop = (enum stop_request)w.stop;
     return ST_OK;
 }
 

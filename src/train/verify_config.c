@@ -24,7 +24,7 @@ static const struct verify_case cases[] = {
     {"EP4, slabs that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
     {"EP2, overlap", 2, 1, 1, 2, "parallel.overlap=ep"},
     {"EP2, overlap, weight gradients delayed", 2, 1, 1, 2, "parallel.overlap=ep plan.delay_dw=on"},
-    {"EP2, weight gradients under the way back", 2, 1, 1, 2, "parallel.overlap=dw"},
+    {"EP2, weight gradients under the backward pass", 2, 1, 1, 2, "parallel.overlap=dw"},
     {"PP2 x EP2", 4, 2, 1, 2, ""},
     {"PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, "parallel.overlap=ep"},
     {"PP2 x VPP2 x EP2, overlap, delayed", 4, 2, 2, 2, "parallel.overlap=ep plan.delay_dw=on"},
