@@ -523,7 +523,7 @@ const struct option config_options[] = {
     ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("what the launcher says, else 1"), HELP(
         "Ranks of the run. Given without a launcher, they are threads of one process.")),
     ROW(parallel.pp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
-        "Pipeline stages. | in model.pattern cuts the stack; without it, layers are dealt out evenly.")),
+        "Pipeline stages. | in model.pattern cuts the stack; without it, layers are distributed evenly.")),
     ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"),
         ALIAS("num-virtual-stages-per-pipeline-rank"), HELP(
         "Virtual stages of each pipeline stage (interleaved schedule).")),
@@ -539,7 +539,7 @@ const struct option config_options[] = {
         "stage, ranks / pp in all, share the batch.")),
     ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values), FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
         "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
-        "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the way back of "
+        "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the backward pass of "
         "the same microbatch's tokens. Results stay bit for bit the same.")),
     ROW(parallel.zero, "on", OPT_RUN | OPT_LOCAL, FLAG("use-distributed-optimizer", "on"), HELP(
         "Each rank keeps the optimizer state of its share of every parameter and updates that share only (ZeRO-1).")),
@@ -547,7 +547,7 @@ const struct option config_options[] = {
         "Gradients reduced in one message, in MB.")),
     ROW(parallel.ep_capacity, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), HELP(
         "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step or an "
-        "evaluation needs more, buffers grow and it is taken again; nothing is dropped.")),
+        "evaluation needs more, buffers grow and it is repeated; nothing is dropped.")),
     ROW(parallel.timeout, "600", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
         "Seconds a rank waits for the others before it names those that did not come and stops; 0 = for ever.")),
     ROW(parallel.port, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 65535), HELP(
@@ -598,7 +598,7 @@ const struct section config_sections[] = {
     {"plan", "Memory against time, and debugging of the schedule."},
     {"mhc", "Hyper-connections: how they are run."},
     {"gpu", "How a GPU is used, with run.device=cuda."},
-    {"parallel", "Many ranks: how a run is dealt out to them."},
+    {"parallel", "Many ranks: how a run is distributed over them."},
     {"generate", "Text generation."},
 };
 const int config_n_sections = countof(config_sections);

@@ -6,7 +6,7 @@
  *   from I32 [P cap]: the choice that lies there, -1: none. So permute and unpermute work with to and from as with row and src.
  *   count I32 [P, El]: rows for each expert, in full: what the receiver is told;  rows I32 [P]: rows of each slab in use.
  *   need F64 [1]: the largest slab that was asked for (acc_need: if larger than before). Above cap rows were left out: the
- *   step is void and has to be taken again with more room.
+ *   step is void and has to be repeated with more room.
  *
  * eprecv, at the experts, from count I32 [P, El] as received (of each rank, rows for the local experts):
  *   offset I32 [El + 1]: rows by local expert, each expert's by rank, then in the order sent;
