@@ -36,7 +36,7 @@ static const struct mesh_case expert_meshes[] = {
     {"dp4", 4, "parallel.zero=off"},
     {"ep2", 2, "parallel.ep=2"},
     {"ep2 of 4", 4, "parallel.ep=2 parallel.bucket_mb=0.002"},
-    {"ep4 tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, /* too little: buffers grow and the step is taken again */
+    {"ep4 tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, /* too little: buffers grow and the step is repeated */
     {"pp2 ep2", 4, "parallel.pp=2 parallel.ep=2"},
 };
 /* Embedding and head share a weight, which both ends of a pipeline hold, as do depths of prediction. */
