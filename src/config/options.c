@@ -469,7 +469,7 @@ const struct option config_options[] = {
         "memory. Where the pattern is grouped with [ ], the number counts groups, as Megatron's counts Transformer "
         "layers. Results stay bit for bit the same.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
-        "Products and activations of experts in one op; the backward pass makes the activations again on the way and only "
+        "Products and activations of experts in one op; the backward pass recomputes the activations and only "
         "their inputs are kept. auto: on a GPU. off: in "
         "separate steps, as plan.recompute says, which keep the activations too (moe.act).")),
     ROW(plan.delay_dw, "off", OPT_RUN, HELP(
@@ -495,11 +495,11 @@ const struct option config_options[] = {
         "where none fit. primitive: separate kernels. ref: the same without vectors, to compare with. auto: the fastest for "
         "the shape; the start of a run names it. Host devices have fused ones only. Needs mhc_streams.")),
     ROW(mhc.rebuild, "on", OPT_RUN, HELP(
-        "Make streams that recomputation dropped again for up to 7 layers at once: one kernel, which reads the output of each layer and "
+        "Recompute dropped streams for up to 7 layers at once: one kernel, which reads the output of each layer and "
         "no stream twice. off, and with kernels = primitive or ref: a kernel for each layer. Results and memory are the same. Needs mhc_streams.")),
     /* ---- [gpu] ---------------------------------------------------------------------------- */
     ROW(gpu.precision, "bf16", OPT_RUN, ONE_OF(precision_values), HELP(
-        "With run.device=cuda: type of activations and of the weights that layers work with. Masters, gradients and "
+        "With run.device=cuda: type of activations and of the weights that layers work with. Master weights, gradients and "
         "moments are fp32 either way; fp32 is slow and for tests.")),
     ROW(gpu.portable, "off", OPT_RUN, HELP(
         "Use the kernels for compute capability 8.0 even where better ones exist.")),

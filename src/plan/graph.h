@@ -129,7 +129,7 @@ struct slot {
     struct tensor shape; /* data NULL */
     int arena;           /* ARENA_* for persistent slots, -1 for activations */
     int64_t offset;      /* in that arena */
-    int replay;          /* node whose PH_REPLAY phase makes it again, or -1 */
+    int replay;          /* node whose PH_REPLAY phase recomputes it, or -1 */
     bool dropped;        /* policy: not saved, replayed */
     bool sum;            /* has several contributions: the first writes, later ones add */
 };

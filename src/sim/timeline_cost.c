@@ -19,7 +19,7 @@ void machine_print(const struct machine *m, bool measured, struct buf *out)
                  m->flops * 1e-12, m->attention * 1e-12, m->bandwidth * 1e-12, m->node * 1e6);
     buf_addf(out,
              "links:     PREDICTED, %.3g GB/s out of each GPU and %.3g us to other machines, %.3g GB/s within a machine of %d; a row travels once for each of\n"
-             "           its experts, of GPUs whole slabs (parallel.ep_capacity); even routing; computing takes %.0f %% longer while the link is busy;\n"
+             "           its experts, of GPUs whole buffers (parallel.ep_capacity); even routing; computing takes %.0f %% longer while the link is busy;\n"
              "           nobody else uses the network\n",
              m->link * 1e-9, m->link_delay * 1e6, m->inner * 1e-9, m->gpus, m->beside * 100);
 }
@@ -175,7 +175,7 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
         return 0;
     switch (step_kind(p, step)) {
     case KIND_DISPATCH:
-    case KIND_COMBINE: /* a GPU's counts are not looked at: whole slabs travel */
+    case KIND_COMBINE: /* a GPU's counts are not looked at: whole buffers travel */
         return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->ep_rank, mesh->ep, 1),
                                 ph->bytes * (c->t->dev.kind == DEV_CUDA ? 1 : fill_share(c, p, ph)));
     case KIND_CUT: /* the sender's lane is busy; the receiver waits for the first byte */

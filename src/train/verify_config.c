@@ -21,7 +21,7 @@ static const struct verify_case cases[] = {
     {"EP2", 2, 1, 1, 2, ""},
     {"EP4", 4, 1, 1, 4, ""},
     {"DP2 x EP2", 4, 1, 1, 2, ""},
-    {"EP4, slabs that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
+    {"EP4, buffers that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
     {"EP2, overlap", 2, 1, 1, 2, "parallel.overlap=ep"},
     {"EP2, overlap, weight gradients delayed", 2, 1, 1, 2, "parallel.overlap=ep plan.delay_dw=on"},
     {"EP2, weight gradients under the backward pass", 2, 1, 1, 2, "parallel.overlap=dw"},

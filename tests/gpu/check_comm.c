@@ -103,8 +103,8 @@ static int sums(struct world *w, struct dev *d, struct lane *l, enum dtype type,
     return ST_OK;
 }
 
-/* Slab r of rank s holds 10 s + r; afterwards slab r of this rank holds 10 r + me. */
-static int slabs(struct world *w, struct dev *d, struct lane *l, struct err *e)
+/* Buffer r of rank s holds 10 s + r; afterwards buffer r of this rank holds 10 r + me. */
+static int buffers(struct world *w, struct dev *d, struct lane *l, struct err *e)
 {
     enum { ROWS = 37, WIDTH = 24 };
     int ranks = world_size(w), me = world_rank(w), st = ST_OK;
@@ -118,13 +118,13 @@ static int slabs(struct world *w, struct dev *d, struct lane *l, struct err *e)
     TRY(d->vt->copy_in(d, a.data, host, n * 4, e));
     TRY(d->vt->sync(d, e));
     struct tensor s = tensor_3d(a.data, DT_F32, ranks, ROWS, WIDTH), r = tensor_3d(b.data, DT_F32, ranks, ROWS, WIDTH);
-    TRY(comm_all_to_all(world_comm(w), l, "slabs", &s, &r, &none, &none));
-    TRY(world_sync(w, "slabs", e));
+    TRY(comm_all_to_all(world_comm(w), l, "buffers", &s, &r, &none, &none));
+    TRY(world_sync(w, "buffers", e));
     TRY(d->vt->sync(d, e));
     TRY(d->vt->copy_out(d, host, b.data, n * 4, e));
     for (int64_t i = 0; i < n && st == ST_OK; i++)
         if (host[i] != (float)(10 * (i / (ROWS * WIDTH)) + me))
-            st = err_set(e, ST_INVALID, "slab element %lld of rank %d is %g", (long long)i, me, (double)host[i]);
+            st = err_set(e, ST_INVALID, "buffer element %lld of rank %d is %g", (long long)i, me, (double)host[i]);
     d->vt->free(d, a.data);
     d->vt->free(d, b.data);
     free(host);
@@ -161,7 +161,7 @@ static int all_calls(struct world *w, struct dev *d, struct err *e)
     for (int s = 0; s < countof(sizes); s++)
         for (int t = 0; t < countof(types); t++)
             TRY(sums(w, d, &l, types[t], sizes[s], e));
-    TRY(slabs(w, d, &l, e));
+    TRY(buffers(w, d, &l, e));
     return messages(w, d, &l, e);
 }
 
