@@ -28,7 +28,7 @@ struct message_to {
 };
 
 /* A transport moves bytes; every function is called by all ranks concerned. l NULL: host memory, errors to e. Functions
- * that wait do so with wait_* below, so that they end and blame alike. */
+ * that wait do so with wait_* below, so that all end and report alike. */
 struct transport {
     const char *name;
     bool plays_link; /* messages to oneself are exchanged too, at a cost */
@@ -106,7 +106,7 @@ struct wait {
 };
 struct wait wait_begin(void);
 bool wait_due(const struct wait *t);
-/* ranks: of the world. An error when the time is up, or when somebody failed, gave up, or ended without coming. */
+/* ranks: of the world. An error when the time is up, or when a rank failed, gave up, or ended without arriving. */
 int wait_look(struct comm *c, struct wait *t, const int *missing, int n, struct err *e);
 
 /* ---- behind the handles ---------------------------------------------------------------------------------------------- */
@@ -134,7 +134,7 @@ struct world {
     struct nccl *nccl;
 };
 
-/* What a group does after its bytes have come. */
+/* What a group does after its bytes have arrived. */
 struct pending {
     struct tensor out; /* the sum goes here */
     const void *pieces; /* one after the other, n elements apart */

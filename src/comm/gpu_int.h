@@ -1,4 +1,4 @@
-/* What comm/ asks of a GPU beyond dev.h; gpu.cu where there is CUDA, else nobody calls it: no GPU can be opened. */
+/* What comm/ asks of a GPU beyond dev.h; gpu.cu implements it in a CUDA build; in others it is never called, as no GPU can be opened. */
 #ifndef BRAID_COMM_GPU_INT_H
 #define BRAID_COMM_GPU_INT_H
 
@@ -15,7 +15,7 @@ int gpu_comm_idle(struct dev *d, bool *idle, struct err *e);
 int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces);
 /* Copies with a few blocks of threads, at a steady rate, and takes latency + seconds at least. */
 int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds);
-/* Streams beside the lanes, for sends that nobody here waits for. */
+/* Streams beside the lanes, for sends that this rank does not wait for. */
 void *gpu_comm_stream(struct lane *l);
 int gpu_comm_stream_open(void **out, struct err *e);
 void gpu_comm_stream_close(void *stream);

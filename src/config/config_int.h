@@ -92,7 +92,7 @@ int suggest_option(const char *name, const char *dashes, const char *const *more
 
 enum flag_how {
     FLAG_TAKEN,    /* braid does so anyway */
-    FLAG_NOTED,    /* has no effect, which is said */
+    FLAG_NOTED,    /* has no effect, which is noted */
     FLAG_REFUSED,  /* text: why */
     FLAG_HOLDS,    /* taken if holds() of what all other options say, else refused */
     FLAG_SETS,     /* option = to */

@@ -1,4 +1,4 @@
-/* What the rest of the program may know of an open GPU. Vendor headers stay in dev/ and .cu files: streams and
+/* What the rest of the program may use of an open GPU. Vendor headers stay in dev/ and .cu files: streams and
  * handles are plain pointers here. */
 #ifndef BRAID_DEV_CUDA_H
 #define BRAID_DEV_CUDA_H
@@ -67,7 +67,7 @@ int64_t dnn_attention_bwd_bytes(const struct dnn_attention *a);
 int dnn_attention_fwd(struct lane *l, const struct dnn_attention *a, bool *done);
 int dnn_attention_bwd(struct lane *l, const struct dnn_attention *a, bool *done);
 
-/* ---- events between lanes, and captured runs (stream.c) ---------------------------------------------------------- */
+/* ---- events between lanes, and captured runs (cuda.c) ---------------------------------------------------------- */
 
 int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
 

@@ -123,7 +123,7 @@ int metrics_trim(const char *path, int64_t step, int64_t *removed, struct err *e
  */
 int metrics_set_aside(const char *path, char *to, size_t size, struct err *e);
 
-/* ---- watch.c: signs that a run learns nothing
+/* ---- watch.c: signs that a run does not learn
  * ------------------------------------------------------------------------------ */
 struct watch {
     double first_loss; /* NAN: none yet */

@@ -25,7 +25,7 @@ struct model {
     const struct config *cfg;
     struct dev *dev;
     const struct ops *ops;
-    struct mesh mesh; /* this rank's place; alone unless the trainer says otherwise, before the first plan */
+    struct mesh mesh; /* this rank's place; a single rank unless the trainer sets another before the first plan */
     struct pattern pattern;
     struct param_table params;
     struct table_list tables;
@@ -37,7 +37,7 @@ struct model {
 int model_init(struct model *m, const struct config *cfg, struct dev *dev, struct err *e);
 void model_release(struct model *m);
 
-/* One way of running the model: a graph, its plan, and the slots the host talks to. */
+/* The model in one mode: a graph, its plan, and the slots that the host reads and writes. */
 struct model_plan {
     struct graph g;
     struct plan p;
@@ -83,7 +83,7 @@ double model_flops_per_token(const struct config *cfg, const struct pattern *p, 
 double model_layer_flops(const struct config *cfg, char symbol, int64_t seq);
 double model_head_flops(const struct config *cfg);
 double model_mtp_flops(const struct config *cfg);
-/* The stack for people: layer, kind, keys, parameters, FLOPs. */
+/* The stack as a table: layer, kind, keys, parameters, FLOPs. */
 void model_print_stack(const struct model *m, struct buf *out);
 /* What every pipeline stage holds; nothing without a pipeline. */
 void model_print_stages(const struct model *m, struct buf *out);

@@ -12,7 +12,7 @@
  * - An activation slot is written once per microbatch (USE_WRITE), or summed in declared order
  *   (USE_ADD: the first contribution writes, later ones add).
  * - What the backward half reads of what the forward half wrote is *saved*: it lives in the frame of
- *   its chunk and microbatch. All else is transient and shares one workspace. Nobody declares this; it follows.
+ *   its chunk and microbatch. All else is transient and shares one workspace. This is derived, not declared.
  * - A slot with a replay may be dropped after the forward half and recomputed when first needed.
  * - Two slots may share memory only if every use of one happens-before the first of the other:
  *   order on a lane or a wait proves that, never position in the list.
@@ -124,7 +124,7 @@ struct node {
 };
 struct slot {
     const char *name; /* "3.attn.qkv" */
-    const char *tag;  /* "attn.qkv": what recompute policies match */
+    const char *tag;  /* "attn.qkv": recompute policies match it */
     int layer;
     struct tensor shape; /* data NULL */
     int arena;           /* ARENA_* for persistent slots, -1 for activations */
@@ -161,7 +161,7 @@ void *graph_own(struct graph *g, size_t bytes);
 int graph_node(struct graph *g, const char *name, enum lane_id lane, const void *self);
 /* ---- op calls: fields bound to slots by name (bind.c) */
 
-/* The slot as a tensor for an op's args, absent for NO_SLOT. Its data is no memory but says which slot it is, so that views
+/* The slot as a tensor for an op's args, absent for NO_SLOT. Its data is not an address but identifies the slot, so that views
  * are made with the functions of tensor.h (tensor_cols, tensor_split_last). */
 struct tensor of(const struct graph *g, slot_id slot);
 /* Append a call of an op to a phase: GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, dy), .x = of(g, x), ...). Reading, writing or

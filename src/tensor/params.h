@@ -1,5 +1,5 @@
-/* The parameter table: every weight of the model by its canonical key, with where it lives. Optimizer,
- * checkpoint and init walk over it; nobody indexes weights by number. */
+/* The parameter table: every weight of the model by its canonical key, with its place in memory. Optimizer,
+ * checkpoint and initialisation iterate over it; weights are never indexed by number. */
 #ifndef BRAID_TENSOR_PARAMS_H
 #define BRAID_TENSOR_PARAMS_H
 
@@ -23,7 +23,7 @@ void param_table_release(struct param_table *t);
 int param_find(const struct param_table *t, const char *key); /* -1 if absent */
 /* Adds a copy, or finds the row of that key; a second declaration must have the same shape. */
 int param_add(struct param_table *t, const struct param *p, int *index, bool *is_new, struct err *e);
-/* What is counted as parameters: a table of integers is none. */
+/* Elements that count as parameters: tables of integers do not. */
 static inline int64_t param_reals(const struct param *p) { return p->n_values > 0 ? 0 : param_elems(p); }
 int64_t param_table_elems(const struct param_table *t); /* of all, by that count */
 

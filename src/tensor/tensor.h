@@ -1,5 +1,5 @@
 /* A tensor is a value: a pointer, a type, a shape and strides. It owns nothing. Also here: the
- * parameter table's row type, because optimizer, checkpoint and model all speak of it. */
+ * parameter table's row type, because optimizer, checkpoint and model all use it. */
 #ifndef BRAID_TENSOR_H
 #define BRAID_TENSOR_H
 
@@ -41,7 +41,7 @@ struct tensor {
     int64_t stride[TENSOR_MAX_RANK]; /* in elements */
 };
 
-/* Dense row-major shape; data stays NULL until someone places it. */
+/* Dense row-major shape; data stays NULL until it is placed in memory. */
 struct tensor tensor_shape(enum dtype dtype, int rank, const int64_t *dim);
 struct tensor tensor_1d(void *data, enum dtype dtype, int64_t n);
 struct tensor tensor_2d(void *data, enum dtype dtype, int64_t rows, int64_t cols);

@@ -1,10 +1,10 @@
-/* Private to train/: what ranks tell each other between plans. A rank alone says nothing, and all of these return at once. */
+/* Private to train/: communication between ranks outside of plans. With a single rank all of these return at once. */
 #ifndef BRAID_TRAIN_RANKS_INT_H
 #define BRAID_TRAIN_RANKS_INT_H
 
 #include "train/train.h"
 
-/* What a rank knows after a step; after ranks_after_step what all know. */
+/* Summary of a step on one rank; after ranks_after_step, of all ranks. */
 struct step_summary {
     double loss[1 + MTP_MAX_DEPTHS]; /* sums, main loss first; 0 where another stage has the head */
     double stop;                     /* enum stop_request; the largest counts */

@@ -1,4 +1,4 @@
-/* A small model of the kind a config describes, and the ways to run it; see verify.h. */
+/* A small model of the kind a config describes, and the variants to run it; see verify.h. */
 #include "train/verify.h"
 
 #include <stdlib.h>
@@ -36,10 +36,10 @@ const struct verify_case *verify_cases(int *n)
     return cases;
 }
 
-bool verify_applies(const struct config *small, const struct verify_case *way)
+bool verify_applies(const struct config *small, const struct verify_case *variant)
 {
     bool experts = strchr(small->model.pattern, 'E') != NULL;
-    return experts || way->ep == 1;
+    return experts || variant->ep == 1;
 }
 
 /* ---- the pattern: every kind of item the user's has, about eight of them ------------------------------------------- */
