@@ -1,4 +1,4 @@
-/* One rank: there is nobody to wait for. */
+/* One rank, which waits for no other. */
 #include "comm/comm_int.h"
 
 static int no_peer(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)

@@ -168,7 +168,7 @@ static int too_much(struct comm *c, int from, struct err *e)
 {
     struct world *w = c->world;
     char limit[32];
-    err_set(e, ST_PEER, "rank %d at step %lld in '%s': rank %d sent something that is no message, or more than %s that nobody has asked for", w->rank,
+    err_set(e, ST_PEER, "rank %d at step %lld in '%s': rank %d sent something that is not a message, or more than %s ahead of what this rank has received", w->rank,
             (long long)w->board.mine.step, w->board.mine.what, from, human_bytes((double)w->tcp->queue_bytes, limit, sizeof limit));
     board_state(w, RANK_FAILED, e != NULL ? e->msg : "");
     return ST_PEER;

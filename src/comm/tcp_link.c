@@ -1,5 +1,5 @@
 /* Connections between ranks while they are made: addresses, listening, and many handshakes at once.
- * A connection that says nothing or something else ends after a few seconds and holds up nobody. */
+ * A connection that says nothing or something else ends after a few seconds and delays no other. */
 #include "comm/tcp_int.h"
 
 #include <arpa/inet.h>

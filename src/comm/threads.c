@@ -74,7 +74,7 @@ static int look(struct comm *c, struct wait *t, const int *missing, int n, struc
     return st;
 }
 
-/* Who gives up before all have come takes back that it came, so that nobody goes on to read what it laid out. */
+/* A rank that gives up before all have arrived withdraws its arrival, so that no other goes on to read what it published. */
 static int wait_until_all_came(struct comm *c, struct meeting *meeting, int64_t number, struct err *e)
 {
     struct rendezvous *h = rendezvous_of(c);

@@ -96,7 +96,7 @@ struct exchanged {
 };
 struct exchange {
     const char *what;
-    struct comm *comm, *ends; /* NULL on paper, and where there is nobody to talk to */
+    struct comm *comm, *ends; /* NULL in a plan that is not run, and with a single rank */
     bool sum, collect;        /* pieces are summed; pieces go to all */
     int n;
     const struct exchanged *list;

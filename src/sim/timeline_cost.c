@@ -20,7 +20,7 @@ void machine_print(const struct machine *m, bool measured, struct buf *out)
     buf_addf(out,
              "links:     PREDICTED, %.3g GB/s out of each GPU and %.3g us to other machines, %.3g GB/s within a machine of %d; a row travels once for each of\n"
              "           its experts, of GPUs whole buffers (parallel.ep_capacity); even routing; computing takes %.0f %% longer while the link is busy;\n"
-             "           nobody else uses the network\n",
+             "           no other traffic on the network\n",
              m->link * 1e-9, m->link_delay * 1e6, m->inner * 1e-9, m->gpus, m->beside * 100);
 }
 

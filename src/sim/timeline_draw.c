@@ -90,7 +90,7 @@ struct bar {
 static void draw_bar(const struct sheet *s, const struct bar *b, int y)
 {
     double x = x_of(s, b->begin), width = (b->end - b->begin) * s->scale;
-    if (b->tasks == 0 || width < 0.05) /* nobody could see it */
+    if (b->tasks == 0 || width < 0.05) /* too small to be seen */
         return;
     buf_addf(s->out, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" class=\"%s%s\"", x, y + 1, width, ROW - 2, task_kind_name(b->mark.kind),
              b->mark.mb % 2 ? " odd" : "");
