@@ -1,4 +1,4 @@
-/* The board: every rank's place, written before it can block, and who is to blame when a wait lasts too long. Ranks of one
+/* The board: every rank's place, written before it can block, and which rank is responsible when a wait lasts too long. Ranks of one
  * process share memory; others share a file of fixed-size records, which a stopped or killed rank leaves behind. */
 #include "comm/comm_int.h"
 

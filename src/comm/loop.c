@@ -1,4 +1,4 @@
-/* One rank that plays one of many: what it exchanges with itself is really copied, and takes what a link would. Of an
+/* One rank that acts as one of many: what it exchanges with itself is really copied, and takes what a link would. Of an
  * exchange of n bytes among R ranks n (R - 1) / R leave a rank. */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"

@@ -1,6 +1,6 @@
-/* Ranks of one process, one thread each. An exchange is a meeting: each rank lays out what it gives, waits until all have,
+/* Ranks of one process, one thread each. An exchange is a meeting: each rank publishes what it sends, waits until all have,
  * takes what is for it, and waits until all have taken. On a GPU the ranks share the device: lanes are drained before the
- * meeting, and the bytes are copied on the device. Nobody spins: there may be fewer cores than ranks. */
+ * meeting, and the bytes are copied on the device. No thread spins: there may be fewer cores than ranks. */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"
 

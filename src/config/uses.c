@@ -1,4 +1,4 @@
-/* Who reads an option: which kinds of layers, and which other options must be on. An option that the user set and that
+/* What reads an option: which kinds of layers, and which other options must be on. An option that the user set and that
  * nobody reads is reported (config_unused); one that a layer ought to read and cannot is refused (config_refused).
  *
  * One row for every option that not every model reads; an option without a row always counts. The rows of one kind of

@@ -1,4 +1,4 @@
-/* Who updates what, and how ranks exchange it; see optim.h and optim_int.h.
+/* Which rank updates what, and how ranks exchange it; see optim.h and optim_int.h.
  *
  * A parameter that R ranks hold copies of is cut into R pieces of equal size, rounded up so that pieces begin where
  * vectors do. Rank r owns piece r: it receives the sum of that piece's gradients, keeps its moments and updates it (ZeRO-1);

@@ -1,4 +1,4 @@
-/* Plans for people: the list of steps, and memory by layer and by recompute name. */
+/* Plans as text: the list of steps, and memory by layer and by recompute name. */
 #include "plan/plan_int.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What ranks tell each other between plans: label counts, losses, wishes to stop, numbers for the log. Small, in host memory, in
+/* Communication of ranks between plans: label counts, losses, stop requests, numbers for the log. Small, in host memory, in
  * the same order on every rank. */
 #include "train/ranks_int.h"
 
