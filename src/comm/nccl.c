@@ -54,7 +54,8 @@ static int load(struct nccl *n, struct err *e)
     struct nccl_api *a = &n->api;
     /* clang-format off */
     const struct vendor_symbol symbols[] = {
-        {"ncclGetUniqueId", (void **)&a->get_id}, {"ncclCommInitRank", (void **)&a->init}, {"ncclCommAbort", (void **)&a->abort},
+        {"ncclGetUniqueId", (void **)&a->get_id}, {"ncclCommInitRank", (void **)&a->init},
+        {"ncclCommAbort", (void **)&a->abort},
         {"ncclCommDestroy", (void **)&a->destroy}, {"ncclSend", (void **)&a->send}, {"ncclRecv", (void **)&a->recv},
         {"ncclGroupStart", (void **)&a->group_start}, {"ncclGroupEnd", (void **)&a->group_end},
         {"ncclCommGetAsyncError", (void **)&a->async_error}, {"ncclGetErrorString", (void **)&a->error_text},

@@ -532,12 +532,14 @@ const struct option config_options[] = {
         "rest evenly.")),
     ROW(parallel.last_layers, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("an even share"), HELP(
         "Layers of the last pipeline stage, as parallel.first_layers.")),
-    ROW(parallel.pp_group, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
+    ROW(parallel.pp_group, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096),
+        ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
         "Microbatches that one virtual stage takes in a row; 0 = parallel.pp.")),
     ROW(parallel.ep, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("expert-model-parallel-size"), HELP(
         "Ranks that share the experts of a layer: each holds experts / ep of them and tokens travel. The other ranks of a "
         "stage, ranks / pp in all, share the batch.")),
-    ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values), FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
+    ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values),
+        FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
         "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
         "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the backward pass of "
         "the same microbatch's tokens. Results stay bit for bit the same.")),

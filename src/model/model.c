@@ -140,8 +140,9 @@ double model_layer_flops(const struct config *cfg, char symbol, int64_t seq)
     case '*': /* projections, then the causal half of scores and values */
         return 2 * d * (2 * q + 2 * kv + (c->attn_gate ? q : 0)) + 2 * (double)seq * q;
     case '-': return 4 * d * (double)c->ffn * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
-    case 'M': /* in, scan, out. Megatron's formula, which fixes inner at 2 d even when heads are set: here it is the layer's
-               * own. The truthful count of the scan is chunk (groups state + inner) + 4 inner state, plus the convolution. */
+    case 'M':
+        /* in, scan, out: Megatron's formula, which fixes inner at 2 d even when heads are set; here it is the layer's own.
+         * The exact count of the scan is chunk (groups state + inner) + 4 inner state, plus the convolution. */
         return 2 * d * (2 * inner + 2 * bc + (double)c->mamba_heads) + 7 * inner * (double)c->mamba_state + 2 * inner * d;
     case 'G': { /* in, convolution, the rule, out: Megatron's formula */
         double qk = (double)(c->gdn_key_heads * c->gdn_key_dim), v = (double)(c->gdn_value_heads * c->gdn_value_dim);
