@@ -149,7 +149,7 @@ struct param {
     struct param_split split;
 };
 int64_t param_elems(const struct param *p);
-/* Of the copy that layers work with, on a device of this real type. */
+/* Type of the copy that layers work with, on a device of this real type. */
 static inline enum dtype param_dtype(const struct param *p, enum dtype real)
 {
     return p->n_values > 0 ? DT_I32 : p->rank == 1 || p->wide ? wide_of(real) : real;
