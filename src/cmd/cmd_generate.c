@@ -1,16 +1,25 @@
-/* braid generate: continue a prompt, streamed to the terminal. */
+/* braid generate: continue a prompt, or talk with the model, streamed to the terminal. */
 #include "cmd/cmd.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char usage[] =
-    "usage: braid generate RUN_OR_CHECKPOINT [--generate.prompt=TEXT | --generate.prompt_file=FILE] [--generate.tokens=N]\n"
-    "                      [--section.key=value ...]\n\n"
-    "Text appears as it is made. generate.prompt_file=- reads the prompt from standard input; generate.stop ends a sample at a\n"
+    "usage: braid generate RUN_OR_CHECKPOINT [--generate.prompt=TEXT | --generate.prompt_file=FILE] "
+    "[--generate.tokens=N]\n"
+    "                      [--chat=on [--system=TEXT] [--length=N]] [--section.key=value ...]\n\n"
+    "Text appears as it is made. generate.prompt_file=- reads the prompt from standard input; generate.stop ends a "
+    "sample at a\n"
     "text; generate.special=on prints special tokens by name.\n"
-    "Sampling: generate.temperature (0: always the likeliest), top_k, top_p, seed. The same seed gives the same text.\n";
-static const char own_options[] = "generate.* run.device run.threads";
+    "--chat=on: a conversation by the template of the training data (data.chat). Each line of standard input is a "
+    "message, the model\n"
+    "replies until the template's end of a turn, and remembers up to --length tokens (train.seq by default). /new "
+    "begins another\n"
+    "conversation, /exit or the end of the input ends. With a prompt it replies to that one and ends.\n"
+    "Sampling: generate.temperature (0: always the likeliest), top_k, top_p, seed. The same seed gives the same "
+    "text.\n";
+static const char own_options[] = "generate.* data.chat run.device run.threads";
 
 enum { PROMPT_MAX = 16 << 20, STOPS_MAX = 16, TOKEN_TEXT = 65536 };
 
@@ -26,10 +35,18 @@ struct job {
     struct candidate *scratch;
     const char *stop[STOPS_MAX]; /* not NUL-terminated */
     size_t n_stop[STOPS_MAX], longest_stop;
-    int n_stops;
+    int n_stops, stopped_by; /* stopped_by: the one that appeared last */
     struct buf
         held;   /* text that may turn out to be the beginning of a stop text, or half a character */
     bool noted; /* that ids are printed as numbers */
+    /* of a conversation */
+    struct chat_template chat;
+    struct chat_text text;
+    struct token_encoder *encoder;
+    struct token_ids turn; /* what the model reads next */
+    const char *system;    /* NULL: none */
+    int64_t length, drawn; /* tokens at most; drawn so far, in all conversations */
+    size_t lead;           /* spaces that the template puts in front of a reply, not printed yet */
 };
 
 /* ---- the prompt
@@ -67,23 +84,27 @@ static int read_prompt(struct job *j, struct err *e)
     return j->prompt_text != NULL ? ST_OK : err_set(e, ST_NOMEM, "out of memory");
 }
 
-/* Text becomes ids of the tokenizer, which the embedding may lack when the model was trained on
- * token files. */
+/* The embedding may lack ids of the tokenizer when the model was trained on token files. */
+static int check_ids(const struct job *j, const struct token_ids *ids, struct err *e)
+{
+    for (size_t i = 0; i < ids->n; i++)
+        if (ids->ids[i] < 0 || ids->ids[i] >= j->c.model.vocab) {
+            err_set(e, ST_USAGE,
+                    "the prompt needs token %d of tokenizer '%s', but the model has a vocabulary "
+                    "of %lld",
+                    (int)ids->ids[i], j->c.data.tokenizer, (long long)j->c.model.vocab);
+            return err_hint(e, "give another --generate.prompt, or the tokenizer of the training "
+                               "data: --data.tokenizer");
+        }
+    return ST_OK;
+}
+
 static int encode_prompt(struct job *j, struct err *e)
 {
     TRY(tokenizer_encode(&j->tok, j->prompt_text, j->n_prompt_text, TOKEN_SPECIAL | TOKEN_TEMPLATE, &j->prompt, e));
     if (j->prompt.n == 0)
         return err_set(e, ST_USAGE, "the prompt is empty");
-    for (size_t i = 0; i < j->prompt.n; i++)
-        if (j->prompt.ids[i] < 0 || j->prompt.ids[i] >= j->c.model.vocab) {
-            err_set(e, ST_USAGE,
-                    "the prompt needs token %d of tokenizer '%s', but the model has a vocabulary "
-                    "of %lld",
-                    (int)j->prompt.ids[i], j->c.data.tokenizer, (long long)j->c.model.vocab);
-            return err_hint(e, "give another --generate.prompt, or the tokenizer of the training "
-                               "data: --data.tokenizer");
-        }
-    return ST_OK;
+    return check_ids(j, &j->prompt, e);
 }
 
 static int split_stops(struct job *j, struct err *e)
@@ -135,6 +156,7 @@ static bool print_held(struct job *j, bool last)
         if (hit != NULL && (size_t)(hit - j->held.text) <= first) {
             first = (size_t)(hit - j->held.text);
             found = true;
+            j->stopped_by = i;
         }
     }
     size_t keep = last || found ? 0 : j->longest_stop > 1 ? j->longest_stop - 1 : 0;
@@ -166,6 +188,13 @@ static bool emit(struct job *j, int32_t id)
                     unknown.msg, j->c.data.tokenizer);
         j->noted = true;
         buf_addf(&j->held, "<%d>", (int)id);
+    }
+    for (; j->lead > 0 && j->held.len > 0; j->lead--) {
+        if (j->held.text[0] != ' ') {
+            j->lead = 0;
+            break;
+        }
+        memmove(j->held.text, j->held.text + 1, j->held.len--);
     }
     return j->held.len > 0 && print_held(j, false);
 }
@@ -201,28 +230,177 @@ static int one_sample(struct job *j, int64_t number, struct err *e)
     return ST_OK;
 }
 
-static int run(struct job *j, int argc, char **argv, struct err *e)
+static int samples(struct job *j, struct err *e)
 {
-    struct config_args args = {0};
-    TRY(cmd_config(&j->c, argc, argv, &args, e));
-    TRY(cmd_words(&args, 1, e));
-    TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
-    TRY(cmd_finish(&j->c, e));
-    TRY(cmd_refuse_weights(&j->c, "braid generate", e));
-    TRY(tokenizer_for(&j->c, &j->tok, e));
-    TRY(split_stops(j, e));
-    TRY(read_prompt(j, e));
-    TRY(encode_prompt(j, e));
-    TRY(mem_array((void **)&j->scratch, (size_t)j->c.model.vocab, sizeof *j->scratch, e));
-    TRY(device_open(&j->dev, &j->c, e));
-    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)j->prompt.n + j->c.generate.tokens,
-                       e));
+    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, (int64_t)j->prompt.n + j->c.generate.tokens, e));
     for (int64_t k = 0; k < j->c.generate.samples; k++) {
         if (j->c.generate.samples > 1)
             printf("%s--- sample %lld ---\n", k ? "\n" : "", (long long)k + 1);
         TRY(one_sample(j, k, e));
     }
     return ST_OK;
+}
+
+/* ---- a conversation -------------------------------------------------------------------------- */
+
+static int begin_conversation(struct job *j, struct err *e)
+{
+    generator_rewind(&j->g);
+    chat_text_clear(&j->text);
+    if (j->system == NULL)
+        return ST_OK;
+    struct chat_message *m = arena_alloc(&j->chat.memory, sizeof *m); /* it may wait for the user's first one */
+    if (m == NULL)
+        return err_set(e, ST_NOMEM, "out of memory");
+    *m = (struct chat_message){.role = CHAT_SYSTEM, .text = j->system, .n = strlen(j->system)};
+    return chat_text_add(&j->text, &j->chat, m, false, e);
+}
+
+static int encode_message(struct job *j, const char *text, size_t n, struct err *e)
+{
+    struct chat_message m = {.role = CHAT_USER, .text = text, .n = n};
+    TRY(chat_text_add(&j->text, &j->chat, &m, false, e));
+    TRY(chat_text_ask(&j->text, &j->chat, e));
+    j->turn.n = 0;
+    TRY(chat_text_encode(&j->text, &j->tok, j->encoder, &j->turn, NULL, e));
+    return check_ids(j, &j->turn, e);
+}
+
+/* A conversation that has become too long is left behind; a message that is too long alone is an error. */
+static int take_message(struct job *j, const char *text, size_t n, struct err *e)
+{
+    bool fresh = j->g.pos == 0;
+    TRY(encode_message(j, text, n, e));
+    if (j->g.pos + (int64_t)j->turn.n >= j->length && !fresh) {
+        fprintf(
+            stderr,
+            "note: the conversation has %lld tokens, and at most %lld are remembered (--length): another one begins\n",
+            (long long)(j->g.pos + (int64_t)j->turn.n), (long long)j->length);
+        TRY(begin_conversation(j, e));
+        TRY(encode_message(j, text, n, e));
+    }
+    if (j->g.pos + (int64_t)j->turn.n < j->length)
+        return ST_OK;
+    err_set(e, ST_USAGE,
+            "the message has %zu tokens with what the template adds; with the reply at most %lld are possible",
+            j->turn.n, (long long)j->length);
+    return err_hint(e, "--length=N gives more room, where the model can use it");
+}
+
+/* Bytes have no stop token: there its text, among the stop texts, ends the reply. */
+static int reply(struct job *j, struct err *e)
+{
+    const struct config_generate *o = &j->c.generate;
+    struct sampler s = {.temperature = o->temperature, .top_k = o->top_k, .top_p = o->top_p, .seed = (uint64_t)o->seed};
+    struct tensor logits;
+    int64_t room = min_i64(o->tokens, j->length - j->g.pos - (int64_t)j->turn.n);
+    bool ended = false, cut = false; /* as the template says, or otherwise */
+    j->lead = strcspn(j->chat.assistant + strlen(j->chat.generation), "{");
+    TRY(generator_feed(&j->g, j->turn.ids, (int64_t)j->turn.n, &logits, e));
+    for (int64_t i = 0; i < room && !ended && !cut; i++) {
+        int32_t id = sample_token(&s, &logits, j->c.model.vocab, (uint64_t)j->drawn++, j->scratch);
+        if (id == j->chat.stop_id)
+            ended = true;
+        else if (id == j->tok.eod && !o->special)
+            cut = true;
+        else if (emit(j, id))
+            *(j->stop[j->stopped_by] == j->chat.stop ? &ended : &cut) = true;
+        TRY(buf_check(&j->held, e));
+        if (ferror(stdout))
+            return err_errno(e, "cannot write to standard output");
+        if (!cut)
+            TRY(generator_feed(&j->g, &id, 1, &logits, e));
+    }
+    if (j->held.len > 0)
+        (void)print_held(j, true);
+    buf_clear(&j->held);
+    putchar('\n');
+    fflush(stdout);
+    return chat_text_replied(&j->text, &j->chat, ended, e);
+}
+
+static int converse(struct job *j, struct err *e)
+{
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    int st = ST_OK;
+    bool person = isatty(STDIN_FILENO);
+    while (st == ST_OK) {
+        if (person)
+            fputs("> ", stderr);
+        if ((n = getline(&line, &cap, stdin)) < 0)
+            break;
+        while (n > 0 && (line[n - 1] == '\n' || line[n - 1] == '\r'))
+            line[--n] = '\0';
+        if (strcmp(line, "/exit") == 0)
+            break;
+        if (strcmp(line, "/new") == 0) {
+            st = begin_conversation(j, e);
+        } else if (n > 0) {
+            st = take_message(j, line, (size_t)n, e);
+            if (st == ST_OK)
+                st = reply(j, e);
+        }
+    }
+    if (st == ST_OK && ferror(stdin))
+        st = err_errno(e, "cannot read standard input");
+    free(line);
+    return st;
+}
+
+static int talk(struct job *j, struct err *e)
+{
+    const struct config_generate *o = &j->c.generate;
+    TRY(chat_for(&j->c, &j->tok, &j->chat, e));
+    if (j->chat.stop_id < 0 && j->n_stops < STOPS_MAX) {
+        j->stop[j->n_stops] = j->chat.stop;
+        j->n_stop[j->n_stops] = strlen(j->chat.stop);
+        j->longest_stop = j->n_stop[j->n_stops] > j->longest_stop ? j->n_stop[j->n_stops] : j->longest_stop;
+        j->n_stops++;
+    }
+    if (o->samples != 1)
+        return err_set(e, ST_USAGE, "--chat=on has one conversation: generate.samples=%lld has no meaning",
+                       (long long)o->samples);
+    TRY(token_encoder_open(&j->encoder, &j->tok, e));
+    TRY(generator_open(&j->g, &j->c, &j->dev, j->from, j->length, e));
+    TRY(begin_conversation(j, e));
+    if (o->prompt[0] == '\0' && o->prompt_file[0] == '\0')
+        return converse(j, e);
+    TRY(read_prompt(j, e));
+    TRY(take_message(j, j->prompt_text, j->n_prompt_text, e));
+    return reply(j, e);
+}
+
+static int run(struct job *j, int argc, char **argv, struct err *e)
+{
+    enum { CHAT, SYSTEM, LENGTH };
+    struct config_extra x[] = {[CHAT] = {.name = "chat"}, [SYSTEM] = {.name = "system"}, [LENGTH] = {.name = "length"}};
+    struct config_args args = {.extra = x, .n_extra = countof(x)};
+    bool chat = false;
+    TRY(cmd_config(&j->c, argc, argv, &args, e));
+    TRY(cmd_words(&args, 1, e));
+    TRY(cmd_open_checkpoint(&j->c, &args, &j->from, e));
+    TRY(cmd_finish(&j->c, e));
+    TRY(cmd_refuse_weights(&j->c, "braid generate", e));
+    TRY(tokenizer_for(&j->c, &j->tok, e));
+    if (x[CHAT].value != NULL && !parse_bool(x[CHAT].value, &chat)) {
+        err_set(e, ST_USAGE, "--chat=%s is neither on nor off", x[CHAT].value);
+        return err_hint(e, "--data.chat=NAME chooses another template than that of the training data");
+    }
+    if (!chat && (x[SYSTEM].value != NULL || x[LENGTH].value != NULL))
+        return err_set(e, ST_USAGE, "--system and --length belong to --chat=on");
+    j->system = x[SYSTEM].value;
+    TRY(split_stops(j, e));
+    if (!chat) {
+        TRY(read_prompt(j, e));
+        TRY(encode_prompt(j, e));
+    } else {
+        TRY(cmd_length(&j->c, x[LENGTH].value, &j->length, e));
+    }
+    TRY(mem_array((void **)&j->scratch, (size_t)j->c.model.vocab, sizeof *j->scratch, e));
+    TRY(device_open(&j->dev, &j->c, e));
+    return chat ? talk(j, e) : samples(j, e);
 }
 
 int cmd_generate(int argc, char **argv)
@@ -232,8 +410,13 @@ int cmd_generate(int argc, char **argv)
     struct job j = {0};
     struct err e = {0};
     buf_init(&j.held, 0);
+    chat_text_init(&j.text);
     int code = cmd_exit(run(&j, argc, argv, &e), &e);
     generator_close(&j.g);
+    token_encoder_close(j.encoder);
+    chat_text_release(&j.text);
+    chat_template_close(&j.chat);
+    free(j.turn.ids);
     tokenizer_close(&j.tok);
     ckpt_close(j.from);
     dev_close(&j.dev);

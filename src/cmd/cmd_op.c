@@ -1,6 +1,7 @@
 /* braid op: one op on tensors from a file, so that anyone can compare it with anything. */
 #include "cmd/cmd.h"
 #include "ops/opguard.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,8 +8,9 @@
 static const char usage[] = "usage: braid serve RUN_OR_CHECKPOINT [--port=8000] [--host=127.0.0.1] [--token=FILE] "
                             "[--length=N] [--section.key=value ...]\n\n"
                             "Answers POST /v1/completions (prompt, max_tokens, temperature, top_p, top_k, stop, seed, "
-                            "echo, logprobs), GET /v1/models and\n"
-                            "GET /health; a browser finds a page at /. docs/SERVE.md describes the fields, and how "
+                            "echo, logprobs), POST /v1/chat/completions\n"
+                            "(messages, by the template of data.chat), GET /v1/models and GET /health; a browser finds "
+                            "a page at /. docs/SERVE.md describes the fields, and how "
                             "lm-evaluation-harness uses it.\n"
                             "--host        an address beyond this machine needs --token\n"
                             "--port        0 takes a free one, which the first line of the output names\n"
@@ -131,5 +132,7 @@ static int serve(int argc, char **argv)
 
 int cmd_serve(int argc, char **argv)
 {
-    return cmd_wants_help(argc, argv, usage, "data.tokenizer run.device run.threads run.quiet") ? 0 : serve(argc, argv);
+    return cmd_wants_help(argc, argv, usage, "data.tokenizer data.chat run.device run.threads run.quiet")
+               ? 0
+               : serve(argc, argv);
 }

@@ -1,5 +1,6 @@
 /* braid train: a new run, or the continuation of one. */
 #include "cmd/cmd.h"
+#include "base/stop.h"
 
 #include <signal.h>
 #include <stdlib.h>

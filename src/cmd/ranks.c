@@ -27,11 +27,11 @@ static enum comm_kind automatic(const struct config *c, const struct launch *l)
 /* How many ranks, and how they reach each other; both sources must agree. */
 static int choose(const struct config *c, const struct launch *l, enum comm_kind *kind, int *ranks, struct err *e)
 {
-    static const enum comm_kind kinds[] = {[CFG_COMM_SELF] = COMM_SELF, [CFG_COMM_THREADS] = COMM_THREADS, [CFG_COMM_MPI] = COMM_MPI,
-                                           [CFG_COMM_NCCL] = COMM_NCCL, [CFG_COMM_LOOP] = COMM_LOOP, [CFG_COMM_TCP] = COMM_TCP};
+#define CHOSEN(X, id, name) [CFG_COMM_##id] = COMM_##id,
+    static const enum comm_kind kinds[] = {TRANSPORTS(CHOSEN, )};
     *kind = c->parallel.comm == CFG_COMM_AUTO ? automatic(c, l) : kinds[c->parallel.comm];
     bool given = config_source_of(c, "parallel.ranks").source != CFG_FROM_AUTO && c->parallel.ranks > 0;
-    bool threads = *kind == COMM_THREADS, alone = *kind == COMM_SELF || *kind == COMM_LOOP;
+    bool threads = comm_kind_ranks(*kind) == RANKS_THREADS, alone = comm_kind_ranks(*kind) == RANKS_ONE;
     *ranks = threads ? (int)c->parallel.ranks : alone ? 1 : l->size;
     if ((threads || alone) && l->size > 1) {
         refuse(c, l, "a launcher started several processes", e);

@@ -3,6 +3,7 @@
  * ranks may take long. So a thread waits for them meanwhile, and a signal ends the process at once:
  * there is nothing to save yet. */
 #include "cmd/cmd.h"
+#include "base/stop.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -53,18 +54,6 @@ static void release(struct startup_watch *w)
     free(w);
 }
 
-/* Finds the stop signals that are blocked at present. */
-static void held_signals(sigset_t *out)
-{
-    static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
-    sigset_t mask;
-    sigemptyset(out);
-    pthread_sigmask(SIG_BLOCK, NULL, &mask);
-    for (int i = 0; i < countof(stops); i++)
-        if (sigismember(&mask, stops[i]) == 1)
-            sigaddset(out, stops[i]);
-}
-
 /* Without the thread the signals wait for the first step: that is no reason not to train. */
 struct startup_watch *startup_watch_begin(void)
 {
@@ -72,7 +61,7 @@ struct startup_watch *startup_watch_begin(void)
     sigset_t set;
     if (w == NULL)
         return NULL;
-    held_signals(&set);
+    stop_signals_blocked(&set);
     w->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     w->wake = eventfd(0, EFD_CLOEXEC);
     if (w->signals < 0 || w->wake < 0 || pthread_create(&w->thread, NULL, watch, w) != 0) {

@@ -1,6 +1,7 @@
 /* The board: every rank's place, written before it can block, and which rank is responsible when a wait lasts too long. Ranks of one
  * process share memory; others share a file of fixed-size records, which a stopped or killed rank leaves behind. */
 #include "comm/comm_int.h"
+#include "base/stop.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -239,12 +240,6 @@ static bool is_halted(struct world *w, int rank)
     close(fd);
     const char *state = n > 0 ? strrchr(text, ')') : NULL; /* "pid (name) state" */
     return state != NULL && state[1] == ' ' && strchr("TtZX", state[2]) != NULL;
-}
-
-static bool stop_pending(void)
-{
-    sigset_t set;
-    return sigpending(&set) == 0 && (sigismember(&set, SIGTERM) == 1 || sigismember(&set, SIGINT) == 1 || sigismember(&set, SIGHUP) == 1);
 }
 
 /* A stop signal is answered after the step, when all ranks have agreed. A rank whose peer is stopped or dead does not get there, nor does one

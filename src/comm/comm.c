@@ -4,12 +4,6 @@
 
 #include <string.h>
 
-const char *comm_kind_name(enum comm_kind k)
-{
-    static const char *const names[COMM_KINDS] = {"self", "threads", "mpi", "nccl", "loop", "tcp"};
-    return k >= 0 && k < COMM_KINDS ? names[k] : "?";
-}
-
 int move_bytes(struct lane *l, void *dst, const void *src, int64_t bytes, struct err *e)
 {
     (void)e;

@@ -14,9 +14,14 @@
 #define BRAID_COMM_H
 
 #include "dev/dev.h"
+#include "kind/transports.h"
 
-enum comm_kind { COMM_SELF, COMM_THREADS, COMM_MPI, COMM_NCCL, COMM_LOOP, COMM_TCP, COMM_KINDS };
+#define COMM_ID(X, id, name) COMM_##id,
+enum comm_kind { TRANSPORTS(COMM_ID, ) COMM_KINDS };
 const char *comm_kind_name(enum comm_kind k);
+/* Where the ranks of a world of this kind are. */
+enum comm_ranks { RANKS_ONE, RANKS_THREADS, RANKS_PROCESSES };
+enum comm_ranks comm_kind_ranks(enum comm_kind k);
 
 struct world;
 struct comm {

@@ -34,6 +34,7 @@ struct transport {
     bool plays_link; /* messages to oneself are exchanged too, at a cost */
     bool alone_too;  /* a world of one goes through it as well, so that one GPU can test it */
     bool captures;   /* exchanges on a GPU's lane may be recorded and replayed */
+    bool sends_apart; /* but sends and receives may not */
     int (*exchange)(struct comm *c, struct lane *l, const struct exchange *x, struct err *e);
     int (*send)(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e);
     int (*recv)(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e);
@@ -175,8 +176,15 @@ int launch_read(struct launch *l, struct err *e);
 int world_board(struct world *w, const struct world_opts *o, struct err *e);
 /* All start, or none. */
 int world_start(struct world *w, const struct world_opts *o, int status, struct err *e);
-int mpi_world_open(struct world **out, const struct world_opts *o, struct err *e);
-int tcp_world_open(struct world **out, const struct world_opts *o, struct err *e);
-int nccl_world_open(struct world **out, const struct world_opts *o, struct err *e);
+
+/* How a world of one kind is opened: a line of kind/transports.h and this, in the transport's file. */
+struct transport_kind {
+    enum comm_ranks ranks;
+    bool host_only;                                                            /* moves host memory, and no GPU's */
+    int (*open)(struct world **out, const struct world_opts *o, struct err *e); /* NULL: threads are started by world_threads */
+};
+#define TRANSPORT_KIND(X, id, name) extern const struct transport_kind transport_kind_##name;
+TRANSPORTS(TRANSPORT_KIND, )
+#undef TRANSPORT_KIND
 
 #endif

@@ -299,7 +299,7 @@ static int check_launch(struct world *w, struct err *e)
     return ST_OK;
 }
 
-int mpi_world_open(struct world **out, const struct world_opts *o, struct err *e)
+static int mpi_world_open(struct world **out, const struct world_opts *o, struct err *e)
 {
     struct mpi *m;
     int rank, size;
@@ -325,3 +325,5 @@ int mpi_world_open(struct world **out, const struct world_opts *o, struct err *e
     *out = NULL;
     return st;
 }
+
+const struct transport_kind transport_kind_mpi = {.ranks = RANKS_PROCESSES, .host_only = true, .open = mpi_world_open};

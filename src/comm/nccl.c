@@ -288,6 +288,7 @@ static const struct transport transport_nccl = {
     .name = "nccl",
     .alone_too = true,
     .captures = true,
+    .sends_apart = true,
     .exchange = nccl_exchange,
     .send = nccl_send,
     .recv = nccl_recv,
@@ -299,7 +300,7 @@ static const struct transport transport_nccl = {
 };
 
 /* The launcher's transport for the host; one rank alone needs none. */
-int nccl_world_open(struct world **out, const struct world_opts *o, struct err *e)
+static int nccl_world_open(struct world **out, const struct world_opts *o, struct err *e)
 {
     struct launch l;
     struct world_opts host = *o;
@@ -323,3 +324,5 @@ int nccl_world_open(struct world **out, const struct world_opts *o, struct err *
     w->on_lane = &transport_nccl;
     return w->dev != NULL ? nccl_device(w, e) : ST_OK;
 }
+
+const struct transport_kind transport_kind_nccl = {.ranks = RANKS_PROCESSES, .open = nccl_world_open};

@@ -350,7 +350,7 @@ static int connect_world(struct world *w, const struct launch *l, const struct w
     return st;
 }
 
-int tcp_world_open(struct world **out, const struct world_opts *o, struct err *e)
+static int tcp_world_open(struct world **out, const struct world_opts *o, struct err *e)
 {
     struct launch l;
     struct tcp *t;
@@ -380,3 +380,5 @@ int tcp_world_open(struct world **out, const struct world_opts *o, struct err *e
     }
     return st;
 }
+
+const struct transport_kind transport_kind_tcp = {.ranks = RANKS_PROCESSES, .open = tcp_world_open};

@@ -388,3 +388,5 @@ int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *c
     rendezvous_close(&h);
     return st;
 }
+
+const struct transport_kind transport_kind_threads = {.ranks = RANKS_THREADS};

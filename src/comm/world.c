@@ -107,39 +107,47 @@ int world_start(struct world *w, const struct world_opts *o, int status, struct 
     return comm_agree(w->all, "start", status, e);
 }
 
+#ifndef BRAID_MPI
+static int no_mpi(struct world **out, const struct world_opts *o, struct err *e)
+{
+    (void)out;
+    (void)o;
+    err_set(e, ST_UNSUPPORTED, "this braid was built without MPI");
+    return err_hint(e, "install libopenmpi-dev and build again, or use thread ranks: parallel.comm=threads --parallel.ranks=N");
+}
+const struct transport_kind transport_kind_mpi = {.ranks = RANKS_PROCESSES, .host_only = true, .open = no_mpi};
+#endif
+
+static const struct transport_kind *kind_of(enum comm_kind k)
+{
+#define TRANSPORT_ROW(X, id, name) [COMM_##id] = &transport_kind_##name,
+    static const struct transport_kind *const kinds[COMM_KINDS] = {TRANSPORTS(TRANSPORT_ROW, )};
+    return k >= 0 && k < COMM_KINDS ? kinds[k] : NULL;
+}
+
+const char *comm_kind_name(enum comm_kind k)
+{
+#define TRANSPORT_NAME(X, id, name) [COMM_##id] = #name,
+    static const char *const names[COMM_KINDS] = {TRANSPORTS(TRANSPORT_NAME, )};
+    return k >= 0 && k < COMM_KINDS ? names[k] : "?";
+}
+
+enum comm_ranks comm_kind_ranks(enum comm_kind k) { return kind_of(k) != NULL ? kind_of(k)->ranks : RANKS_ONE; }
+
 int world_open(struct world **out, const struct world_opts *o, struct err *e)
 {
     *out = NULL;
-    switch (o->kind) {
-    case COMM_SELF:
-        return world_new(out, o, 0, 1, e);
-    case COMM_LOOP:
-        TRY(world_new(out, o, 0, 1, e));
-        (*out)->on_lane = &transport_loop;
-        return ST_OK;
-    case COMM_MPI:
-#ifdef BRAID_MPI
-        return mpi_world_open(out, o, e);
-#else
-        err_set(e, ST_UNSUPPORTED, "this braid was built without MPI");
-        return err_hint(e, "install libopenmpi-dev and build again, or use thread ranks: parallel.comm=threads --parallel.ranks=N");
-#endif
-    case COMM_NCCL:
-        return nccl_world_open(out, o, e);
-    case COMM_TCP:
-        return tcp_world_open(out, o, e);
-    case COMM_THREADS:
-    case COMM_KINDS:
-        break;
-    }
-    return err_set(e, ST_INTERNAL, "a world of kind %s is not opened like this", comm_kind_name(o->kind));
+    const struct transport_kind *kind = kind_of(o->kind);
+    if (kind == NULL || kind->open == NULL)
+        return err_set(e, ST_INTERNAL, "a world of kind %s is not opened like this", comm_kind_name(o->kind));
+    return kind->open(out, o, e);
 }
 
 int world_device(struct world *w, struct dev *dev, struct err *e)
 {
     w->dev = dev;
-    if (w->kind == COMM_MPI && dev->kind == DEV_CUDA) {
-        err_set(e, ST_UNSUPPORTED, "parallel.comm=mpi moves host memory, but the device is %s", dev->name);
+    if (kind_of(w->kind)->host_only && dev->kind == DEV_CUDA) {
+        err_set(e, ST_UNSUPPORTED, "parallel.comm=%s moves host memory, but the device is %s", comm_kind_name(w->kind), dev->name);
         return err_hint(e, "use parallel.comm=nccl with GPUs, or run.device=cpu");
     }
     return w->on_lane->device != NULL ? w->on_lane->device(w, e) : ST_OK;
@@ -158,7 +166,7 @@ int world_sync(struct world *w, const char *what, struct err *e)
     return w->dev != NULL ? w->dev->vt->sync(w->dev, e) : ST_OK;
 }
 
-bool world_captures(const struct world *w, bool sends) { return w->on_lane->captures && !(sends && w->kind == COMM_NCCL); }
+bool world_captures(const struct world *w, bool sends) { return w->on_lane->captures && !(sends && w->on_lane->sends_apart); }
 int world_rank(const struct world *w) { return w->rank; }
 int world_size(const struct world *w) { return w->size; }
 enum comm_kind world_kind(const struct world *w) { return w->kind; }

@@ -234,6 +234,13 @@ int config_set(struct config *c, const char *name, const char *value, const char
     return option_set(c, o, value, origin, e);
 }
 
+int config_set_i64(struct config *c, const char *name, int64_t value, struct err *e)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return config_set(c, name, text, NULL, e);
+}
+
 int config_set_auto(struct config *c, const char *name, int64_t value, struct err *e)
 {
     const struct option *o = option_find(name);

@@ -13,6 +13,7 @@
 #define BRAID_CONFIG_H
 
 #include "base/base.h"
+#include "kind/transports.h"
 
 /* Values of the enumerated options: C name and text are one list, so they cannot drift apart. */
 #define CONFIG_ACT(X)                                                                              \
@@ -66,14 +67,8 @@
 #define CONFIG_NONFINITE(X) X(CFG_NONFINITE_STOP, "stop") X(CFG_NONFINITE_SKIP, "skip")
 #define CONFIG_DEVICE(X)                                                                           \
     X(CFG_DEVICE_CPU, "cpu") X(CFG_DEVICE_REF, "ref") X(CFG_DEVICE_CUDA, "cuda")
-#define CONFIG_COMM(X)                                                                             \
-    X(CFG_COMM_AUTO, "auto")                                                                       \
-    X(CFG_COMM_SELF, "self")                                                                       \
-    X(CFG_COMM_THREADS, "threads")                                                                 \
-    X(CFG_COMM_MPI, "mpi")                                                                         \
-    X(CFG_COMM_NCCL, "nccl")                                                                       \
-    X(CFG_COMM_LOOP, "loop")                                                                       \
-    X(CFG_COMM_TCP, "tcp")
+#define CONFIG_TRANSPORT(X, id, name) X(CFG_COMM_##id, #name)
+#define CONFIG_COMM(X) X(CFG_COMM_AUTO, "auto") TRANSPORTS(CONFIG_TRANSPORT, X)
 #define CONFIG_OVERLAP(X)                                                                          \
     X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
 #define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
@@ -171,6 +166,9 @@ struct config_model {
     bool router_force_balance;
 };
 
+/* Rows of the embedding and of the head. */
+static inline int64_t padded_vocab(const struct config_model *m) { return round_up(m->vocab, m->vocab_multiple); }
+
 struct config_train {
     int64_t steps, seq, micro_batch, global_batch; /* global_batch: (auto) */
     double lr, min_lr;
@@ -192,6 +190,7 @@ struct config_data {
     const char *train, *valid, *split;
     int64_t seed;
     const char *tokenizer, *token_pattern, *token_special, *field, *eod_token;
+    const char *chat, *loss_roles; /* chat: empty where text is not conversations */
     bool eod, eod_mask, accept_change;
 };
 
@@ -282,6 +281,9 @@ struct config {
     struct config_origin *origin; /* one per option */
 };
 
+/* Do documents within a sequence see nothing of each other? Conversations never do. */
+static inline bool config_separates(const struct config *c) { return c->data.eod_mask || c->data.chat[0] != '\0'; }
+
 /* On an error the config holds a mixture of old and new values but may always be released. */
 int config_init(struct config *c, struct err *e);
 void config_release(struct config *c);
@@ -296,6 +298,7 @@ int config_read_ini_text(struct config *c, const char *text, size_t len, const c
 /* One option by name, as if given on the command line (label NULL) or in the file `label`. */
 int config_set(struct config *c, const char *name, const char *value, const char *label,
                struct err *e);
+int config_set_i64(struct config *c, const char *name, int64_t value, struct err *e);
 /* A value only found at run time for an option left at 0 (model.vocab from the tokenizer). */
 int config_set_auto(struct config *c, const char *name, int64_t value, struct err *e);
 

@@ -3,6 +3,7 @@
 #define BRAID_CONFIG_INT_H
 
 #include "config/config.h"
+#include "kind/kind.h"
 
 enum {
     CONFIG_MAX_FILE = 1 << 20,   /* bytes of an INI file */
@@ -123,18 +124,10 @@ int flag_refuse(const struct flag *f, const char *name, const char *value, struc
 /* What depends on other options, once all are read. */
 int flags_resolve(struct config *c, const struct flag_use *uses, int n, struct err *e);
 
-/* Cross-field rules, checked in order after the automatic values are derived. The message is
- * followed by the values and origins of the named options. */
-struct rule {
-    const char *name;
-    bool (*broken)(const struct config *c);
-    const char *message;
-    const char *options[4];
-};
 /* "for example --train.warmup=5": one option of the rule, with a value that satisfies every rule. False: none was
  * found. */
 bool propose_value(const struct config *c, const struct rule *r, struct buf *out);
-extern const struct rule config_rules[];
-extern const int config_n_rules;
+/* Every rule in the order they are checked: those of no layer kind, then those of each kind. NULL: there are no more. */
+const struct rule *config_rule(int i);
 
 #endif

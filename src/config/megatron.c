@@ -53,7 +53,7 @@ static bool capacity_given(const struct config *c) { return c->model.router_capa
 static bool deterministic(const struct config *c) { return !c->gpu.fast; }
 static bool weights_given(const struct config *c) { return c->run.load[0] != '\0' || c->run.load_weights[0] != '\0'; }
 static bool vocab_given(const struct config *c) { return c->model.vocab > 0; }
-static bool documents(const struct config *c) { return c->data.eod_mask; }
+static bool documents(const struct config *c) { return config_separates(c); }
 
 /* clang-format off */
 const struct flag config_flags[] = {

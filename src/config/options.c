@@ -398,6 +398,13 @@ const struct option config_options[] = {
         "Tiktoken files only: special tokens separated by spaces; their ids follow the file's.")),
     ROW(data.field, "text", OPT_RUN, HELP(
         "Member of each line of JSON that holds the text.")),
+    ROW(data.chat, "", OPT_RUN | OPT_INHERIT, HELP(
+        "Lines of JSON are conversations ({\"messages\": [{\"role\", \"content\"}]}, or ShareGPT's), written by this "
+        "chat template: chatml, qwen2.5, llama2, llama3, mistral, mistral-tekken, gemma, zephyr, deepseek, phi3, "
+        "granite; a template file; or auto: what tokenizer_config.json beside the tokenizer holds. They are packed "
+        "whole, and none sees another.")),
+    ROW(data.loss_roles, "assistant", OPT_RUN | OPT_INHERIT, HELP(
+        "Of conversations: whose messages are learned, as a list of system, user, assistant, tool; or all.")),
     ROW(data.eod, "off", OPT_MODEL, HELP(
         "Append an end-of-document token to each document of text. With bytes it is token 256, so "
         "the vocabulary grows to 257.")),

@@ -213,166 +213,6 @@ static bool pattern_and_ratios(const struct config *c)
              memcmp(made, m->pattern, n) == 0);
 }
 
-static bool has_attention(const struct config *c) { return strchr(c->model.pattern, '*') != NULL; }
-
-static bool heads_do_not_divide_hidden(const struct config *c) { return has_attention(c) && c->model.head_dim == 0; }
-
-static bool kv_heads_do_not_divide_heads(const struct config *c)
-{
-    return has_attention(c) && c->model.heads % c->model.kv_heads != 0;
-}
-
-static int64_t rotary_dim(const struct config *c)
-{
-    return (int64_t)((double)c->model.head_dim * c->model.rope_percent);
-}
-
-static bool rotary_dim_odd_or_zero(const struct config *c)
-{
-    return has_attention(c) && c->model.rope != CFG_ROPE_NONE && (rotary_dim(c) % 2 != 0 || rotary_dim(c) == 0);
-}
-
-static bool window_skip_without_window(const struct config *c)
-{
-    return c->model.attn_window_skip != 0 && c->model.attn_window == 0;
-}
-
-static bool latent_without_rope(const struct config *c)
-{
-    return c->model.rope == CFG_ROPE_NONE && strchr(c->model.pattern, '+') != NULL;
-}
-
-static bool yarn_of_a_part(const struct config *c)
-{
-    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN && c->model.rope_percent != 1;
-}
-
-static bool rope_options_without_rope(const struct config *c)
-{
-    return c->model.rope == CFG_ROPE_NONE &&
-           (c->model.rope_scaling != CFG_ROPE_SCALING_NONE || c->model.no_rope_freq != 0);
-}
-
-static bool rope_factor_without_scaling(const struct config *c)
-{
-    return c->model.rope_factor > 1 && c->model.rope_scaling == CFG_ROPE_SCALING_NONE;
-}
-
-static bool rope_scaling_without_factor(const struct config *c)
-{
-    return c->model.rope_scaling != CFG_ROPE_SCALING_NONE && !(c->model.rope_factor > 1);
-}
-
-static bool llama3_band_empty(const struct config *c)
-{
-    return c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3 &&
-           !(c->model.rope_low < c->model.rope_high);
-}
-
-static bool yarn_band_empty(const struct config *c)
-{
-    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN &&
-           !(c->model.rope_beta_slow < c->model.rope_beta_fast);
-}
-
-static bool yarn_base_is_one(const struct config *c)
-{
-    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN && !(c->model.rope_base > 1);
-}
-
-static bool mscale_without_yarn(const struct config *c)
-{
-    return c->model.rope_scaling != CFG_ROPE_SCALING_YARN &&
-           (c->model.rope_mscale != 0 || c->model.rope_mscale_all_dim != 0);
-}
-
-static bool gate_options_without_gate(const struct config *c)
-{
-    return !gated(c) && (c->model.act_clamp != 0 || c->model.act_offset != 0);
-}
-
-static bool alpha_without_quick(const struct config *c)
-{
-    return c->model.act_alpha != 1.702 && c->model.act != CFG_ACT_QUICK_GELU &&
-           c->model.act != CFG_ACT_QUICK_GEGLU;
-}
-
-static bool has_gdn(const struct config *c) { return strchr(c->model.pattern, 'G') != NULL; }
-
-static bool gdn_heads_missing(const struct config *c)
-{
-    return has_gdn(c) && c->model.gdn_value_heads == 0;
-}
-
-static bool gdn_key_heads_do_not_divide(const struct config *c)
-{
-    const struct config_model *m = &c->model;
-    return has_gdn(c) && m->gdn_value_heads > 0 && m->gdn_value_heads % m->gdn_key_heads != 0;
-}
-
-static bool has_mamba(const struct config *c) { return strchr(c->model.pattern, 'M') != NULL; }
-
-static bool mamba_heads_missing(const struct config *c)
-{
-    return has_mamba(c) && c->model.mamba_heads == 0;
-}
-
-static bool mamba_groups_do_not_divide(const struct config *c)
-{
-    return has_mamba(c) && c->model.mamba_heads % c->model.mamba_groups != 0;
-}
-
-static bool mamba_steps_crossed(const struct config *c)
-{
-    return c->model.mamba_dt_max > 0 && c->model.mamba_dt_min > c->model.mamba_dt_max;
-}
-
-static bool ep_without_experts(const struct config *c) { return c->parallel.ep > 1 && strchr(c->model.pattern, 'E') == NULL; }
-
-static bool experts_do_not_divide(const struct config *c) { return c->model.experts % max_i64(c->parallel.ep, 1) != 0; }
-
-static bool topk_above_experts(const struct config *c)
-{
-    return c->model.topk > c->model.experts;
-}
-
-/* The softmax over one chosen expert is 1, whatever the router says: it would never learn. */
-static bool softmax_of_one(const struct config *c)
-{
-    const struct config_model *m = &c->model;
-    return m->topk == 1 && m->experts > 1 && m->router_score == CFG_ROUTER_SOFTMAX && !m->router_pre_softmax;
-}
-
-static bool pre_softmax_without_softmax(const struct config *c)
-{
-    return c->model.router_pre_softmax && c->model.router_score != CFG_ROUTER_SOFTMAX;
-}
-
-static bool router_bias_with_softmax(const struct config *c)
-{
-    return c->model.router_bias && c->model.router_score == CFG_ROUTER_SOFTMAX;
-}
-
-static bool groups_do_not_fit(const struct config *c)
-{
-    const struct config_model *m = &c->model;
-    if (m->router_groups == 0)
-        return m->router_group_topk != 0;
-    return m->experts % m->router_groups != 0 || m->router_group_topk > m->router_groups ||
-           (m->router_group_topk > 0 && m->router_group_topk * (m->experts / m->router_groups) < m->topk);
-}
-
-static bool interleave_does_not_fit(const struct config *c)
-{
-    const struct config_model *m = &c->model;
-    return m->glu_interleave != 0 && (!gated(c) || m->expert_ffn % m->glu_interleave != 0);
-}
-
-static bool shared_gate_alone(const struct config *c)
-{
-    return c->model.shared_gate && c->model.shared_ffn == 0;
-}
-
 static bool batch_not_multiple(const struct config *c)
 {
     return c->train.global_batch % c->train.micro_batch != 0;
@@ -482,15 +322,6 @@ static bool allow_without_weights(const struct config *c)
     return c->run.load_allow != CFG_LOAD_ALLOW_NONE && c->run.load_weights[0] == '\0';
 }
 
-static bool one_stream(const struct config *c) { return c->model.mhc_streams == 1; }
-
-static bool mhc_options_without_mhc(const struct config *c)
-{
-    const struct config_model *m = &c->model;
-    return m->mhc_streams == 0 && (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 ||
-                                   m->mhc_bf16_coef);
-}
-
 /* "off", "auto" or a whole number from 1. */
 static bool block_malformed(const struct config *c)
 {
@@ -499,18 +330,8 @@ static bool block_malformed(const struct config *c)
     return strcmp(s, "off") != 0 && strcmp(s, "auto") != 0 && !(parse_i64(s, &n) && n >= 1 && n <= 4096);
 }
 
-static bool recompute_mhc_without_streams(const struct config *c)
-{
-    return c->model.mhc_streams == 0 && (str_has_word(c->plan.recompute, "mhc") || c->mhc.kernels != CFG_MHC_KERNELS_AUTO || !c->mhc.rebuild);
-}
-
-static bool block_without_streams(const struct config *c)
-{
-    return strcmp(c->plan.recompute_block, "off") != 0 && c->model.mhc_streams == 0;
-}
-
 /* clang-format off */
-const struct rule config_rules[] = {
+static const struct rule general_rules[] = {
     {"ratios-within-one", ratios_above_one,
      "model.attn_ratio and model.mlp_ratio together must not be above 1",
      {"model.attn_ratio", "model.mlp_ratio"}},
@@ -535,108 +356,9 @@ const struct rule config_rules[] = {
     {"transformer-layers", too_many_layers,
      "model.layers alone makes a Transformer of at most 1024 layers",
      {"model.layers", "model.pattern", "model.attn_ratio", "model.mlp_ratio"}},
-    {"heads-divide-hidden", heads_do_not_divide_hidden,
-     "model.hidden must be a multiple of model.heads unless model.head_dim is set",
-     {"model.hidden", "model.heads", "model.head_dim"}},
-    {"kv-heads-divide-heads", kv_heads_do_not_divide_heads,
-     "model.heads must be a multiple of model.kv_heads",
-     {"model.heads", "model.kv_heads"}},
-    {"rotary-dim-even", rotary_dim_odd_or_zero,
-     "rotary embedding turns channels in pairs: head_dim * rope_percent must be even and not 0",
-     {"model.head_dim", "model.rope_percent", "model.rope"}},
-    {"window-skip-needs-window", window_skip_without_window,
-     "model.attn_window_skip needs model.attn_window",
-     {"model.attn_window_skip", "model.attn_window"}},
-    {"rope-options-need-rope", rope_options_without_rope,
-     "model.rope_scaling and model.no_rope_freq need rotary embedding",
-     {"model.rope", "model.rope_scaling", "model.no_rope_freq"}},
-    {"latent-needs-rope", latent_without_rope,
-     "latent attention (+) has rotary channels of its own: model.rope cannot be none",
-     {"model.rope", "model.pattern", "model.mla_rope"}},
-    {"yarn-rotates-all", yarn_of_a_part,
-     "yarn scaling rotates all channels of a head, as in Megatron: model.rope_percent must be 1",
-     {"model.rope_scaling", "model.rope_percent"}},
-    {"rope-factor-needs-scaling", rope_factor_without_scaling,
-     "model.rope_factor above 1 needs model.rope_scaling",
-     {"model.rope_factor", "model.rope_scaling"}},
-    {"rope-scaling-needs-factor", rope_scaling_without_factor,
-     "model.rope_scaling does nothing unless model.rope_factor is above 1",
-     {"model.rope_scaling", "model.rope_factor"}},
-    {"llama3-band", llama3_band_empty,
-     "llama3 scaling needs model.rope_low below model.rope_high",
-     {"model.rope_scaling", "model.rope_low", "model.rope_high"}},
-    {"yarn-band", yarn_band_empty,
-     "yarn scaling needs model.rope_beta_slow below model.rope_beta_fast",
-     {"model.rope_scaling", "model.rope_beta_slow", "model.rope_beta_fast"}},
-    {"yarn-base", yarn_base_is_one,
-     "yarn scaling divides by the logarithm of model.rope_base, which must be above 1",
-     {"model.rope_scaling", "model.rope_base"}},
-    {"mscale-needs-yarn", mscale_without_yarn,
-     "model.rope_mscale and model.rope_mscale_all_dim belong to yarn scaling",
-     {"model.rope_scaling", "model.rope_mscale", "model.rope_mscale_all_dim"}},
-    {"clamp-and-offset-need-gate", gate_options_without_gate,
-     "model.act_clamp and model.act_offset need a gated activation",
-     {"model.act", "model.act_clamp", "model.act_offset"}},
-    {"alpha-needs-quick", alpha_without_quick,
-     "model.act_alpha only matters to quick_gelu and quick_geglu",
-     {"model.act", "model.act_alpha"}},
-    {"gdn-heads-fit", gdn_heads_missing,
-     "2 * model.hidden must be a multiple of model.gdn_value_dim unless model.gdn_value_heads is set",
-     {"model.hidden", "model.gdn_value_dim", "model.gdn_value_heads"}},
-    {"gdn-key-heads-divide", gdn_key_heads_do_not_divide,
-     "model.gdn_value_heads must be a multiple of model.gdn_key_heads",
-     {"model.gdn_value_heads", "model.gdn_key_heads", "model.hidden", "model.gdn_value_dim"}},
-    {"mamba-heads-fit", mamba_heads_missing,
-     "2 * model.hidden must be a multiple of model.mamba_head_dim unless model.mamba_heads is set",
-     {"model.hidden", "model.mamba_head_dim", "model.mamba_heads"}},
-    {"mamba-groups-divide-heads", mamba_groups_do_not_divide,
-     "model.mamba_heads must be a multiple of model.mamba_groups",
-     {"model.mamba_heads", "model.mamba_groups", "model.hidden", "model.mamba_head_dim"}},
-    {"mamba-steps-ordered", mamba_steps_crossed,
-     "model.mamba_dt_min must not be above model.mamba_dt_max",
-     {"model.mamba_dt_min", "model.mamba_dt_max"}},
-    {"topk-within-experts", topk_above_experts,
-     "model.topk must not be above model.experts",
-     {"model.topk", "model.experts"}},
-    {"ep-needs-experts", ep_without_experts,
-     "parallel.ep shares the experts of a layer among ranks, and no layer of model.pattern has experts (E)",
-     {"parallel.ep", "model.pattern"}},
-    {"experts-over-ranks", experts_do_not_divide,
-     "model.experts must be a multiple of parallel.ep, the ranks that share them",
-     {"model.experts", "parallel.ep"}},
-    {"one-expert-needs-pre-softmax", softmax_of_one,
-     "with model.topk = 1 a softmax over the chosen expert is always 1: set model.router_pre_softmax",
-     {"model.topk", "model.router_score", "model.router_pre_softmax"}},
-    {"pre-softmax-needs-softmax", pre_softmax_without_softmax,
-     "model.router_pre_softmax needs model.router_score = softmax",
-     {"model.router_pre_softmax", "model.router_score"}},
-    {"router-bias-needs-sigmoid", router_bias_with_softmax,
-     "model.router_bias needs model.router_score = sigmoid or sqrtsoftplus",
-     {"model.router_bias", "model.router_score"}},
-    {"router-groups-fit", groups_do_not_fit,
-     "router groups must divide the experts, and those a token may use must hold topk experts",
-     {"model.router_groups", "model.router_group_topk", "model.experts", "model.topk"}},
-    {"interleave-fits", interleave_does_not_fit,
-     "model.glu_interleave needs a gated activation and must divide model.expert_ffn",
-     {"model.glu_interleave", "model.act", "model.expert_ffn"}},
-    {"shared-gate-needs-shared", shared_gate_alone,
-     "model.shared_gate needs model.shared_ffn",
-     {"model.shared_gate", "model.shared_ffn"}},
-    {"mhc-two-streams", one_stream,
-     "model.mhc_streams must be 0 (plain residual) or at least 2: one stream has nothing to mix",
-     {"model.mhc_streams"}},
-    {"mhc-options-need-streams", mhc_options_without_mhc,
-     "options of hyper-connections need model.mhc_streams",
-     {"model.mhc_streams", "model.mhc_profile", "model.mhc_iterations", "model.mhc_gating"}},
     {"recompute-block-format", block_malformed,
      "plan.recompute_block must be off, auto or a number of layers from 1 to 4096",
      {"plan.recompute_block"}},
-    {"recompute-block-needs-streams", block_without_streams,
-     "plan.recompute_block needs model.mhc_streams: a plain residual stream is not recomputed",
-     {"plan.recompute_block", "model.mhc_streams"}},
-    {"recompute-mhc-needs-streams", recompute_mhc_without_streams,
-     "plan.recompute = mhc, mhc.kernels and mhc.rebuild need model.mhc_streams: there are no streams",
-     {"plan.recompute", "mhc.kernels", "mhc.rebuild", "model.mhc_streams"}},
     {"global-batch-multiple", batch_not_multiple,
      "train.global_batch must be a multiple of train.micro_batch",
      {"train.global_batch", "train.micro_batch"}},
@@ -687,7 +409,18 @@ const struct rule config_rules[] = {
      {"run.load_allow", "run.load_weights"}},
 };
 /* clang-format on */
-const int config_n_rules = countof(config_rules);
+
+const struct rule *config_rule(int i)
+{
+    struct kind_at at;
+    if (i < countof(general_rules))
+        return &general_rules[i];
+    i -= countof(general_rules);
+    for (int k = 0; kind_at(k, &at); i -= at.options->n_rules, k++)
+        if (i < at.options->n_rules)
+            return &at.options->rules[i];
+    return NULL;
+}
 
 /* "message (model.heads = 6 from a.ini:3, model.kv_heads = 4 from command line)" */
 static int broken_rule(const struct config *c, const struct rule *r, struct err *e)
@@ -720,8 +453,9 @@ int config_finish(struct config *c, struct err *e)
     TRY(derive_depths(c, e));
     derive_values(c);
     TRY(config_refused(c, e));
-    for (int i = 0; i < config_n_rules; i++)
-        if (config_rules[i].broken(c))
-            return broken_rule(c, &config_rules[i], e);
+    const struct rule *r;
+    for (int i = 0; (r = config_rule(i)) != NULL; i++)
+        if (r->broken(c))
+            return broken_rule(c, r, e);
     return ST_OK;
 }

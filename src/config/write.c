@@ -259,12 +259,13 @@ static bool has_alias(const struct option *o, const char *word)
 
 static void help_rules(const struct option *o, struct buf *out)
 {
-    for (int i = 0; i < config_n_rules; i++)
-        for (int k = 0; k < countof(config_rules[i].options) && config_rules[i].options[k] != NULL; k++)
-            if (strcmp(config_rules[i].options[k], o->name) == 0) {
+    const struct rule *r;
+    for (int i = 0; (r = config_rule(i)) != NULL; i++)
+        for (int k = 0; k < countof(r->options) && r->options[k] != NULL; k++)
+            if (strcmp(r->options[k], o->name) == 0) {
                 struct buf text;
                 buf_init(&text, 0);
-                buf_addf(&text, "rule: %s", config_rules[i].message);
+                buf_addf(&text, "rule: %s", r->message);
                 if (text.text != NULL)
                     add_wrapped(out, text.text, 6, 6, 0);
                 buf_release(&text);
@@ -365,9 +366,10 @@ void config_write_docs(struct buf *out)
                 docs_option(&config_options[i], out);
     }
     buf_add(out, "\n## Rules\n\nChecked after automatic values (0 = ...) are filled in.\n\n");
-    for (int i = 0; i < config_n_rules; i++) {
-        buf_addf(out, "- `%s`: ", config_rules[i].name);
-        add_markdown(out, config_rules[i].message);
+    const struct rule *r;
+    for (int i = 0; (r = config_rule(i)) != NULL; i++) {
+        buf_addf(out, "- `%s`: ", r->name);
+        add_markdown(out, r->message);
         buf_add(out, "\n");
     }
 }

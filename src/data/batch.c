@@ -16,6 +16,7 @@ int batch_alloc(struct batch *b, int64_t rows, int64_t seq, struct err *e)
     for (int i = 0; i < countof(arrays); i++)
         TRY_OUT(mem_array((void **)arrays[i], (size_t)cells, sizeof(int32_t), e));
     TRY_OUT(mem_array((void **)&b->row_buf, (size_t)seq + 1, sizeof(int32_t), e));
+    TRY_OUT(mem_array((void **)&b->mark_buf, (size_t)seq + 1, 1, e));
     return ST_OK;
 out:
     batch_release(b);
@@ -29,6 +30,7 @@ void batch_release(struct batch *b)
     free(b->pos);
     free(b->doc_start);
     free(b->row_buf);
+    free(b->mark_buf);
     *b = (struct batch){0};
 }
 
@@ -59,17 +61,21 @@ int64_t batch_micros_per_step(const struct batch_opts *o)
     return o->global_batch / (o->micro_batch * o->dp_size);
 }
 
-/* A document begins after the eod of the one before: the eod itself still belongs to that one. */
+/* A document begins after the eod of the one before: the eod itself still belongs to that one. Of conversations the
+ * marks say where they begin and what is learned. */
 static void fill_row(struct batch *b, int64_t row, const struct batch_opts *o)
 {
     int64_t at = row * b->seq;
     const int32_t *ids = b->row_buf;
+    const uint8_t *marks = b->mark_buf;
     int32_t start = 0;
     for (int64_t i = 0; i < b->seq; i++) {
-        if (o->eod_mask && i > 0 && ids[i - 1] == o->eod)
+        bool chat = (marks[i] & MARK_CHAT) != 0;
+        if (chat ? (marks[i] & MARK_START) != 0 : o->eod_mask && i > 0 && ids[i - 1] == o->eod)
             start = (int32_t)i;
+        bool ends = chat ? (marks[i + 1] & MARK_START) != 0 : o->eod_mask_loss && ids[i] == o->eod;
         b->tokens[at + i] = ids[i];
-        b->labels[at + i] = o->eod_mask_loss && ids[i] == o->eod ? -1 : ids[i + 1];
+        b->labels[at + i] = ends || !(marks[i + 1] & MARK_LOSS) ? -1 : ids[i + 1];
         b->pos[at + i] = (int32_t)i - start;
         b->doc_start[at + i] = start;
     }
@@ -92,7 +98,7 @@ int batch_fill(struct batch *b, const struct dataset *ds, const struct batch_opt
     b->first_sample =
         consumed + micro * (o->micro_batch * o->dp_size) + o->dp_rank * o->micro_batch;
     for (int64_t row = 0; row < b->rows; row++) {
-        TRY(dataset_get(ds, b->first_sample + row, b->row_buf, e));
+        TRY(dataset_get_marked(ds, b->first_sample + row, b->row_buf, b->mark_buf, e));
         fill_row(b, row, o);
     }
     return ST_OK;

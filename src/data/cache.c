@@ -34,10 +34,21 @@ static int list_path(const char *path, struct text_list *l, struct err *e)
     return rc == 0 || rc == GLOB_NOMATCH ? st : err_set(e, ST_IO, "cannot expand %s", path);
 }
 
+/* Are these conversations? Those beside other text in one folder are refused when they are tokenised. */
+static bool talks(const struct data_opts *o, const struct text_list *l)
+{
+    for (size_t i = 0; o->chat != NULL && i < l->n; i++)
+        if (text_is_jsonl(l->paths[i]))
+            return true;
+    return false;
+}
+
 static int key_of(const struct data_opts *o, const struct text_list *l, char key[17], struct err *e)
 {
     uint64_t h = hash64(&o->tokenizer->hash, sizeof o->tokenizer->hash, (uint64_t)(int64_t)o->eod);
     h = hash64_str(o->field != NULL ? o->field : "", h);
+    if (talks(o, l))
+        h = hash64(&o->chat->hash, sizeof o->chat->hash, hash64_str(o->loss_roles != NULL ? o->loss_roles : "", h));
     for (size_t i = 0; i < l->n; i++) {
         struct stat sb;
         char *full = realpath(l->paths[i], NULL);
@@ -91,6 +102,8 @@ static int tokenize_into(const struct data_opts *o, const char *path, const stru
                               .tokenizer = o->tokenizer,
                               .tokenizer_name = o->tokenizer_name,
                               .field = o->field,
+                              .chat = talks(o, l) ? o->chat : NULL,
+                              .loss_roles = o->loss_roles,
                               .replace = true,
                               .threads = o->threads,
                               .key = key};

@@ -11,7 +11,7 @@
 
 #include "base/base.h"
 #include "tensor/tensor.h"
-#include "token/token.h"
+#include "token/chat.h"
 
 /* ---- Token files: writing ------------------------------------------------------------------ */
 
@@ -22,6 +22,9 @@ struct token_writer;
 int token_writer_open(struct token_writer **out, const char *prefix, enum dtype dtype, bool replace,
                       struct err *e); /* DT_U8, DT_U16 or DT_I32 */
 int token_writer_add(struct token_writer *w, const int32_t *ids, size_t n, struct err *e);
+/* For conversations: which of the ids added next are learned, a byte for each, goes to PREFIX.loss. All ids need
+ * theirs. */
+int token_writer_add_loss(struct token_writer *w, const uint8_t *loss, size_t n, struct err *e);
 int token_writer_end_sequence(struct token_writer *w, struct err *e); /* an empty one is dropped */
 int token_writer_end_document(struct token_writer *w, struct err *e);
 int token_writer_close(struct token_writer *w, struct err *e); /* frees w, success or not */
@@ -36,6 +39,7 @@ struct tokenize_stats {
     int64_t skipped_binary, skipped_empty; /* left out: files with a NUL near their start; files and documents without text */
     int64_t skipped_other; /* hidden names, *.bin, *.idx, links to folders, devices */
     int64_t bytes, tokens, documents;      /* bytes of text */
+    int64_t learned;                       /* tokens of conversations that have a loss */
     int64_t bad_lines;
     char first_bad[512]; /* file, line and reason of the first bad line */
 };
@@ -49,6 +53,8 @@ struct tokenize_opts {
     bool special;               /* names of special tokens in the text become their ids */
     const char *field;          /* of lines of JSON (*.jsonl); NULL: "text" */
     bool skip_bad;              /* leave bad lines out and count them */
+    const struct chat_template *chat; /* lines of JSON are conversations, written so; NULL: text */
+    const char *loss_roles;           /* of conversations: whose messages are learned */
     bool replace;
     int threads;     /* 0: all cores */
     const char *key; /* kept in the manifest; NULL: none */
@@ -86,6 +92,8 @@ struct data_info {
     int64_t min_id, max_id; /* when scanned and tokens > 0 */
     char tokenizer[512], tokenizer_hash[32]; /* from the manifest of a token file; "": there is none */
     int64_t text_bytes;                      /* likewise */
+    char chat[64], loss_roles[64];           /* likewise, of conversations; "": others */
+    int64_t learned;                         /* likewise: tokens that have a loss */
     uint8_t sample[200];                     /* the beginning of the text, as the tokenizer decodes it */
     size_t n_sample;
     char note[256]; /* why there is no sample, or "" */
@@ -113,6 +121,8 @@ struct data_opts {
     const char *cache_dir;      /* here; NULL or "": in a folder of the user in the system's place for temporary files */
     const char *tokenizer_name; /* for the manifest of the cache, and for messages */
     const char *field;          /* of lines of JSON; NULL: "text" */
+    const struct chat_template *chat; /* lines of JSON are conversations; NULL: token files must not be, either */
+    const char *loss_roles;
     int threads;                /* 0: all cores */
     void (*note)(void *ctx, const char *line); /* what is done about text; may be NULL */
     void *note_ctx;
@@ -129,6 +139,14 @@ bool dataset_has_text(const struct dataset *ds);  /* a path is text, which the t
  * sample begins the next epoch, whose order is another permutation of the same samples: the order of
  * a run does not depend on how long it was planned to be. Negative: an error. */
 int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e);
+/* The same with marks [seq + 1]. Of conversations a sample holds whole ones, filled up with tokens that have no loss.
+ */
+enum {
+    MARK_LOSS = 1,
+    MARK_START = 2,
+    MARK_CHAT = 4
+}; /* is learned; begins a document; START tells all of them, not eod */
+int dataset_get_marked(const struct dataset *ds, int64_t index, int32_t *tokens, uint8_t *marks, struct err *e);
 /* What every file of the dataset holds, in the order of the blend; *list is malloc'd, and so are its paths. */
 int dataset_identify(const struct dataset *ds, struct file_id **list, int *n, struct err *e);
 /* A few lines for the log: paths, kinds, tokens, samples, epochs. */
@@ -140,7 +158,7 @@ struct batch_opts {
     int64_t micro_batch, global_batch; /* in samples; global is a multiple of micro * dp_size */
     int64_t dp_rank, dp_size;
     int32_t eod;        /* -1: none */
-    bool eod_mask;      /* documents within a sample do not see each other; positions restart */
+    bool eod_mask;      /* documents within a sample do not see each other; positions restart. Conversations never do */
     bool eod_mask_loss; /* no loss for guessing the token after an eod */
     int ahead;          /* microbatches prepared in advance, >= 1 */
     int keep;           /* how many delivered views stay valid, >= 1 */
@@ -155,6 +173,7 @@ struct batch {
     int32_t *pos;       /* [rows, seq] position, from 0 in each document if eod_mask */
     int32_t *doc_start; /* [rows, seq] index in the row of the first token this one may see */
     int32_t *row_buf;   /* [seq + 1] scratch */
+    uint8_t *mark_buf;  /* likewise */
 };
 int batch_alloc(struct batch *b, int64_t rows, int64_t seq, struct err *e);
 void batch_release(struct batch *b);

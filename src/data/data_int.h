@@ -71,17 +71,25 @@ struct jsonl_bad {
     int64_t n, first_line;
     char why[192];
 };
+/* Calls each for every line that is JSON; *good false: the line is bad, why says how. */
+struct json_t;
+typedef int (*jsonl_fn)(void *ctx, const struct json_t *root, bool *good, char *why, size_t size, struct err *e);
+int jsonl_lines(const struct text_part *p, struct jsonl_bad *bad, jsonl_fn each, void *ctx, struct err *e);
 /* Calls each for the text of every line. */
 int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *bad,
                int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx, struct err *e);
+/* jsonl_text.c: the text of this member, where the line is a simple one; false: ask the parser. scratch holds n bytes.
+ */
+bool jsonl_text(const uint8_t *line, size_t n, const char *field, uint8_t *scratch, size_t *len);
 int text_list_inputs(const char *const *in, int n_in, struct text_list *list, struct err *e);
 
 /* token_manifest.c: PREFIX.tokens.json. */
 struct token_manifest {
     bool found;
     char name[512], hash[32], key[32];
-    int64_t documents, tokens, bytes, bad_lines;
+    int64_t documents, tokens, bytes, bad_lines, learned;
     bool eod_appended;
+    char chat[64], chat_hash[32], loss_roles[64]; /* of conversations; "": others */
 };
 int token_manifest_remove(const char *prefix, struct err *e);
 int token_manifest_write(const struct tokenize_opts *o, const struct tokenize_stats *s, struct err *e);
@@ -89,6 +97,11 @@ int token_manifest_read(const char *prefix, struct token_manifest *m, struct err
 int token_manifest_parse(const char *text, size_t n, const char *path, struct token_manifest *m, struct err *e);
 /* Does it describe this many tokens, made by this tokenizer (NULL: any)? */
 int token_manifest_check(const struct token_manifest *m, const char *prefix, int64_t tokens, const struct tokenizer *tok, struct err *e);
+
+/* Are they conversations written by this template (NULL: no conversations) and learned by these roles? has_loss: there
+ * is a PREFIX.loss. */
+int token_manifest_check_chat(const struct token_manifest *m, const char *prefix, bool has_loss,
+                              const struct chat_template *chat, const char *loss_roles, struct err *e);
 
 /* cache.c: the prefix of a token file that stands for the text at path, made now or earlier; NULL: path is used as it is. */
 int text_cache(const struct data_opts *o, const char *path, char **prefix, struct err *e);
@@ -114,6 +127,8 @@ struct source {
     /* Megatron */
     struct file_map idx, bin;
     char *idx_path, *bin_path; /* NULL: memory, of a test */
+    struct file_map loss;      /* of conversations */
+    char *loss_path;           /* NULL: there is none */
     int32_t *lengths;          /* n_seqs; in memory, as opening a dataset walks them in random order */
     enum dtype dtype;
     int64_t n_docs;
@@ -132,6 +147,9 @@ int64_t source_seq_len(const struct source *s, int64_t seq);
 /* Ids [from, from + n) of a sequence, each checked to lie in 0..vocab-1. The range must exist. */
 int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, int64_t vocab,
                 int32_t *out, struct err *e);
+
+/* Which of those ids are learned: a byte for each, 0 or 1. For sources that have a loss_path. */
+int source_read_loss(const struct source *s, int64_t seq, int64_t from, int64_t n, uint8_t *out, struct err *e);
 
 /* Checks of mapped bytes, apart from opening so that a fuzzer can feed them memory. */
 int source_check_idx(struct source *s, struct err *e); /* s->path, idx, bin set; fills the rest, source_close releases */
@@ -176,12 +194,20 @@ struct samples {
     int64_t n_order;
     struct sample_start *starts;
     uint32_t *shuffle; /* n */
+    bool whole;
+    int64_t cut; /* whole: documents longer than a sample, which lose their end */
 };
+/* In a source with a loss_path every sample holds whole documents (samples_whole.c): then starts has an entry for each,
+ * and one more for the end. */
 int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq,
                  int64_t wanted, uint32_t seed, struct err *e);
 void samples_close(struct samples *s);
 struct sample_start samples_start(const struct samples *s, int64_t j); /* before the shuffle */
-int samples_get(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, struct err *e);
+/* marks may be NULL. */
+int samples_get(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, uint8_t *marks, struct err *e);
+int samples_open_whole(struct samples *s, int64_t wanted, uint32_t seed, struct err *e);
+int samples_get_whole(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, uint8_t *marks,
+                      struct err *e);
 
 /* ---- Blends -------------------------------------------------------------------------------- */
 

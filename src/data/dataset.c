@@ -62,9 +62,15 @@ static int open_member(struct dataset *ds, const char *path, struct err *e)
         struct token_manifest about;
         TRY(token_manifest_read(m->src.path, &about, e));
         TRY(token_manifest_check(&about, m->src.path, m->src.n_tokens, o->tokenizer, e));
+        TRY(token_manifest_check_chat(&about, m->src.path, m->src.loss_path != NULL, o->chat, o->loss_roles, e));
     }
     TRY(part_make(&m->part, &m->src, o->split, o->part, e));
     m->one_epoch = m->part.tokens > 0 ? (m->part.tokens - 1) / o->seq : 0;
+    if (m->src.loss_path != NULL && m->part.n > 0) { /* how many samples there are shows when they are packed */
+        TRY(samples_open(&m->samples, &m->src, &m->part, o->seq, 0, (uint32_t)o->seed, e));
+        m->one_epoch = m->samples.n;
+        samples_close(&m->samples);
+    }
     return ST_OK;
 }
 
@@ -75,6 +81,13 @@ static int layout_member(struct dataset *ds, struct member *m, int64_t wanted, s
     if (st != ST_OK)
         err_in(e, "laying out %s samples (split '%s')", part_name(ds->opts.part),
                ds->split ? ds->split : "none");
+    if (st == ST_OK && m->samples.cut > 0 && ds->opts.note != NULL) {
+        char line[512];
+        snprintf(line, sizeof line,
+                 "note: %.200s: %lld of %lld conversations have more than %lld tokens and lose their end (train.seq)",
+                 m->src.path, (long long)m->samples.cut, (long long)m->part.n, (long long)ds->opts.seq + 1);
+        ds->opts.note(ds->opts.note_ctx, line);
+    }
     return st;
 }
 
@@ -114,9 +127,17 @@ out:
 
 static int open_all(struct dataset *ds, const struct blend_spec *spec, struct err *e)
 {
+    bool talks = false;
     TRY(mem_array((void **)&ds->members, (size_t)spec->n, sizeof *ds->members, e));
-    for (int k = 0; k < spec->n; k++)
+    for (int k = 0; k < spec->n; k++) {
         TRY(open_member(ds, spec->paths[k], e));
+        talks = talks || ds->members[k].src.loss_path != NULL;
+    }
+    if (ds->opts.chat != NULL && !talks) {
+        err_set(e, ST_INVALID, "data.chat is set, but %s holds no conversations", ds->paths);
+        return err_hint(e, "conversations are lines of JSON (*.jsonl), or token files that `braid data tokenize "
+                           "--data.chat` made; an empty data.chat reads other text");
+    }
     if (ds->n > 1 || spec->weights != NULL)
         return layout_blend(ds, spec->weights, e);
     ds->members[0].weight = 1;
@@ -189,12 +210,17 @@ int64_t dataset_tokens(const struct dataset *ds)
 
 int dataset_get(const struct dataset *ds, int64_t index, int32_t *tokens, struct err *e)
 {
+    return dataset_get_marked(ds, index, tokens, NULL, e);
+}
+
+int dataset_get_marked(const struct dataset *ds, int64_t index, int32_t *tokens, uint8_t *marks, struct err *e)
+{
     if (index < 0)
         return err_set(e, ST_INVALID, "sample %lld does not exist", (long long)index);
     int64_t i = epoch_sample(ds->opts.seed, index, ds->n_samples);
     const struct member *m = &ds->members[ds->which ? ds->which[i] : 0];
     int64_t local = ds->sample ? ds->sample[i] % m->samples.n : i;
-    int st = samples_get(&m->samples, local, ds->opts.vocab, tokens, e);
+    int st = samples_get(&m->samples, local, ds->opts.vocab, tokens, marks, e);
     if (st != ST_OK)
         err_in(e, "reading %s sample %lld", part_name(ds->opts.part), (long long)index);
     return st;
@@ -214,8 +240,8 @@ static int identify_one(const char *path, struct file_id **list, size_t *cap, in
 
 static int identify_pair(const struct source *s, struct file_id **list, size_t *cap, int *n, struct err *e)
 {
-    static const char *const suffixes[] = {".idx", ".bin"};
-    for (int i = 0; i < countof(suffixes); i++) {
+    static const char *const suffixes[] = {".idx", ".bin", ".loss"};
+    for (int i = 0; i < (s->loss_path != NULL ? 3 : 2); i++) {
         char path[4096];
         if (snprintf(path, sizeof path, "%s%s", s->path, suffixes[i]) >= (int)sizeof path)
             return err_set(e, ST_INVALID, "path too long: %.200s...", s->path);
@@ -267,6 +293,10 @@ void dataset_describe(const struct dataset *ds, struct buf *out)
                  source_kind_name(m->src.kind), (long long)m->part.tokens, (long long)m->part.n,
                  m->part.n == 1 ? "" : "s", cut ? " (split within a sequence)" : "",
                  (long long)m->samples.epochs, m->samples.epochs == 1 ? "" : "s", share);
+        if (m->samples.whole)
+            buf_add(out, ", conversations packed whole");
+        if (m->samples.cut > 0)
+            buf_addf(out, ", %lld of them longer than a sample lose their end", (long long)m->samples.cut);
         if (m->src.skipped > 0)
             buf_addf(out, ", %lld files left out", (long long)m->src.skipped);
         buf_add(out, "\n");

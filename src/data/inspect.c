@@ -71,6 +71,9 @@ static int add_sample(const struct source *s, const struct tokenizer *tok, struc
     snprintf(info->tokenizer, sizeof info->tokenizer, "%s", m.name);
     snprintf(info->tokenizer_hash, sizeof info->tokenizer_hash, "%s", m.hash);
     info->text_bytes = m.bytes;
+    snprintf(info->chat, sizeof info->chat, "%s", m.chat);
+    snprintf(info->loss_roles, sizeof info->loss_roles, "%s", m.loss_roles);
+    info->learned = m.learned;
     if (s->n_tokens == 0)
         return ST_OK;
     if (m.found && tok != NULL)

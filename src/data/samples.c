@@ -69,7 +69,9 @@ static void find_starts(struct samples *s, int64_t n_starts)
 int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq,
                  int64_t wanted, uint32_t seed, struct err *e)
 {
-    *s = (struct samples){.src = src, .part = *part, .seq = seq};
+    *s = (struct samples){.src = src, .part = *part, .seq = seq, .whole = src->loss_path != NULL};
+    if (s->whole)
+        return samples_open_whole(s, wanted, seed, e);
     if (part->tokens < seq + 1) {
         err_set(e, ST_INVALID, "%s has %lld tokens here, one sample needs %lld", src->path,
                 (long long)part->tokens, (long long)seq + 1);
@@ -112,8 +114,12 @@ struct sample_start samples_start(const struct samples *s, int64_t j)
     return at;
 }
 
-int samples_get(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, struct err *e)
+int samples_get(const struct samples *s, int64_t i, int64_t vocab, int32_t *tokens, uint8_t *marks, struct err *e)
 {
+    if (s->whole)
+        return samples_get_whole(s, i, vocab, tokens, marks, e);
+    for (int64_t k = 0; marks != NULL && k <= s->seq; k++)
+        marks[k] = MARK_LOSS;
     struct sample_start at = samples_start(s, s->shuffle[i]);
     for (int64_t left = s->seq + 1; left > 0; at.doc++, at.offset = 0) {
         int64_t take = min_i64(left, ordered_len(s, at.doc) - at.offset);

@@ -78,7 +78,23 @@ static int open_megatron(struct source *s, struct err *e)
         err_hint(e, "a killed `braid data tokenize` leaves a .bin without its .idx: run it again with --out %s", s->path);
     else if (st != ST_OK)
         err_hint(e, "a token file is a pair %s and %s", s->bin_path, s->idx_path);
-    return st == ST_OK ? source_check_idx(s, e) : st;
+    TRY(st);
+    TRY(source_check_idx(s, e));
+    char *loss;
+    TRY(mem_array((void **)&loss, n + 1, 1, e));
+    snprintf(loss, n + 1, "%s.loss", s->path);
+    bool exists;
+    st = file_lookup(loss, &exists, e);
+    if (st != ST_OK || !exists) {
+        free(loss);
+        return st;
+    }
+    s->loss_path = loss;
+    TRY(file_map_open(&s->loss, loss, e));
+    if ((int64_t)s->loss.size == s->n_tokens)
+        return ST_OK;
+    err_set(e, ST_CORRUPT, "%s has %zu marks for %lld tokens", loss, s->loss.size, (long long)s->n_tokens);
+    return err_hint(e, "tokenize the conversations again, with --force");
 }
 
 static bool starts_as_shard(const char *path)
@@ -177,6 +193,7 @@ void source_close(struct source *s)
 {
     file_map_close(&s->idx);
     file_map_close(&s->bin);
+    file_map_close(&s->loss);
     for (size_t i = 0; i < s->n_files; i++) {
         file_map_close(&s->files[i].map);
         free(s->files[i].path);
@@ -185,6 +202,7 @@ void source_close(struct source *s)
     free(s->path);
     free(s->idx_path);
     free(s->bin_path);
+    free(s->loss_path);
     free(s->lengths);
     *s = (struct source){0};
 }
@@ -274,4 +292,19 @@ int source_read(const struct source *s, int64_t seq, int64_t from, int64_t n, in
             (long long)(from + good), (long long)seq, (long long)bad, (long long)vocab);
     return err_hint(e, "the data was made with another tokenizer, or model.vocab is set too low; "
                        "`braid data info PATH --scan` shows the largest id");
+}
+
+int source_read_loss(const struct source *s, int64_t seq, int64_t from, int64_t n, uint8_t *out, struct err *e)
+{
+    int64_t base;
+    TRY(idx_seq_offset(s, seq, &base, e));
+    int64_t at = base / (int64_t)dtype_bytes(s->dtype) + from;
+    if (at + n > (int64_t)s->loss.size) /* sequences may lie apart in a .bin that another program wrote */
+        return err_set(e, ST_CORRUPT, "%s ends before token %lld", s->loss_path, (long long)(at + n));
+    TRY(file_map_read(&s->loss, s->loss_path, (size_t)at, out, (size_t)n, e));
+    for (int64_t i = 0; i < n; i++)
+        if (out[i] > 1)
+            return err_set(e, ST_CORRUPT, "%s: mark %lld is %d, not 0 or 1", s->loss_path, (long long)(at + i),
+                           (int)out[i]);
+    return ST_OK;
 }

@@ -58,7 +58,8 @@ static int add_entry(struct text_list *l, const char *dir, const char *name, int
                      size_t max_files, struct err *e)
 {
     struct stat sb;
-    if (name[0] == '.' || str_ends(name, ".bin") || str_ends(name, ".idx") || str_ends(name, ".tokens.json")) {
+    if (name[0] == '.' || str_ends(name, ".bin") || str_ends(name, ".idx") || str_ends(name, ".tokens.json") ||
+        str_ends(name, ".loss")) {
         l->other++;
         return ST_OK;
     }

@@ -140,7 +140,7 @@ int text_reader_next(struct text_reader *r, struct text_part *p, bool *got, stru
 /* ---- Lines of JSON
  * ------------------------------------------------------------------------------------------- */
 
-static const char *text_member(json_t *root, const char *field, size_t *n, char *why, size_t size)
+static const char *text_member(const json_t *root, const char *field, size_t *n, char *why, size_t size)
 {
     const json_t *v = json_object_get(root, field);
     if (!json_is_object(root))
@@ -156,30 +156,24 @@ static const char *text_member(json_t *root, const char *field, size_t *n, char 
     return NULL;
 }
 
-int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *bad,
-               int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx,
-               struct err *e)
+/* Calls fn for every line that is not blank; *good false: the line is bad. */
+typedef int (*line_fn)(void *ctx, const uint8_t *line, size_t n, bool *good, char *why, size_t size, struct err *e);
+static int each_line(const struct text_part *p, struct jsonl_bad *bad, line_fn fn, void *ctx, struct err *e)
 {
     int64_t line = p->line;
     size_t at = 0;
     for (size_t len; at < p->n; at += len + 1, line++) {
         const uint8_t *start = p->text + at, *end = memchr(start, '\n', p->n - at);
         len = end != NULL ? (size_t)(end - start) : p->n - at;
-        size_t blank = 0, n = 0;
+        size_t blank = 0;
         while (blank < len && (start[blank] == ' ' || start[blank] == '\t' || start[blank] == '\r'))
             blank++;
         if (blank == len)
             continue;
         char why[192];
-        json_error_t error;
-        json_t *root = json_loadb((const char *)start, len, JSON_ALLOW_NUL, &error);
-        if (root == NULL)
-            snprintf(why, sizeof why, "column %d: %.150s", error.column, error.text);
-        const char *text = root != NULL ? text_member(root, field, &n, why, sizeof why) : NULL;
-        int st = text != NULL ? each(ctx, text, n, e) : ST_OK;
-        json_decref(root);
-        TRY(st);
-        if (text != NULL)
+        bool good = false;
+        TRY(fn(ctx, start, len, &good, why, sizeof why, e));
+        if (good)
             continue;
         if (bad->n++ == 0) {
             bad->first_line = line;
@@ -192,4 +186,63 @@ int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *b
         }
     }
     return ST_OK;
+}
+
+struct object_ctx {
+    jsonl_fn each;
+    void *ctx;
+};
+
+static int object_line(void *ctx, const uint8_t *line, size_t n, bool *good, char *why, size_t size, struct err *e)
+{
+    const struct object_ctx *c = ctx;
+    json_error_t error;
+    json_t *root = json_loadb((const char *)line, n, JSON_ALLOW_NUL, &error);
+    if (root == NULL)
+        snprintf(why, size, "column %d: %.150s", error.column, error.text);
+    int st = root != NULL ? c->each(c->ctx, root, good, why, size, e) : ST_OK;
+    json_decref(root);
+    return st;
+}
+
+int jsonl_lines(const struct text_part *p, struct jsonl_bad *bad, jsonl_fn each, void *ctx, struct err *e)
+{
+    struct object_ctx c = {.each = each, .ctx = ctx};
+    return each_line(p, bad, object_line, &c, e);
+}
+
+struct text_ctx {
+    const char *field;
+    int (*each)(void *ctx, const char *text, size_t n, struct err *e);
+    void *ctx;
+    uint8_t *scratch;
+};
+
+static int text_object(void *ctx, const json_t *root, bool *good, char *why, size_t size, struct err *e)
+{
+    const struct text_ctx *c = ctx;
+    size_t n = 0;
+    const char *text = text_member(root, c->field, &n, why, size);
+    *good = text != NULL;
+    return text != NULL ? c->each(c->ctx, text, n, e) : ST_OK;
+}
+
+static int text_line(void *ctx, const uint8_t *line, size_t n, bool *good, char *why, size_t size, struct err *e)
+{
+    const struct text_ctx *c = ctx;
+    struct object_ctx parsed = {.each = text_object, .ctx = ctx};
+    size_t len;
+    *good = jsonl_text(line, n, c->field, c->scratch, &len);
+    return *good ? c->each(c->ctx, (const char *)c->scratch, len, e)
+                 : object_line(&parsed, line, n, good, why, size, e);
+}
+
+int jsonl_each(const struct text_part *p, const char *field, struct jsonl_bad *bad,
+               int (*each)(void *ctx, const char *text, size_t n, struct err *e), void *ctx, struct err *e)
+{
+    struct text_ctx c = {.field = field, .each = each, .ctx = ctx};
+    TRY(mem_aligned((void **)&c.scratch, p->n + 16, 16, e)); /* not cleared: texts fill it */
+    int st = each_line(p, bad, text_line, &c, e);
+    free(c.scratch);
+    return st;
 }

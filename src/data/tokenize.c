@@ -17,9 +17,10 @@ enum {
 struct work {
     struct text_part part;
     struct token_ids ids;
+    struct chat_marks marks; /* of conversations */
     size_t *ends; /* where documents end among the ids */
     size_t n_ends, cap_ends;
-    int64_t bytes, empty;
+    int64_t bytes, empty, learned;
     struct jsonl_bad bad;
     int st;
     struct err e;
@@ -30,6 +31,7 @@ struct job {
     struct tokenize_stats *stats;
     struct token_writer *writer;
     struct token_encoder **encoders; /* [threads] */
+    unsigned roles;                  /* of conversations: which are learned */
     struct work *work;               /* [n_work] */
     int threads, n_work;
     int64_t sequence; /* tokens in the open one */
@@ -41,9 +43,19 @@ struct job {
 
 struct encode_ctx {
     struct work *w;
+    const struct job *j;
     struct token_encoder *encoder;
     unsigned flags;
+    struct chat_list messages;
+    struct chat_text text;
 };
+
+static int end_ids(struct work *w, struct err *e)
+{
+    TRY(mem_grow((void **)&w->ends, &w->cap_ends, w->n_ends + 1, sizeof *w->ends, e));
+    w->ends[w->n_ends++] = w->ids.n;
+    return ST_OK;
+}
 
 static int encode_document(void *ctx, const char *text, size_t n, struct err *e)
 {
@@ -56,17 +68,67 @@ static int encode_document(void *ctx, const char *text, size_t n, struct err *e)
         w->empty++;
         return ST_OK;
     }
-    TRY(mem_grow((void **)&w->ends, &w->cap_ends, w->n_ends + 1, sizeof *w->ends, e));
-    w->ends[w->n_ends++] = w->ids.n;
+    return end_ids(w, e);
+}
+
+/* Writes the messages by the template. *good false: it has no place for one of them, or nothing is learned. */
+static int write_conversation(struct encode_ctx *c, bool *good, char *why, size_t size, struct err *e)
+{
+    const struct chat_template *t = c->j->o->chat;
+    bool learned = false;
+    struct err bad = {0};
+    int st = ST_OK;
+    for (size_t i = 0; i < c->messages.n && st == ST_OK; i++) {
+        const struct chat_message *m = &c->messages.m[i];
+        bool loss = !m->skip && (c->j->roles & 1u << m->role) != 0;
+        learned = learned || loss;
+        st = chat_text_add(&c->text, t, m, loss, &bad);
+    }
+    if (st == ST_OK)
+        st = chat_text_end(&c->text, t, &bad);
+    if (st != ST_OK && st != ST_INVALID) {
+        *e = bad;
+        return st;
+    }
+    *good = st == ST_OK && learned;
+    if (!*good)
+        snprintf(why, size, "%.180s",
+                 st != ST_OK ? bad.msg : "no message of the roles that are learned (data.loss_roles)");
     return ST_OK;
+}
+
+static int encode_conversation(void *ctx, const struct json_t *root, bool *good, char *why, size_t size, struct err *e)
+{
+    struct encode_ctx *c = ctx;
+    struct work *w = c->w;
+    chat_text_clear(&c->text);
+    *good = chat_list_read(&c->messages, root, c->j->o->field, why, size);
+    if (*good)
+        TRY(write_conversation(c, good, why, size, e));
+    if (!*good)
+        return ST_OK;
+    size_t before = w->marks.n;
+    TRY(chat_text_encode(&c->text, c->j->o->tokenizer, c->encoder, &w->ids, &w->marks, e));
+    for (size_t i = before; i < w->marks.n; i++)
+        w->learned += w->marks.loss[i];
+    w->bytes += (int64_t)c->text.text.len;
+    return end_ids(w, e);
 }
 
 static void encode_work(struct job *j, struct work *w, struct token_encoder *encoder)
 {
-    struct encode_ctx c = {.w = w, .encoder = encoder, .flags = j->o->special ? TOKEN_SPECIAL : 0};
-    w->ids.n = w->n_ends = 0;
-    w->bytes = w->empty = 0;
+    struct encode_ctx c = {.w = w, .j = j, .encoder = encoder, .flags = j->o->special ? TOKEN_SPECIAL : 0};
+    w->ids.n = w->n_ends = w->marks.n = 0;
+    w->bytes = w->empty = w->learned = 0;
     w->bad = (struct jsonl_bad){.skip = j->o->skip_bad};
+    if (w->part.jsonl && j->o->chat != NULL) {
+        chat_list_init(&c.messages);
+        chat_text_init(&c.text);
+        w->st = jsonl_lines(&w->part, &w->bad, encode_conversation, &c, &w->e);
+        chat_list_release(&c.messages);
+        chat_text_release(&c.text);
+        return;
+    }
     if (w->part.jsonl) {
         w->st = jsonl_each(&w->part, j->o->field, &w->bad, encode_document, &c, &w->e);
         return;
@@ -99,7 +161,7 @@ static int write_ids(struct job *j, const int32_t *ids, size_t n, struct err *e)
 
 static int end_document(struct job *j, struct err *e)
 {
-    int32_t eod = j->o->tokenizer->eod;
+    int32_t eod = j->o->chat == NULL ? j->o->tokenizer->eod : -1; /* a conversation ends as its template says */
     if (!j->any)
         return ST_OK;
     if (eod >= 0) {
@@ -122,12 +184,15 @@ static int write_work(struct job *j, struct work *w, struct err *e)
     size_t at = 0;
     for (size_t i = 0; i < w->n_ends; i++) {
         TRY(write_ids(j, w->ids.ids + at, w->ends[i] - at, e));
+        if (j->o->chat != NULL)
+            TRY(token_writer_add_loss(j->writer, w->marks.loss + at, w->ends[i] - at, e));
         TRY(end_document(j, e));
         at = w->ends[i];
     }
     TRY(write_ids(j, w->ids.ids + at, w->ids.n - at, e)); /* of a text file that may go on */
     s->tokens += (int64_t)w->ids.n;
     s->bytes += w->bytes;
+    s->learned += w->learned;
     s->skipped_empty += w->empty;
     if (w->bad.n > 0 && s->bad_lines == 0)
         snprintf(s->first_bad, sizeof s->first_bad, "%s, line %lld: %s", w->part.path,
@@ -199,10 +264,22 @@ static void job_close(struct job *j)
     for (int i = 0; i < j->n_work && j->work != NULL; i++) {
         text_part_release(&j->work[i].part);
         free(j->work[i].ids.ids);
+        free(j->work[i].marks.loss);
         free(j->work[i].ends);
     }
     free(j->encoders);
     free(j->work);
+}
+
+/* Text among conversations would need marks of its own. */
+static int check_chat(struct job *j, const struct text_list *list, struct err *e)
+{
+    for (size_t i = 0; i < list->n; i++)
+        if (!text_is_jsonl(list->paths[i])) {
+            err_set(e, ST_INVALID, "data.chat is set, but %s is no file of JSON lines (*.jsonl)", list->paths[i]);
+            return err_hint(e, "conversations and other text are separate paths of a blend");
+        }
+    return chat_roles_parse(j->o->loss_roles, &j->roles, e);
 }
 
 static size_t cut_for_tokenizer(const void *tokenizer, const void *text, size_t n)
@@ -219,9 +296,13 @@ int data_tokenize(const struct tokenize_opts *o, struct tokenize_stats *stats, s
     *stats = (struct tokenize_stats){0};
     if (filled.field == NULL || filled.field[0] == '\0')
         filled.field = "text";
+    if (filled.loss_roles == NULL || filled.loss_roles[0] == '\0')
+        filled.loss_roles = "assistant";
     int st;
     TRY_OUT(text_list_inputs(o->in, o->n_in, &list,
                              e)); /* before the outputs exist, lest they list themselves */
+    if (o->chat != NULL)
+        TRY_OUT(check_chat(&j, &list, e));
     stats->files_total = (int64_t)list.n;
     for (size_t i = 0; i < list.n; i++)
         stats->consumed_total += list.sizes[i];

@@ -21,7 +21,9 @@ struct out_file {
 };
 
 struct token_writer {
-    struct out_file bin, idx;
+    struct out_file bin, idx, loss; /* loss: of conversations, opened by the first mark */
+    char *loss_path;
+    int64_t n_tokens, n_loss;
     enum dtype dtype;
     bool replace;
     int64_t sequence_tokens; /* in the open sequence */
@@ -124,8 +126,11 @@ int token_writer_open(struct token_writer **out, const char *prefix, enum dtype 
     struct token_writer *w = calloc(1, sizeof *w);
     if (w == NULL)
         return err_set(e, ST_NOMEM, "out of memory opening %s.bin", prefix);
-    *w = (struct token_writer){.bin.fd = -1, .idx.fd = -1, .dtype = dtype, .replace = replace};
+    *w = (struct token_writer){.bin.fd = -1, .idx.fd = -1, .loss.fd = -1, .dtype = dtype, .replace = replace};
     int st;
+    w->loss_path = join_suffix(prefix, ".loss");
+    if (w->loss_path == NULL)
+        TRY_OUT(err_set(e, ST_NOMEM, "out of memory opening %s.bin", prefix));
     TRY_OUT(out_open(&w->bin, prefix, ".bin", e));
     TRY_OUT(out_open(&w->idx, prefix, ".idx", e));
     bool has_bin, has_idx;
@@ -161,6 +166,22 @@ int token_writer_add(struct token_writer *w, const int32_t *ids, size_t n, struc
         TRY(out_add(&w->bin, &ids[i], item, e)); /* little-endian: the low bytes come first */
     }
     w->sequence_tokens += (int64_t)n;
+    w->n_tokens += (int64_t)n;
+    return ST_OK;
+}
+
+int token_writer_add_loss(struct token_writer *w, const uint8_t *loss, size_t n, struct err *e)
+{
+    if (w->loss.path == NULL) {
+        char *dot = strrchr(w->loss_path, '.');
+        *dot = '\0'; /* the prefix */
+        int st = out_open(&w->loss, w->loss_path, ".loss", e);
+        *dot = '.';
+        TRY(st);
+    }
+    for (size_t i = 0; i < n; i++)
+        TRY(out_add(&w->loss, &loss[i], 1, e));
+    w->n_loss += (int64_t)n;
     return ST_OK;
 }
 
@@ -214,12 +235,27 @@ int token_writer_close(struct token_writer *w, struct err *e)
     TRY_OUT(out_finish(&w->bin, e));
     TRY_OUT(write_idx(w, e));
     TRY_OUT(out_finish(&w->idx, e));
+    if (w->loss.path != NULL)
+        TRY_OUT(out_finish(&w->loss, e));
+    if (w->loss.path != NULL && w->n_loss != w->n_tokens)
+        TRY_OUT(err_set(e, ST_INTERNAL, "%s: %lld marks for %lld tokens", w->loss_path, (long long)w->n_loss,
+                        (long long)w->n_tokens));
     if (w->replace && unlink(w->idx.path) != 0 && errno != ENOENT)
         TRY_OUT(err_errno(e, "cannot replace %s", w->idx.path));
     /* Names reach the disk in any order unless they are synced: never a new .bin beside an old .idx, an .idx without its
      * .bin, or a .bin alone without the temporary name that tells whose it is. */
     TRY_OUT(file_sync_parent(w->bin.path, e));
-    TRY_OUT(out_rename(&w->bin, e));
+    st = ST_OK;
+    if (w->loss.path != NULL)
+        st = out_rename(&w->loss, e);
+    else if (unlink(w->loss_path) != 0 && errno != ENOENT)
+        st = err_errno(e, "cannot remove %s", w->loss_path);
+    if (st == ST_OK)
+        st = out_rename(&w->bin, e);
+    if (st != ST_OK) { /* marks without their tokens; those of an old pair went with its .idx */
+        unlink(w->loss_path);
+        goto out;
+    }
     st = file_sync_parent(w->bin.path, e);
     if (st == ST_OK)
         st = out_rename(&w->idx, e);
@@ -229,6 +265,7 @@ int token_writer_close(struct token_writer *w, struct err *e)
         if (w->idx.tmp == NULL)
             unlink(w->idx.path);
         unlink(w->bin.path);
+        unlink(w->loss_path);
     }
 out:
     token_writer_abort(w);
@@ -241,6 +278,8 @@ void token_writer_abort(struct token_writer *w)
         return;
     out_drop(&w->bin);
     out_drop(&w->idx);
+    out_drop(&w->loss);
+    free(w->loss_path);
     free(w->lengths);
     free(w->doc_ends);
     free(w);

@@ -67,7 +67,7 @@ int64_t dnn_attention_bwd_bytes(const struct dnn_attention *a);
 int dnn_attention_fwd(struct lane *l, const struct dnn_attention *a, bool *done);
 int dnn_attention_bwd(struct lane *l, const struct dnn_attention *a, bool *done);
 
-/* ---- events between lanes, and captured runs (cuda.c) ---------------------------------------------------------- */
+/* ---- events between lanes, and captured runs -------------------------------------------------------------------- */
 
 int dev_open_cuda(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
 

@@ -17,6 +17,7 @@
 #include "ops/rope/rope.h"
 
 #include <math.h>
+#include <string.h>
 
 struct attention {
     int64_t batch, seq, heads, kv_heads, dim, width; /* width of a qkv row */
@@ -128,6 +129,16 @@ static int declare_tables(struct build *b, struct attention_slots *s)
     return b->g->err.code;
 }
 
+/* Sections q, gate, k, v; a rank takes whole groups of query heads with the keys and values they read. */
+static void split_rows(const struct attention *m, struct param *p)
+{
+    param_split_section(p, 0, m->heads * m->dim, UNIT_HEADS, m->heads);
+    if (m->gate_at >= 0)
+        param_split_section(p, 0, m->heads * m->dim, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, m->kv_heads * m->dim, UNIT_GROUPS, m->kv_heads);
+    param_split_section(p, 0, m->kv_heads * m->dim, UNIT_GROUPS, m->kv_heads);
+}
+
 static void declare_params(struct build *b, const struct attention *m, struct attention_slots *s, struct weight *wqkv,
                            struct weight *bqkv, struct weight *wo, struct weight *bo)
 {
@@ -141,6 +152,13 @@ static void declare_params(struct build *b, const struct attention *m, struct at
     struct param kn = param_vector("self_attention.k_layernorm.weight", m->dim, gain);
     struct param sink = param_vector("self_attention.core_attention.softmax_offset", m->heads, INIT_ZERO);
     p.rows = pb.rows = by_group(m);
+    split_rows(m, &p);
+    split_rows(m, &pb);
+    param_split(&o, 1, UNIT_HEADS, m->heads);
+    param_split(&sink, 0, UNIT_HEADS, m->heads);
+    param_replicate(&ob, GRAD_OVER_TOKENS);
+    param_replicate(&qn, GRAD_OVER_HEADS);
+    param_replicate(&kn, GRAD_OVER_HEADS);
     *wqkv = build_weight(b, &p);
     *bqkv = c->qkv_bias || c->bias ? build_weight(b, &pb) : no_weight();
     *wo = build_weight(b, &o);
@@ -280,5 +298,195 @@ static int attention_declare(struct build *b, struct core_io *io)
     return b->g->err.code;
 }
 
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+/* Layers of this kind in one part of the pattern: those of a prediction depth count from 1 again. */
+static int64_t most_layers(const struct config *c, char symbol)
+{
+    int64_t most = 0, n = 0;
+    for (const char *p = c->model.pattern; *p != '\0'; p++) {
+        n = *p == '/' ? 0 : n + (*p == symbol);
+        most = max_i64(most, n);
+    }
+    return most;
+}
+
+static bool skip_reaches(const struct config *c) { return most_layers(c, '*') >= c->model.attn_window_skip; }
+static bool no_rope_reaches(const struct config *c)
+{
+    return c->model.rope != CFG_ROPE_NONE && most_layers(c, '*') >= c->model.no_rope_freq;
+}
+
+static bool rotates(const struct config *c) { return c->model.rope != CFG_ROPE_NONE && c->model.no_rope_freq != 1; }
+static bool rope_llama3(const struct config *c)
+{
+    return rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3;
+}
+static bool rope_yarn(const struct config *c) { return rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
+static bool rope_stretched(const struct config *c) { return rope_llama3(c) || rope_yarn(c); }
+static bool no_other_bias(const struct config *c) { return !c->model.bias; }
+
+static bool has_attention(const struct config *c) { return strchr(c->model.pattern, '*') != NULL; }
+static bool heads_do_not_divide_hidden(const struct config *c) { return has_attention(c) && c->model.head_dim == 0; }
+static bool kv_heads_do_not_divide_heads(const struct config *c)
+{
+    return has_attention(c) && c->model.heads % c->model.kv_heads != 0;
+}
+
+static int64_t rotary_dim(const struct config *c)
+{
+    return (int64_t)((double)c->model.head_dim * c->model.rope_percent);
+}
+
+static bool rotary_dim_odd_or_zero(const struct config *c)
+{
+    return has_attention(c) && c->model.rope != CFG_ROPE_NONE && (rotary_dim(c) % 2 != 0 || rotary_dim(c) == 0);
+}
+
+static bool window_skip_without_window(const struct config *c)
+{
+    return c->model.attn_window_skip != 0 && c->model.attn_window == 0;
+}
+
+static bool yarn_of_a_part(const struct config *c)
+{
+    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN && c->model.rope_percent != 1;
+}
+
+static bool rope_options_without_rope(const struct config *c)
+{
+    return c->model.rope == CFG_ROPE_NONE &&
+           (c->model.rope_scaling != CFG_ROPE_SCALING_NONE || c->model.no_rope_freq != 0);
+}
+
+static bool rope_factor_without_scaling(const struct config *c)
+{
+    return c->model.rope_factor > 1 && c->model.rope_scaling == CFG_ROPE_SCALING_NONE;
+}
+
+static bool rope_scaling_without_factor(const struct config *c)
+{
+    return c->model.rope_scaling != CFG_ROPE_SCALING_NONE && !(c->model.rope_factor > 1);
+}
+
+static bool llama3_band_empty(const struct config *c)
+{
+    return c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3 &&
+           !(c->model.rope_low < c->model.rope_high);
+}
+
+static bool yarn_band_empty(const struct config *c)
+{
+    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN &&
+           !(c->model.rope_beta_slow < c->model.rope_beta_fast);
+}
+
+static bool yarn_base_is_one(const struct config *c)
+{
+    return c->model.rope_scaling == CFG_ROPE_SCALING_YARN && !(c->model.rope_base > 1);
+}
+
+static bool mscale_without_yarn(const struct config *c)
+{
+    return c->model.rope_scaling != CFG_ROPE_SCALING_YARN &&
+           (c->model.rope_mscale != 0 || c->model.rope_mscale_all_dim != 0);
+}
+
+/* clang-format off */
+static const struct option_use attention_uses[] = {
+    {"model.heads", NULL, NULL},
+    {"model.kv_heads", NULL, NULL},
+    {"model.head_dim", NULL, NULL},
+    {"model.qk_norm", NULL, NULL},
+    {"model.attn_gate", NULL, NULL},
+    {"model.attn_window", NULL, NULL},
+    {"model.attn_window_skip", skip_reaches, "as many attention layers as it counts to"},
+    {"model.attn_sink", NULL, NULL},
+    {"model.softmax_scale", NULL, NULL},
+    {"model.qkv_bias", no_other_bias, "model.bias = off, which gives these biases too"},
+    {"model.bias", NULL, NULL},
+    {"model.rope", NULL, NULL},
+    {"model.rope_base", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
+    {"model.rope_percent", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
+    {"model.rope_scaling", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
+    {"model.rope_factor", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
+    {"model.rope_original", rope_stretched, "model.rope_scaling = llama3 or yarn"},
+    {"model.rope_low", rope_llama3, "model.rope_scaling = llama3"},
+    {"model.rope_high", rope_llama3, "model.rope_scaling = llama3"},
+    {"model.rope_beta_fast", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_beta_slow", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_mscale", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_mscale_all_dim", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.no_rope_freq", no_rope_reaches, "rotary embedding, and as many attention layers as it counts to"},
+};
+static const struct rule attention_rules[] = {
+    {"heads-divide-hidden", heads_do_not_divide_hidden,
+     "model.hidden must be a multiple of model.heads unless model.head_dim is set",
+     {"model.hidden", "model.heads", "model.head_dim"}},
+    {"kv-heads-divide-heads", kv_heads_do_not_divide_heads,
+     "model.heads must be a multiple of model.kv_heads",
+     {"model.heads", "model.kv_heads"}},
+    {"rotary-dim-even", rotary_dim_odd_or_zero,
+     "rotary embedding turns channels in pairs: head_dim * rope_percent must be even and not 0",
+     {"model.head_dim", "model.rope_percent", "model.rope"}},
+    {"window-skip-needs-window", window_skip_without_window,
+     "model.attn_window_skip needs model.attn_window",
+     {"model.attn_window_skip", "model.attn_window"}},
+    {"rope-options-need-rope", rope_options_without_rope,
+     "model.rope_scaling and model.no_rope_freq need rotary embedding",
+     {"model.rope", "model.rope_scaling", "model.no_rope_freq"}},
+    {"yarn-rotates-all", yarn_of_a_part,
+     "yarn scaling rotates all channels of a head, as in Megatron: model.rope_percent must be 1",
+     {"model.rope_scaling", "model.rope_percent"}},
+    {"rope-factor-needs-scaling", rope_factor_without_scaling,
+     "model.rope_factor above 1 needs model.rope_scaling",
+     {"model.rope_factor", "model.rope_scaling"}},
+    {"rope-scaling-needs-factor", rope_scaling_without_factor,
+     "model.rope_scaling does nothing unless model.rope_factor is above 1",
+     {"model.rope_scaling", "model.rope_factor"}},
+    {"llama3-band", llama3_band_empty,
+     "llama3 scaling needs model.rope_low below model.rope_high",
+     {"model.rope_scaling", "model.rope_low", "model.rope_high"}},
+    {"yarn-band", yarn_band_empty,
+     "yarn scaling needs model.rope_beta_slow below model.rope_beta_fast",
+     {"model.rope_scaling", "model.rope_beta_slow", "model.rope_beta_fast"}},
+    {"yarn-base", yarn_base_is_one,
+     "yarn scaling divides by the logarithm of model.rope_base, which must be above 1",
+     {"model.rope_scaling", "model.rope_base"}},
+    {"mscale-needs-yarn", mscale_without_yarn,
+     "model.rope_mscale and model.rope_mscale_all_dim belong to yarn scaling",
+     {"model.rope_scaling", "model.rope_mscale", "model.rope_mscale_all_dim"}},
+};
+static const struct tiny_size attention_tiny[] = {
+    {"model.heads", 4, true}, {"model.head_dim", 8, true}, {"model.attn_window", 7, false},
+};
+/* clang-format on */
+
+/* Four heads, and as many kv heads as the user's model has for so many: all, one or some. */
+static int attention_shrink(struct config *c, const struct tiny_model *m, struct err *e)
+{
+    const struct config_model *u = &m->user->model;
+    return config_set_i64(c, "model.kv_heads", u->kv_heads == u->heads ? 4 : u->kv_heads == 1 ? 1 : 2, e);
+}
+
+/* Projections, then the causal half of scores and values. */
+static double attention_flops(const struct config *cfg, int64_t seq)
+{
+    const struct config_model *c = &cfg->model;
+    double d = (double)c->hidden, q = (double)(c->heads * c->head_dim), kv = (double)(c->kv_heads * c->head_dim);
+    return 2 * d * (2 * q + 2 * kv + (c->attn_gate ? q : 0)) + 2 * (double)seq * q;
+}
+
 const struct core_kind core_attention = {
-    .symbol = '*', .name = "attention", .norm_key = "self_attention.linear_qkv.layer_norm_weight", .declare = attention_declare};
+    .symbol = '*',
+    .name = "attention",
+    .title = "attention",
+    .norm_key = "self_attention.linear_qkv.layer_norm_weight",
+    .excludes = "D+", /* turns by the model's rotary table, they by their own */
+    .excludes_message = "a pattern cannot hold both Attention and MLA/DSA layers ('*' beside 'D' or '+')",
+    .options = {KIND_ROWS(uses, attention_uses), KIND_ROWS(rules, attention_rules), KIND_ROWS(tiny, attention_tiny), .shrink = attention_shrink},
+    .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true, .prefixes = {"self_attention.", "input_layernorm."}},
+    .recompute = {{"core_attn", {"attn.o", "attn.lse"}}},
+    .flops = attention_flops,
+    .declare = attention_declare,
+};

@@ -1,21 +1,32 @@
-/* Which core a pattern symbol means. One line per core; those without a declare function are known to the
- * pattern language but cannot be built yet, and say so before anything else happens. */
+/* The lists of layer kinds and of residual connections, made from cores.def and joints.def. */
 #include "layers/layer.h"
 
-extern const struct core_kind core_attention, core_mlp;
-extern const struct core_kind core_moe;
-extern const struct core_kind core_mamba2;
-extern const struct core_kind core_gdn;
-extern const struct core_kind core_mla;
+#define CORE(name) extern const struct core_kind core_##name;
+#include "layers/cores.def"
+#undef CORE
+#define JOINT(name) extern const struct joint_kind joint_##name;
+#include "layers/joints.def"
+#undef JOINT
 
-const struct core_kind *core_find(char symbol)
+const struct core_kind *const *core_kinds(int *n)
 {
-    static const struct core_kind no_dsa = {.symbol = 'D', .name = "sparse attention"};
     static const struct core_kind *const all[] = {
-        &core_attention, &core_mlp, &core_moe, &core_mamba2, &core_mla, &core_gdn, &no_dsa,
+#define CORE(name) &core_##name,
+#include "layers/cores.def"
+#undef CORE
     };
-    for (int i = 0; i < countof(all); i++)
-        if (all[i]->symbol == symbol)
-            return all[i];
-    return NULL;
+    _Static_assert(countof(all) <= KIND_MAX_CORES, "sets of kinds are bits of a word");
+    *n = countof(all);
+    return all;
+}
+
+const struct joint_kind *const *joint_kinds(int *n)
+{
+    static const struct joint_kind *const all[] = {
+#define JOINT(name) &joint_##name,
+#include "layers/joints.def"
+#undef JOINT
+    };
+    *n = countof(all);
+    return all;
 }

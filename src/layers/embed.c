@@ -3,12 +3,11 @@
 #include "ops/dropout/dropout.h"
 #include "ops/embed/embed.h"
 
-static int64_t padded_vocab(const struct config_model *c) { return round_up(c->vocab, c->vocab_multiple); }
-
 struct param embedding_param(const struct build *b)
 {
     const struct config_model *c = &b->cfg->model;
     struct param p = param_matrix("embedding.word_embeddings.weight", padded_vocab(c), c->hidden, c->embed_init_std);
+    param_split(&p, 0, UNIT_VOCAB, p.dim[0]);
     p.shared_ends = b->mesh->pp > 1 && (c->tied || b->n_depths > 0);
     return p;
 }

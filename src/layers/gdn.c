@@ -10,6 +10,8 @@
 #include "layers/mixer_int.h"
 #include "ops/gdn/gdn.h"
 
+#include <string.h>
+
 struct gdn {
     struct mixer m;
     int64_t key_heads, dk, dv;
@@ -74,6 +76,21 @@ static void sizes(const struct build *b, struct gdn *g)
     g->m.width = g->alpha_at + g->m.heads;
 }
 
+/* Sections query, key, value; of the projection in also z, beta, alpha. A rank takes key heads with the value heads that
+ * read them. */
+static void split_channels(const struct gdn *g, struct param *p, bool projection)
+{
+    const struct mixer *m = &g->m;
+    param_split_section(p, 0, g->keys, UNIT_GROUPS, g->key_heads);
+    param_split_section(p, 0, g->keys, UNIT_GROUPS, g->key_heads);
+    param_split_section(p, 0, m->inner, UNIT_HEADS, m->heads);
+    if (!projection)
+        return;
+    param_split_section(p, 0, m->inner, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, m->heads, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, m->heads, UNIT_HEADS, m->heads);
+}
+
 static void declare_params(struct build *b, const struct gdn *g, struct mixer_decl *d)
 {
     const struct config_model *c = &b->cfg->model;
@@ -87,6 +104,12 @@ static void declare_params(struct build *b, const struct gdn *g, struct mixer_de
         param_vector("self_attention.out_norm.weight", g->dv, m->norm_zero_centered ? INIT_ZERO : INIT_ONE);
     a_log.init_a = 1;
     a_log.init_b = 16;
+    split_channels(g, &in, true);
+    split_channels(g, &conv_w, false);
+    param_split(&out, 1, UNIT_HEADS, m->heads);
+    param_split(&dt_bias, 0, UNIT_HEADS, m->heads);
+    param_split(&a_log, 0, UNIT_HEADS, m->heads);
+    param_replicate(&norm, GRAD_OVER_HEADS); /* one gain for all heads */
     d->w_in = build_weight(b, &in);
     d->conv_w = build_weight(b, &conv_w);
     d->conv_b = no_weight();
@@ -121,7 +144,79 @@ static int gdn_declare(struct build *b, struct core_io *io)
     return mixer_declare(b, &g->m, &d, io);
 }
 
-const struct core_kind core_gdn = {.symbol = 'G',
-                                   .name = "gated delta net",
-                                   .norm_key = "self_attention.in_proj.layer_norm_weight",
-                                   .declare = gdn_declare};
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+static bool has_gdn(const struct config *c) { return strchr(c->model.pattern, 'G') != NULL; }
+static bool gdn_heads_missing(const struct config *c)
+{
+    return has_gdn(c) && c->model.gdn_value_heads == 0;
+}
+
+static bool gdn_key_heads_do_not_divide(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return has_gdn(c) && m->gdn_value_heads > 0 && m->gdn_value_heads % m->gdn_key_heads != 0;
+}
+
+/* clang-format off */
+static const struct option_use gdn_uses[] = {
+    {"model.gdn_value_heads", NULL, NULL},
+    {"model.gdn_key_heads", NULL, NULL},
+    {"model.gdn_key_dim", NULL, NULL},
+    {"model.gdn_value_dim", NULL, NULL},
+    {"model.gdn_conv", NULL, NULL},
+    {"model.gdn_chunk", NULL, NULL},
+};
+static const struct rule gdn_rules[] = {
+    {"gdn-heads-fit", gdn_heads_missing,
+     "2 * model.hidden must be a multiple of model.gdn_value_dim unless model.gdn_value_heads is set",
+     {"model.hidden", "model.gdn_value_dim", "model.gdn_value_heads"}},
+    {"gdn-key-heads-divide", gdn_key_heads_do_not_divide,
+     "model.gdn_value_heads must be a multiple of model.gdn_key_heads",
+     {"model.gdn_value_heads", "model.gdn_key_heads", "model.hidden", "model.gdn_value_dim"}},
+};
+static const struct tiny_size gdn_tiny[] = {
+    {"model.gdn_value_heads", 4, true}, {"model.gdn_key_heads", 2, true}, {"model.gdn_key_dim", 6, false}, {"model.gdn_value_dim", 6, false},
+    {"model.gdn_chunk", 8, false},
+};
+/* clang-format on */
+
+/* In, convolution, the rule, out: Megatron's formula. */
+static double gdn_flops(const struct config *cfg, int64_t seq)
+{
+    (void)seq;
+    const struct config_model *c = &cfg->model;
+    double d = (double)c->hidden, qk = (double)(c->gdn_key_heads * c->gdn_key_dim), v = (double)(c->gdn_value_heads * c->gdn_value_dim);
+    double width = 2 * qk + 2 * v + 2 * (double)c->gdn_value_heads;
+    return 2 * (d * width + (double)c->gdn_conv * (2 * qk + v) + 4 * v * (double)c->gdn_value_dim + d * v);
+}
+
+static const struct key_split gdn_splits[] = {
+    {"self_attention.in_proj.weight", {"query", "key", "value", "z", "beta", "alpha"}},
+    {"self_attention.conv1d.weight", {"query", "key", "value"}},
+    {"self_attention.conv1d.bias", {"query", "key", "value"}},
+};
+
+static void gdn_part_rows(const struct config *c, const struct key_split *s, int64_t rows[KEY_MAX_PARTS])
+{
+    const struct config_model *m = &c->model;
+    int64_t keys = m->gdn_key_heads * m->gdn_key_dim, values = m->gdn_value_heads * m->gdn_value_dim;
+    const int64_t all[] = {keys, keys, values, values, m->gdn_value_heads, m->gdn_value_heads};
+    for (int k = 0; k < KEY_MAX_PARTS && s->parts[k] != NULL; k++)
+        rows[k] = all[k];
+}
+
+/* It takes attention's place in a layer, with keys of its own. */
+const struct core_kind core_gdn = {
+    .symbol = 'G',
+    .name = "gated delta net",
+    .title = "gated delta net",
+    .norm_key = "self_attention.in_proj.layer_norm_weight",
+    .options = {KIND_ROWS(uses, gdn_uses), KIND_ROWS(rules, gdn_rules), KIND_ROWS(tiny, gdn_tiny)},
+    .keys = {.family = "gated delta net", .place = KEY_PLACE_ATTENTION, .mixes = true,
+             .prefixes = {"self_attention.in_proj.", "self_attention.conv1d.", "self_attention.A_log", "self_attention.dt_bias",
+                          "self_attention.out_norm.", "self_attention.out_proj."},
+             KIND_ROWS(splits, gdn_splits), .part_rows = gdn_part_rows},
+    .flops = gdn_flops,
+    .declare = gdn_declare,
+};

@@ -10,6 +10,7 @@ static struct weight head_weight(struct build *b, int64_t vocab)
     const struct config_model *c = &b->cfg->model;
     struct param tied = embedding_param(b);
     struct param own = param_matrix("output_layer.weight", vocab, c->hidden, c->init_std);
+    param_split(&own, 0, UNIT_VOCAB, vocab);
     return build_weight(b, c->tied ? &tied : &own);
 }
 
@@ -17,7 +18,7 @@ int head_declare(struct build *b, const struct head_io *io)
 {
     const struct config_model *c = &b->cfg->model;
     struct graph *g = b->g;
-    int64_t vocab = round_up(c->vocab, c->vocab_multiple), d = c->hidden;
+    int64_t vocab = padded_vocab(c), d = c->hidden;
     graph_scope(g, -1, io->scope);
     b->prefix[0] = '\0';
     struct weight w = head_weight(b, vocab);

@@ -15,6 +15,7 @@
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/joint_mhc_int.h"
 #include "ops/mhc/mhc.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -153,18 +154,11 @@ int64_t mhc_block_layers(int64_t streams, int64_t layers)
 
 /* The stream in front of every r-th layer of a part (of every r-th group, where the pattern is grouped: a group is what
  * Megatron calls a layer) is kept, and so is the last combine; those between are replayed, which the planner does for a
- * whole block at once because each needs the one before it. Without a number of layers, "mhc" makes a part one block,
- * as it does in Megatron. */
+ * whole block at once because each needs the one before it. */
 static void drop_stream(struct build *b, slot_id stream, int index, bool last)
 {
-    const char *text = b->cfg->plan.recompute_block;
-    int64_t r = 0;
-    bool given = parse_i64(text, &r);
-    if (strcmp(text, "auto") == 0)
-        r = mhc_block_layers(b->cfg->model.mhc_streams, b->n_layers);
-    else if (!given)
-        r = str_has_word(b->cfg->plan.recompute, "mhc") ? INT64_MAX : 0;
-    bool begins = given ? r > 0 && b->unit_start && b->unit % r == 0 : r > 0 && index % r == 0;
+    int64_t r = b->streams.every;
+    bool begins = r > 0 && (b->streams.by_unit ? b->unit_start && b->unit % r == 0 : index % r == 0);
     if (training(b) && b->g->err.code == ST_OK && r > 0 && !last && !begins)
         b->g->slots[stream].dropped = true;
 }
@@ -192,32 +186,34 @@ static struct weight small(struct build *b, const char *module, const char *name
     snprintf(key, sizeof key, "%s.%s", module, name);
     struct param p = param_vector(key, n, init);
     p.init_a = value;
+    param_replicate(&p, GRAD_OVER_TOKENS);
     return build_weight(b, &p);
 }
 
 /* Attention-like layers and MLP-like ones keep their mapping under different names, as Megatron does; a
  * Mamba layer, which may share a group with attention, under the name of its hybrid layers. A second layer
  * of a kind in one group ([G*], [-E]), which Megatron does not have, gets a name of its own. */
-static void mapping_module(const struct build *b, const char *norm_key, char *module, size_t size)
+static void mapping_module(const struct build *b, char *module, size_t size)
 {
-    bool mlp = str_starts(norm_key, "mlp.") || str_starts(norm_key, "pre_mlp_layernorm");
-    bool mixer = str_starts(norm_key, "mixer.");
+    static const char *const names[] = {[KEY_PLACE_ALONE] = "hyper_connection", [KEY_PLACE_ATTENTION] = "self_attention_hyper_connection",
+                                        [KEY_PLACE_MLP] = "mlp_hyper_connection"};
     char key[192];
-    snprintf(module, size, "%s", mlp ? "mlp_hyper_connection" : mixer ? "hyper_connection" : "self_attention_hyper_connection");
+    snprintf(module, size, "%s", names[b->core->keys.place]);
     snprintf(key, sizeof key, "%s%s.mapping_proj.weight", b->prefix, module);
     int taken = param_find(b->params, key);
     if (taken >= 0 && b->params->list[taken].p.layer != b->layer)
         snprintf(module + strlen(module), size - strlen(module), "_2");
 }
 
-static struct mapping declare_mapping(struct build *b, const char *norm_key)
+static struct mapping declare_mapping(struct build *b)
 {
     const struct config_model *c = &b->cfg->model;
     int64_t n = mhc_logits(c->mhc_streams);
     char module[64], key[96];
-    mapping_module(b, norm_key, module, sizeof module);
+    mapping_module(b, module, sizeof module);
     snprintf(key, sizeof key, "%s.mapping_proj.weight", module);
     struct param w = mhc_matrix(key, n, c->mhc_streams * c->hidden);
+    param_replicate(&w, GRAD_OVER_TOKENS);
     struct mapping m = {.w = build_weight(b, &w)};
     m.a_pre = small(b, module, "alpha_pre", 1, INIT_CONST, c->mhc_gating);
     m.a_post = small(b, module, "alpha_post", 1, INIT_CONST, c->mhc_gating);
@@ -296,13 +292,7 @@ static slot_id product_slot(struct build *b)
 }
 
 /* Joints whose health is asked for at once. A stream that is to be dropped should not live until then, and a cut waits for nothing. */
-static int health_layers(const struct build *b)
-{
-    const char *dropped = b->cfg->plan.recompute;
-    bool kept = strcmp(b->cfg->plan.recompute_block, "off") == 0 && !str_has_word(dropped, "mhc") && !str_has_word(dropped, "full") &&
-                strchr(dropped, '*') == NULL && strstr(dropped, "joint.stream") == NULL;
-    return kept ? MHC_HEALTH_LAYERS : 1;
-}
+static int health_layers(const struct build *b) { return b->streams.stay ? MHC_HEALTH_LAYERS : 1; }
 
 /* Row and column sums, the gain of the product of all mixes so far, and how alike the streams are: of this joint and of those that wait with
  * it. Returns the new product. */
@@ -488,10 +478,10 @@ static void declare_ready(struct build *b, const struct sublayer *prev)
     graph_cost(g, n, PH_BWD, 0, (double)(b->rows * mhc_logits(j->rule.streams)) * 20);
 }
 
-static int declare_open(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next, const char *norm_key)
+static int declare_open(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next)
 {
     int64_t d = b->cfg->model.hidden, streams = p->j->rule.streams, logits = mhc_logits(streams);
-    p->map = declare_mapping(b, norm_key);
+    p->map = declare_mapping(b);
     p->coef = build_wide(b, "coef", b->rows, logits);
     p->stat = build_wide(b, "stat", b->rows, logits + 2);
     next->x = p->stream;
@@ -522,6 +512,7 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
     graph_scope(b->g, b->layer, "joint");
     declare_ready(b, prev);
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
+    param_replicate(&gain, GRAD_OVER_TOKENS);
     p.gain = build_weight(b, &gain);
     p.info = closes && p.j->dropout > 0 ? b->in.info : NO_SLOT;
     p.stream = prev->wide && !closes ? prev->x : build_real(b, "stream", b->rows, p.j->rule.streams * c->hidden);
@@ -531,7 +522,7 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
     next->dh = build_grad(b, "dnorm", b->rows, c->hidden);
     next->wide = true;
     if (!last)
-        return declare_open(b, &p, prev, next, norm_key);
+        return declare_open(b, &p, prev, next);
     settle_health(b, prev);
     next->x = p.stream;
     next->f = next->df = NO_SLOT;
@@ -657,4 +648,62 @@ static int mhc_settle(struct build *b)
     return g->err.code;
 }
 
-const struct joint_kind joint_mhc = {.name = "mhc", .declare = mhc_declare, .close = mhc_close, .arrive = mhc_arrive, .settle = mhc_settle};
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+static bool has_streams(const struct config *c) { return c->model.mhc_streams > 0; }
+static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
+static bool recomputes(const struct config *c)
+{
+    return c->plan.recompute[0] != '\0' || c->plan.recompute_granularity != CFG_GRANULARITY_NONE ||
+           strcmp(c->plan.recompute_block, "off") != 0;
+}
+
+static bool one_stream(const struct config *c) { return c->model.mhc_streams == 1; }
+static bool mhc_options_without_mhc(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return m->mhc_streams == 0 && (m->mhc_profile != CFG_MHC_D || m->mhc_iterations != 20 || m->mhc_gating != 0.01 ||
+                                   m->mhc_bf16_coef);
+}
+
+static bool recompute_mhc_without_streams(const struct config *c)
+{
+    return c->model.mhc_streams == 0 && (str_has_word(c->plan.recompute, "mhc") || c->mhc.kernels != CFG_MHC_KERNELS_AUTO || !c->mhc.rebuild);
+}
+
+static bool block_without_streams(const struct config *c)
+{
+    return strcmp(c->plan.recompute_block, "off") != 0 && c->model.mhc_streams == 0;
+}
+
+/* clang-format off */
+static const struct option_use mhc_uses[] = {
+    {"mhc.kernels", on_gpu, "run.device = cuda"},
+    {"mhc.rebuild", recomputes, "plan.recompute or plan.recompute_block"},
+};
+static const struct rule mhc_rules[] = {
+    {"mhc-two-streams", one_stream,
+     "model.mhc_streams must be 0 (plain residual) or at least 2: one stream has nothing to mix",
+     {"model.mhc_streams"}},
+    {"mhc-options-need-streams", mhc_options_without_mhc,
+     "options of hyper-connections need model.mhc_streams",
+     {"model.mhc_streams", "model.mhc_profile", "model.mhc_iterations", "model.mhc_gating"}},
+    {"recompute-block-needs-streams", block_without_streams,
+     "plan.recompute_block needs model.mhc_streams: a plain residual stream is not recomputed",
+     {"plan.recompute_block", "model.mhc_streams"}},
+    {"recompute-mhc-needs-streams", recompute_mhc_without_streams,
+     "plan.recompute = mhc, mhc.kernels and mhc.rebuild need model.mhc_streams: there are no streams",
+     {"plan.recompute", "mhc.kernels", "mhc.rebuild", "model.mhc_streams"}},
+};
+/* clang-format on */
+
+const struct joint_kind joint_mhc = {
+    .name = "mhc",
+    .options = {KIND_ROWS(uses, mhc_uses), KIND_ROWS(rules, mhc_rules)},
+    .recompute = {{"layernorm", {"norm"}}, {"mhc", {"joint.norm"}}}, /* mhc: and streams, which the joint drops itself, block by block */
+    .chosen = has_streams,
+    .declare = mhc_declare,
+    .close = mhc_close,
+    .arrive = mhc_arrive,
+    .settle = mhc_settle,
+};

@@ -2,6 +2,7 @@
  * wants the streams, combine, contraction and final norm are one op; otherwise two nodes, between which multi-token prediction takes the streams. */
 #include "layers/joint_mhc_int.h"
 #include "ops/mhc/mhc.h"
+#include "ops/ops.h"
 #include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>
@@ -231,6 +232,7 @@ static struct weight head_weight(struct build *b, const char *norm_key, const ch
     char key[160];
     snprintf(key, sizeof key, "%.*s%s", end ? (int)(end - norm_key) : 0, norm_key, name);
     p.key = key;
+    param_replicate(&p, GRAD_OVER_TOKENS);
     return build_weight(b, &p);
 }
 

@@ -29,6 +29,7 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
     graph_scope(g, b->layer, "joint");
 
     struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
+    param_replicate(&gain, GRAD_OVER_TOKENS);
     struct weight w = build_weight(b, &gain);
     int64_t d = c->hidden;
     slot_id s = closes ? build_real(b, "stream", b->rows, d) : NO_SLOT, rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
@@ -90,4 +91,10 @@ static void residual_arrive(struct build *b, struct sublayer *entry)
     *entry = sublayer_entry(build_real(b, "stream", b->rows, d), build_grad(b, "dstream", b->rows, d), false);
 }
 
-const struct joint_kind joint_residual = {.name = "residual", .declare = residual_declare, .close = residual_close, .arrive = residual_arrive};
+const struct joint_kind joint_residual = {
+    .name = "residual",
+    .recompute = {{"layernorm", {"norm"}}},
+    .declare = residual_declare,
+    .close = residual_close,
+    .arrive = residual_arrive,
+};

@@ -7,13 +7,14 @@
  *     embed -> joint -> core -> joint -> core -> ... -> joint -> head
  *
  * Add a core: one file with, in this order, maths and a shape legend, sizes, params, nodes and slots,
- * cost, the const struct core_kind; then a line in cores.c and a tiny pattern in
- * tests/tiny.h. Gradcheck, recompute, schedule, checkpoint and plan tests then find it. */
+ * cost, options and rules, the const struct core_kind (kind/kind.h); then a line in cores.def. Pattern,
+ * checks of options, checkpoints, FLOPs, `braid verify` and the tests of all kinds then find it. */
 #ifndef BRAID_LAYERS_H
 #define BRAID_LAYERS_H
 
 #include "comm/comm.h"
 #include "config/config.h"
+#include "kind/kind.h"
 #include "ops/rope/rope.h"
 #include "plan/graph.h"
 #include "tensor/params.h"
@@ -99,6 +100,13 @@ struct batch_slots {
     slot_id loss;  /* F64 [2], persistent: sum of nll, number of labels */
 };
 
+/* How the residual streams of a joint with several are kept in training; made from plan.recompute_block by model/policy.c. */
+struct stream_policy {
+    int64_t every; /* the stream in front of every so many layers is kept, those between are recomputed; 0: all are kept */
+    bool by_unit;  /* `every` counts units (groups of a grouped pattern), else joints */
+    bool stay;     /* nothing in the policy may drop a stream */
+};
+
 struct build {
     const struct config *cfg;
     struct dev *dev;
@@ -115,6 +123,8 @@ struct build {
     int64_t batch, seq, rows; /* rows = batch * seq of this plan */
     int64_t cache_len;        /* decode: positions the caches hold */
     struct batch_slots in;
+    struct stream_policy streams;
+    const struct core_kind *core; /* of the layer */
     int layer;      /* physical layer, 0-based; MTP layers go on counting: names are unique */
     int number;     /* 1-based among the layers with this symbol: "every k-th attention layer" */
     int n_layers;   /* symbols in the pattern */
@@ -173,13 +183,6 @@ struct core_io {
     slot_id h, f;   /* in, out */
     slot_id df, dh; /* gradient of f (read), of h (write) */
 };
-struct core_kind {
-    char symbol;
-    const char *name;
-    const char *norm_key; /* where Megatron keeps the gain of the norm in front of it */
-    int (*declare)(struct build *b, struct core_io *io); /* creates f; NULL: no core yet */
-};
-const struct core_kind *core_find(char symbol); /* NULL: unknown symbol */
 
 /* ---- joints --------------------------------------------------------------------------------------------- */
 
@@ -191,24 +194,9 @@ struct sublayer {
     slot_id aux[8]; /* the joint's own: mixing coefficients and their gradients */
     bool wide;      /* x holds all streams of a joint with several; after the last joint: before their contraction */
 };
-struct joint_kind {
-    const char *name;
-    /* Closes prev (f NO_SLOT: nothing to close, x is the embedding, or with wide the streams of an MTP entry) and
-     * opens next. norm_key: key of the gain. last: next is the head; what goes on is h, and where the joint has
-     * several streams also x, which multi-token prediction adds its gradient to. */
-    int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last);
-    /* The first half alone, in front of a pipeline cut: next gets x, dx, wide and the carry, and opens nothing. With
-     * nothing to close, x goes on as it is, a single stream as several where the joint has them. */
-    int (*close)(struct build *b, const struct sublayer *prev, struct sublayer *next);
-    /* The other side of that cut: slots for what crosses. b->layer: the first layer after it. */
-    void (*arrive)(struct build *b, struct sublayer *entry);
-    /* Training, after the recompute policy: replays of what was dropped may be joined. NULL: they stay as declared. */
-    int (*settle)(struct build *b);
-};
 enum { AUX_CARRY = 2 }; /* of sublayer.aux: what crosses a cut beside x, forward only (metrics); NO_SLOT: nothing */
 /* The stream a stack starts with: no sublayer is open. */
 struct sublayer sublayer_entry(slot_id x, slot_id dx, bool wide);
-extern const struct joint_kind joint_residual, joint_mhc;
 /* Layers per block for which recomputing streams block by block needs least memory: those of a kept stream per
  * block, n C a token, and (n + 2) C a layer for the block being replayed (paper, eq. 20). */
 int64_t mhc_block_layers(int64_t streams, int64_t layers);

@@ -10,6 +10,8 @@
 #include "layers/mixer_int.h"
 #include "ops/ssd/ssd.h"
 
+#include <string.h>
+
 struct mamba {
     struct mixer m;
     int64_t dim, groups, state;
@@ -76,6 +78,19 @@ static void sizes(const struct build *b, struct mamba *s)
                         .dt_max = c->mamba_dt_max};
 }
 
+/* Sections x, B, C; of the projection in also z in front of them and dt behind them. */
+static void split_channels(const struct build *b, const struct mixer *m, struct param *p, bool projection)
+{
+    const struct config_model *c = &b->cfg->model;
+    if (projection)
+        param_split_section(p, 0, m->inner, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, m->inner, UNIT_HEADS, m->heads);
+    param_split_section(p, 0, c->mamba_groups * c->mamba_state, UNIT_GROUPS, c->mamba_groups);
+    param_split_section(p, 0, c->mamba_groups * c->mamba_state, UNIT_GROUPS, c->mamba_groups);
+    if (projection)
+        param_split_section(p, 0, m->heads, UNIT_HEADS, m->heads);
+}
+
 static void declare_params(struct build *b, const struct mixer *m, struct mixer_decl *decl)
 {
     const struct config_model *c = &b->cfg->model;
@@ -93,6 +108,13 @@ static void declare_params(struct build *b, const struct mixer *m, struct mixer_
     dt_bias.init_b = 0.1;
     a_log.init_a = 1;
     a_log.init_b = 16;
+    struct param *by_head[] = {&dt_bias, &a_log, &d, &norm};
+    for (int i = 0; i < countof(by_head); i++)
+        param_split(by_head[i], 0, UNIT_HEADS, m->heads);
+    param_split(&out, 1, UNIT_HEADS, m->heads);
+    split_channels(b, m, &in, true);
+    split_channels(b, m, &conv_w, false);
+    split_channels(b, m, &conv_b, false);
     decl->w_in = build_weight(b, &in);
     decl->conv_w = build_weight(b, &conv_w);
     decl->conv_b = build_weight(b, &conv_b);
@@ -128,7 +150,90 @@ static int mamba_declare(struct build *b, struct core_io *io)
     return mixer_declare(b, &s->m, &d, io);
 }
 
-const struct core_kind core_mamba2 = {.symbol = 'M',
-                                      .name = "mamba2",
-                                      .norm_key = "mixer.in_proj.layer_norm_weight",
-                                      .declare = mamba_declare};
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+static bool several_groups(const struct config *c) { return c->model.mamba_groups > 1; }
+
+static bool has_mamba(const struct config *c) { return strchr(c->model.pattern, 'M') != NULL; }
+static bool mamba_heads_missing(const struct config *c)
+{
+    return has_mamba(c) && c->model.mamba_heads == 0;
+}
+
+static bool mamba_groups_do_not_divide(const struct config *c)
+{
+    return has_mamba(c) && c->model.mamba_heads % c->model.mamba_groups != 0;
+}
+
+static bool mamba_steps_crossed(const struct config *c)
+{
+    return c->model.mamba_dt_max > 0 && c->model.mamba_dt_min > c->model.mamba_dt_max;
+}
+
+/* clang-format off */
+static const struct option_use mamba_uses[] = {
+    {"model.mamba_heads", NULL, NULL},
+    {"model.mamba_head_dim", NULL, NULL},
+    {"model.mamba_state", NULL, NULL},
+    {"model.mamba_groups", NULL, NULL},
+    {"model.mamba_conv", NULL, NULL},
+    {"model.mamba_chunk", NULL, NULL},
+    {"model.mamba_dt_min", NULL, NULL},
+    {"model.mamba_dt_max", NULL, NULL},
+    {"model.mamba_norm", several_groups, "model.mamba_groups above 1"},
+};
+static const struct rule mamba_rules[] = {
+    {"mamba-heads-fit", mamba_heads_missing,
+     "2 * model.hidden must be a multiple of model.mamba_head_dim unless model.mamba_heads is set",
+     {"model.hidden", "model.mamba_head_dim", "model.mamba_heads"}},
+    {"mamba-groups-divide-heads", mamba_groups_do_not_divide,
+     "model.mamba_heads must be a multiple of model.mamba_groups",
+     {"model.mamba_heads", "model.mamba_groups", "model.hidden", "model.mamba_head_dim"}},
+    {"mamba-steps-ordered", mamba_steps_crossed,
+     "model.mamba_dt_min must not be above model.mamba_dt_max",
+     {"model.mamba_dt_min", "model.mamba_dt_max"}},
+};
+static const struct tiny_size mamba_tiny[] = {
+    {"model.mamba_heads", 4, true}, {"model.mamba_head_dim", 8, false}, {"model.mamba_state", 6, false}, {"model.mamba_groups", 2, true},
+    {"model.mamba_chunk", 8, false},
+};
+/* clang-format on */
+
+/* In, scan, out: Megatron's formula, which fixes inner at 2 d even when heads are set; here it is the layer's own. The
+ * truthful count of the scan is chunk (groups state + inner) + 4 inner state, plus the convolution. */
+static double mamba_flops(const struct config *cfg, int64_t seq)
+{
+    (void)seq;
+    const struct config_model *c = &cfg->model;
+    double d = (double)c->hidden, inner = (double)(c->mamba_heads * c->mamba_head_dim), bc = (double)(c->mamba_groups * c->mamba_state);
+    return 2 * d * (2 * inner + 2 * bc + (double)c->mamba_heads) + 7 * inner * (double)c->mamba_state + 2 * inner * d;
+}
+
+static const struct key_split mamba_splits[] = {
+    {"mixer.in_proj.weight", {"z", "x", "B", "C", "dt"}},
+    {"mixer.in_proj.bias", {"z", "x", "B", "C", "dt"}},
+    {"mixer.conv1d.weight", {"x", "B", "C"}},
+    {"mixer.conv1d.bias", {"x", "B", "C"}},
+};
+
+static void mamba_part_rows(const struct config *c, const struct key_split *s, int64_t rows[KEY_MAX_PARTS])
+{
+    const struct config_model *m = &c->model;
+    int64_t inner = m->mamba_heads * m->mamba_head_dim, state = m->mamba_groups * m->mamba_state;
+    for (int k = 0; k < KEY_MAX_PARTS && s->parts[k] != NULL; k++) {
+        const char *part = s->parts[k];
+        rows[k] = strcmp(part, "dt") == 0 ? m->mamba_heads : strcmp(part, "B") == 0 || strcmp(part, "C") == 0 ? state : inner;
+    }
+}
+
+const struct core_kind core_mamba2 = {
+    .symbol = 'M',
+    .name = "mamba2",
+    .title = "Mamba-2",
+    .norm_key = "mixer.in_proj.layer_norm_weight",
+    .options = {KIND_ROWS(uses, mamba_uses), KIND_ROWS(rules, mamba_rules), KIND_ROWS(tiny, mamba_tiny)},
+    .keys = {.family = "Mamba", .place = KEY_PLACE_ALONE, .mixes = true, .optional = true, .prefixes = {"mixer."},
+             KIND_ROWS(splits, mamba_splits), .part_rows = mamba_part_rows},
+    .flops = mamba_flops,
+    .declare = mamba_declare,
+};

@@ -18,6 +18,7 @@
 #include "ops/rope/rope.h"
 
 #include <math.h>
+#include <string.h>
 
 struct mla {
     int64_t batch, seq, heads, nope, rope, v, q_rank, kv_rank;
@@ -116,6 +117,7 @@ static void declare_norm(struct build *b, const char *name, const struct mla *m,
     char rstd_name[32];
     snprintf(rstd_name, sizeof rstd_name, "%s_rstd", name);
     struct param p = param_vector(key, rank, m->zero_centered ? INIT_ZERO : INIT_ONE);
+    param_replicate(&p, GRAD_OVER_TOKENS); /* latents are made of a rank's own tokens, then gathered */
     struct weight w = build_weight(b, &p);
     slot_id rstd = graph_slot(g, rstd_name, tensor_1d(NULL, b->dev->wide, b->rows));
     double elems = (double)(b->rows * rank), size = (double)dtype_bytes(b->dev->real);
@@ -199,6 +201,7 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
     int64_t d = c->hidden, wide = m->heads * (m->nope + m->rope);
     if (m->q_rank == 0) {
         struct param p = param_matrix("self_attention.linear_q_proj.weight", wide, d, c->init_std);
+        param_split(&p, 0, UNIT_HEADS, m->heads);
         struct linear l = {.x = io->h, .y = s->q, .dy = s->dq, .dx = io->dh, .w = build_weight(b, &p), .bias = no_weight(), .in = d, .out = wide};
         declare_rotated(b, "q_proj", s, &l, rotary(m, of(b->g, s->q)));
         return;
@@ -207,6 +210,8 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
     slot_id normed = build_real(b, "q_latent", b->rows, m->q_rank), dnormed = build_grad(b, "dq_latent", b->rows, m->q_rank);
     struct param pd = param_matrix("self_attention.linear_q_down_proj.weight", m->q_rank, d, c->init_std);
     struct param pu = param_matrix("self_attention.linear_q_up_proj.weight", wide, m->q_rank, c->init_std);
+    param_replicate(&pd, GRAD_OVER_TOKENS);
+    param_split(&pu, 0, UNIT_HEADS, m->heads);
     linear_declare(b, "q_down", &(struct linear){.x = io->h, .y = down, .dy = ddown, .dx = io->dh, .w = build_weight(b, &pd),
                                                  .bias = no_weight(), .in = d, .out = m->q_rank});
     declare_norm(b, "q_norm", m, s, down, ddown, normed, dnormed, m->q_rank, "self_attention.linear_q_up_proj.layer_norm_weight", false);
@@ -220,6 +225,8 @@ static void declare_keys(struct build *b, const struct mla *m, struct mla_slots 
     int64_t d = c->hidden, wide = m->heads * (m->nope + m->v);
     struct param pd = param_matrix("self_attention.linear_kv_down_proj.weight", m->kv_rank + m->rope, d, c->init_std);
     struct param pu = param_matrix("self_attention.linear_kv_up_proj.weight", wide, m->kv_rank, c->init_std);
+    param_replicate(&pd, GRAD_OVER_TOKENS);
+    param_split(&pu, 0, UNIT_HEADS, m->heads);
     struct linear down = {.x = io->h, .y = s->kvd, .dy = s->dkvd, .dx = io->dh, .w = build_weight(b, &pd), .bias = no_weight(),
                           .in = d, .out = m->kv_rank + m->rope};
     declare_rotated(b, "kv_down", s, &down, heads3(shared_key(m, of(b->g, s->kvd)), 1, m->rope));
@@ -245,10 +252,79 @@ static int mla_declare(struct build *b, struct core_io *io)
     declare_core(b, m, &s);
     struct param p = param_matrix("self_attention.linear_proj.weight", c->hidden, m->heads * m->v, output_std(b));
     struct param pb = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
+    param_split(&p, 1, UNIT_HEADS, m->heads);
+    param_replicate(&pb, GRAD_OVER_TOKENS);
     struct weight wo = build_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight(); /* the others have none, as in Megatron */
     linear_declare(b, "proj", &(struct linear){.x = s.o, .y = io->f, .dy = io->df, .dx = s.d_o, .w = wo, .bias = bo,
                                                .in = m->heads * m->v, .out = c->hidden});
     return b->g->err.code;
 }
 
-const struct core_kind core_mla = {.symbol = '+', .name = "multi-latent attention", .norm_key = "input_layernorm.weight", .declare = mla_declare};
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+static bool rope_llama3(const struct config *c) { return c->model.rope_scaling == CFG_ROPE_SCALING_LLAMA3; }
+static bool rope_yarn(const struct config *c) { return c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
+static bool rope_stretched(const struct config *c) { return rope_llama3(c) || rope_yarn(c); }
+
+static bool latent_without_rope(const struct config *c)
+{
+    return c->model.rope == CFG_ROPE_NONE && strchr(c->model.pattern, '+') != NULL;
+}
+
+/* clang-format off */
+static const struct option_use mla_uses[] = {
+    {"model.heads", NULL, NULL},
+    {"model.bias", NULL, NULL},
+    {"model.rope_base", NULL, NULL},
+    {"model.rope_scaling", NULL, NULL},
+    {"model.rope_factor", NULL, NULL},
+    {"model.rope_original", rope_stretched, "model.rope_scaling = llama3 or yarn"},
+    {"model.rope_low", rope_llama3, "model.rope_scaling = llama3"},
+    {"model.rope_high", rope_llama3, "model.rope_scaling = llama3"},
+    {"model.rope_beta_fast", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_beta_slow", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_mscale", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_mscale_all_dim", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.mla_q_rank", NULL, NULL},
+    {"model.mla_kv_rank", NULL, NULL},
+    {"model.mla_nope", NULL, NULL},
+    {"model.mla_rope", NULL, NULL},
+    {"model.mla_v", NULL, NULL},
+    {"model.mla_norm_eps", NULL, NULL},
+    {"model.mla_softmax_scale", NULL, NULL},
+};
+static const struct rule mla_rules[] = {
+    {"latent-needs-rope", latent_without_rope,
+     "latent attention (+) has rotary channels of its own: model.rope cannot be none",
+     {"model.rope", "model.pattern", "model.mla_rope"}},
+};
+static const struct tiny_size mla_tiny[] = {
+    {"model.heads", 4, true},        {"model.mla_kv_rank", 12, false}, {"model.mla_q_rank", 10, false},
+    {"model.mla_nope", 6, false},    {"model.mla_rope", 4, false},     {"model.mla_v", 6, false},
+};
+/* clang-format on */
+
+/* Latents, per-head projections, output, then the causal half of scores and values: Megatron's formula. */
+static double mla_flops(const struct config *cfg, int64_t seq)
+{
+    const struct config_model *c = &cfg->model;
+    double d = (double)c->hidden, heads = (double)c->heads, qk = (double)(c->mla_nope + c->mla_rope), v = (double)c->mla_v;
+    double rq = (double)c->mla_q_rank, rkv = (double)c->mla_kv_rank, query = rq > 0 ? rq * (d + heads * qk + 1) : d * heads * qk;
+    double latent = rkv * (d + heads * ((double)c->mla_nope + v) + 1) + d * (double)c->mla_rope;
+    return 2 * (query + latent + heads * v * d) + (double)seq * heads * (qk + v);
+}
+
+/* The latents are always normed and a part of every head always rotates, whatever model.qk_norm and model.rope say. */
+const struct core_kind core_mla = {
+    .symbol = '+',
+    .name = "multi-latent attention",
+    .title = "latent attention",
+    .norm_key = "input_layernorm.weight",
+    .options = {KIND_ROWS(uses, mla_uses), KIND_ROWS(rules, mla_rules), KIND_ROWS(tiny, mla_tiny),
+                .refused = {"model.attn_gate", "model.attn_window", "model.attn_window_skip", "model.attn_sink", "model.softmax_scale",
+                            "model.qkv_bias", "model.rope_percent", "model.no_rope_freq"}},
+    .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
+    .recompute = {{"core_attn", {"mla.o", "mla.lse"}}, {"mla_up_proj", {"mla.q", "mla.kv", "mla.k"}}},
+    .flops = mla_flops,
+    .declare = mla_declare,
+};

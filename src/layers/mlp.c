@@ -28,11 +28,15 @@ static int mlp_declare(struct build *b, struct core_io *io)
     struct act_rule rule = {.kind = (enum act_kind)c->act, .clamp = c->act_clamp, .alpha = c->act_alpha, .offset = c->act_offset};
     int64_t f = c->ffn, wide = act_is_gated(rule.kind) ? 2 * f : f, d = c->hidden;
     graph_scope(b->g, b->layer, "mlp");
-    struct weight w1 = build_weight(b, &(struct param){.key = "mlp.linear_fc1.weight", .rank = 2, .dim = {wide, d},
-                                                       .init = INIT_NORMAL, .init_a = c->init_std, .decay = true});
-    struct param p2 = param_matrix("mlp.linear_fc2.weight", d, f, output_std(b));
+    struct param p1 = param_matrix("mlp.linear_fc1.weight", wide, d, c->init_std), p2 = param_matrix("mlp.linear_fc2.weight", d, f, output_std(b));
     struct param pb1 = param_vector("mlp.linear_fc1.bias", wide, INIT_ZERO), pb2 = param_vector("mlp.linear_fc2.bias", d, INIT_ZERO);
-    struct weight w2 = build_weight(b, &p2);
+    for (int64_t at = 0; at < wide; at += f) { /* gate and up each */
+        param_split_section(&p1, 0, f, UNIT_FFN, f);
+        param_split_section(&pb1, 0, f, UNIT_FFN, f);
+    }
+    param_split(&p2, 1, UNIT_FFN, f);
+    param_replicate(&pb2, GRAD_OVER_TOKENS);
+    struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
     struct weight b1 = c->bias ? build_weight(b, &pb1) : no_weight(), b2 = c->bias ? build_weight(b, &pb2) : no_weight();
 
     slot_id pre = build_real(b, "pre", b->rows, wide), act = build_real(b, "act", b->rows, f);
@@ -44,5 +48,56 @@ static int mlp_declare(struct build *b, struct core_io *io)
     return b->g->err.code;
 }
 
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+static bool gated(const struct config *c) { return act_is_gated((enum act_kind)c->model.act); }
+
+static bool gate_options_without_gate(const struct config *c)
+{
+    return !gated(c) && (c->model.act_clamp != 0 || c->model.act_offset != 0);
+}
+
+static bool alpha_without_quick(const struct config *c)
+{
+    return c->model.act_alpha != 1.702 && c->model.act != CFG_ACT_QUICK_GELU &&
+           c->model.act != CFG_ACT_QUICK_GEGLU;
+}
+
+/* clang-format off */
+static const struct option_use mlp_uses[] = {
+    {"model.bias", NULL, NULL},
+    {"model.ffn", NULL, NULL},
+    {"model.act", NULL, NULL},
+    {"model.act_clamp", NULL, NULL},
+    {"model.act_alpha", NULL, NULL},
+    {"model.act_offset", NULL, NULL},
+};
+static const struct rule mlp_rules[] = {
+    {"clamp-and-offset-need-gate", gate_options_without_gate,
+     "model.act_clamp and model.act_offset need a gated activation",
+     {"model.act", "model.act_clamp", "model.act_offset"}},
+    {"alpha-needs-quick", alpha_without_quick,
+     "model.act_alpha only matters to quick_gelu and quick_geglu",
+     {"model.act", "model.act_alpha"}},
+};
+static const struct tiny_size mlp_tiny[] = {
+    {"model.ffn", 24, true},
+};
+/* clang-format on */
+
+static double mlp_flops(const struct config *c, int64_t seq)
+{
+    (void)seq;
+    return 4 * (double)c->model.hidden * (double)c->model.ffn * (gated(c) ? 1.5 : 1);
+}
+
 const struct core_kind core_mlp = {
-    .symbol = '-', .name = "mlp", .norm_key = "mlp.linear_fc1.layer_norm_weight", .declare = mlp_declare};
+    .symbol = '-',
+    .name = "mlp",
+    .title = "MLP",
+    .norm_key = "mlp.linear_fc1.layer_norm_weight",
+    .options = {KIND_ROWS(uses, mlp_uses), KIND_ROWS(rules, mlp_rules), KIND_ROWS(tiny, mlp_tiny)},
+    .keys = {.family = "MLP", .place = KEY_PLACE_MLP, .transformer = true, .prefixes = {"mlp.linear_fc"}},
+    .flops = mlp_flops,
+    .declare = mlp_declare,
+};

@@ -23,8 +23,11 @@
 #include "ops/act/act.h"
 #include "ops/gate/gate.h"
 #include "ops/moeplan/moeplan.h"
+#include "ops/ops.h"
 #include "ops/permute/permute.h"
 #include "ops/router/router.h"
+
+#include <string.h>
 
 struct moe {
     int64_t experts, k, width, ffn, wide, vocab; /* wide: rows of fc1 */
@@ -79,6 +82,7 @@ static slot_id declare_shared_gate(struct build *b, const struct core_io *io, sl
     struct graph *g = b->g;
     int64_t d = b->cfg->model.hidden;
     struct param p = param_matrix("mlp.shared_experts.gate_weight", 1, d, b->cfg->model.init_std);
+    param_replicate(&p, GRAD_OVER_TOKENS);
     slot_id score = build_real(b, "shared_score", b->rows, 1),
             dscore = build_grad(b, "dshared_score", b->rows, 1);
     slot_id gated = build_real(b, "shared_gated", b->rows, d);
@@ -106,6 +110,9 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
     int64_t f = c->shared_ffn, wide = act_is_gated(m->act.kind) ? 2 * f : f, d = c->hidden;
     struct param p1 = param_matrix("mlp.shared_experts.linear_fc1.weight", wide, d, c->init_std);
     struct param p2 = param_matrix("mlp.shared_experts.linear_fc2.weight", d, f, output_std(b));
+    for (int64_t at = 0; at < wide; at += f) /* gate and up each */
+        param_split_section(&p1, 0, f, UNIT_FFN, f);
+    param_split(&p2, 1, UNIT_FFN, f);
     struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
     slot_id pre = build_real(b, "shared_pre", b->rows, wide),
             act = build_real(b, "shared_act", b->rows, f);
@@ -148,7 +155,7 @@ static int sizes(struct build *b, struct moe *m)
                       .k = c->topk,
                       .width = c->hidden,
                       .ffn = c->expert_ffn,
-                      .vocab = round_up(c->vocab, c->vocab_multiple),
+                      .vocab = padded_vocab(c),
                       .bias_rate = c->router_bias_rate,
                       .seq = b->seq,
                       .jitter = training(b) ? c->router_jitter : 0,
@@ -224,6 +231,7 @@ static struct weight declare_table(struct build *b, const struct moe *m)
                           .init = INIT_HASH,
                           .buffer = true,
                           .n_values = m->experts};
+    param_replicate(&table, GRAD_COMPLETE);
     return m->hashed ? build_weight(b, &table) : no_weight();
 }
 
@@ -241,10 +249,16 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
     bias.buffer = true;
     p1.rows = b1.rows = interleaved_rows(m);
     struct param *of_experts[] = {&p1, &p2, &b1, &b2};
-    for (int i = 0; i < 4 && b->mesh->ep > 1; i++) {
-        of_experts[i]->shard.full = m->experts;
-        of_experts[i]->shard.first = b->mesh->ep_rank * m->local;
+    for (int i = 0; i < countof(of_experts); i++) {
+        if (b->mesh->ep > 1) {
+            of_experts[i]->shard.full = m->experts;
+            of_experts[i]->shard.first = b->mesh->ep_rank * m->local;
+        }
+        param_split(of_experts[i], 0, UNIT_EXPERTS, m->experts);
+        of_experts[i]->split.grad = GRAD_OVER_TOKENS; /* ranks that hold the same experts */
     }
+    param_replicate(&router, GRAD_OVER_TOKENS);
+    param_replicate(&bias, GRAD_COMPLETE);
     s->router = build_weight(b, &router);
     s->table = declare_table(b, m);
     s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
@@ -507,7 +521,203 @@ static int moe_declare(struct build *b, struct core_io *io)
     return b->g->err.code;
 }
 
-const struct core_kind core_moe = {.symbol = 'E',
-                                   .name = "experts",
-                                   .norm_key = "pre_mlp_layernorm.weight",
-                                   .declare = moe_declare};
+/* ---- options -------------------------------------------------------------------------------------------------------- */
+
+/* Physical layers in front of the first with experts; those of prediction depths are never hashed. */
+static bool hash_reaches(const struct config *c)
+{
+    int64_t layer = 0;
+    for (const char *p = c->model.pattern; *p != '\0' && *p != '/'; p++) {
+        if (*p == 'E')
+            return layer < c->model.router_hash_layers;
+        layer += strchr("[]|", *p) == NULL;
+    }
+    return false;
+}
+
+/* A layer with experts chooses them by its router. */
+static bool router_chooses(const struct config *c)
+{
+    int64_t layer = 0;
+    bool depth = false;
+    for (const char *p = c->model.pattern; *p != '\0'; p++) {
+        depth |= *p == '/';
+        if (*p == 'E' && (depth || layer >= c->model.router_hash_layers))
+            return true;
+        layer += strchr("[]|/", *p) == NULL;
+    }
+    return false;
+}
+
+static bool ffn_read(const struct config *c) { return config_source_of(c, "model.expert_ffn").source == CFG_FROM_AUTO; }
+static bool norm_matters(const struct config *c)
+{
+    return c->model.router_score != CFG_ROUTER_SOFTMAX && c->model.topk > 1;
+}
+
+static bool groups_chosen(const struct config *c) { return c->model.router_group_topk > 0; }
+static bool bias_moves(const struct config *c) { return c->model.router_bias && router_chooses(c); }
+static bool drops(const struct config *c) { return c->model.router_capacity > 0; }
+static bool experts_shared(const struct config *c) { return c->parallel.ep > 1 || c->parallel.comm == CFG_COMM_LOOP; }
+
+static bool ep_without_experts(const struct config *c) { return c->parallel.ep > 1 && strchr(c->model.pattern, 'E') == NULL; }
+static bool experts_do_not_divide(const struct config *c) { return c->model.experts % max_i64(c->parallel.ep, 1) != 0; }
+static bool topk_above_experts(const struct config *c)
+{
+    return c->model.topk > c->model.experts;
+}
+
+/* The softmax over one chosen expert is 1, whatever the router says: it would never learn. */
+static bool softmax_of_one(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return m->topk == 1 && m->experts > 1 && m->router_score == CFG_ROUTER_SOFTMAX && !m->router_pre_softmax;
+}
+
+static bool pre_softmax_without_softmax(const struct config *c)
+{
+    return c->model.router_pre_softmax && c->model.router_score != CFG_ROUTER_SOFTMAX;
+}
+
+static bool router_bias_with_softmax(const struct config *c)
+{
+    return c->model.router_bias && c->model.router_score == CFG_ROUTER_SOFTMAX;
+}
+
+static bool groups_do_not_fit(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    if (m->router_groups == 0)
+        return m->router_group_topk != 0;
+    return m->experts % m->router_groups != 0 || m->router_group_topk > m->router_groups ||
+           (m->router_group_topk > 0 && m->router_group_topk * (m->experts / m->router_groups) < m->topk);
+}
+
+static bool interleave_does_not_fit(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return m->glu_interleave != 0 && (!act_is_gated((enum act_kind)m->act) || m->expert_ffn % m->glu_interleave != 0);
+}
+
+static bool shared_gate_alone(const struct config *c)
+{
+    return c->model.shared_gate && c->model.shared_ffn == 0;
+}
+
+/* clang-format off */
+static const struct option_use moe_uses[] = {
+    {"model.ffn", ffn_read, "an MLP layer, or model.expert_ffn = 0"},
+    {"model.act", NULL, NULL},
+    {"model.act_clamp", NULL, NULL},
+    {"model.act_alpha", NULL, NULL},
+    {"model.act_offset", NULL, NULL},
+    {"model.experts", NULL, NULL},
+    {"model.topk", NULL, NULL},
+    {"model.expert_ffn", NULL, NULL},
+    {"model.shared_ffn", NULL, NULL},
+    {"model.shared_gate", NULL, NULL},
+    {"model.expert_bias", NULL, NULL},
+    {"model.glu_interleave", NULL, NULL},
+    {"model.router_score", NULL, NULL},
+    {"model.router_pre_softmax", router_chooses, "a layer beyond model.router_hash_layers"},
+    {"model.router_norm", norm_matters, "sigmoid or sqrtsoftplus as model.router_score, model.topk above 1"},
+    {"model.router_groups", groups_chosen, "model.router_group_topk"},
+    {"model.router_group_topk", router_chooses, "a layer beyond model.router_hash_layers"},
+    {"model.router_scale", NULL, NULL},
+    {"model.router_bias", router_chooses, "a layer beyond model.router_hash_layers"},
+    {"model.router_bias_rate", bias_moves, "model.router_bias"},
+    {"model.router_hash_layers", hash_reaches, "a layer with experts among the first so many layers"},
+    {"model.aux_loss", NULL, NULL},
+    {"model.seq_aux_loss", NULL, NULL},
+    {"model.global_aux_loss", NULL, NULL},
+    {"model.router_z_loss", NULL, NULL},
+    {"model.router_jitter", NULL, NULL},
+    {"model.router_capacity", NULL, NULL},
+    {"model.router_drop", drops, "model.router_capacity"},
+    {"model.router_force_balance", NULL, NULL},
+    {"train.record_routes", router_chooses, "a layer beyond model.router_hash_layers"},
+    {"train.replay_routes", router_chooses, "a layer beyond model.router_hash_layers"},
+    {"plan.fused_experts", NULL, NULL},
+    {"parallel.overlap", experts_shared, "parallel.ep above 1"},
+    {"parallel.ep_capacity", experts_shared, "parallel.ep above 1"},
+};
+static const struct rule moe_rules[] = {
+    {"topk-within-experts", topk_above_experts,
+     "model.topk must not be above model.experts",
+     {"model.topk", "model.experts"}},
+    {"ep-needs-experts", ep_without_experts,
+     "parallel.ep shares the experts of a layer among ranks, and no layer of model.pattern has experts (E)",
+     {"parallel.ep", "model.pattern"}},
+    {"experts-over-ranks", experts_do_not_divide,
+     "model.experts must be a multiple of parallel.ep, the ranks that share them",
+     {"model.experts", "parallel.ep"}},
+    {"one-expert-needs-pre-softmax", softmax_of_one,
+     "with model.topk = 1 a softmax over the chosen expert is always 1: set model.router_pre_softmax",
+     {"model.topk", "model.router_score", "model.router_pre_softmax"}},
+    {"pre-softmax-needs-softmax", pre_softmax_without_softmax,
+     "model.router_pre_softmax needs model.router_score = softmax",
+     {"model.router_pre_softmax", "model.router_score"}},
+    {"router-bias-needs-sigmoid", router_bias_with_softmax,
+     "model.router_bias needs model.router_score = sigmoid or sqrtsoftplus",
+     {"model.router_bias", "model.router_score"}},
+    {"router-groups-fit", groups_do_not_fit,
+     "router groups must divide the experts, and those a token may use must hold topk experts",
+     {"model.router_groups", "model.router_group_topk", "model.experts", "model.topk"}},
+    {"interleave-fits", interleave_does_not_fit,
+     "model.glu_interleave needs a gated activation and must divide model.expert_ffn",
+     {"model.glu_interleave", "model.act", "model.expert_ffn"}},
+    {"shared-gate-needs-shared", shared_gate_alone,
+     "model.shared_gate needs model.shared_ffn",
+     {"model.shared_gate", "model.shared_ffn"}},
+};
+static const struct tiny_size moe_tiny[] = {
+    {"model.ffn", 24, true}, {"model.experts", 8, true}, {"model.expert_ffn", 12, true}, {"model.shared_ffn", 10, false}, {"model.glu_interleave", 4, false},
+};
+/* clang-format on */
+
+/* Layers are counted over all kinds: up to the first with experts where the user's first one is hashed, else none. */
+static int64_t tiny_hash_layers(const struct tiny_model *m)
+{
+    int64_t wanted = m->user->model.router_hash_layers, first = (int64_t)strcspn(m->user_symbols, "E");
+    bool hashed = m->user_symbols[first] != '\0' && first < wanted;
+    return hashed ? (int64_t)strcspn(m->symbols, "E") + 1 : 0;
+}
+
+static int moe_shrink(struct config *c, const struct tiny_model *m, struct err *e)
+{
+    const struct config_model *u = &m->user->model;
+    bool grouped = u->router_group_topk > 0;
+    TRY(config_set_i64(c, "model.topk", min_i64(u->topk, 4), e));
+    TRY(config_set_i64(c, "model.router_groups", grouped ? 4 : 0, e));
+    TRY(config_set_i64(c, "model.router_group_topk", grouped ? 2 : 0, e));
+    TRY(config_set_i64(c, "model.router_hash_layers", tiny_hash_layers(m), e));
+    if (u->global_aux_loss == 0)
+        return ST_OK;
+    /* The balance of one microbatch and that of a step cannot be compared at once: see struct verify. */
+    TRY(config_set(c, "model.aux_loss", "0", NULL, e));
+    return config_set(c, "model.router_capacity", "0", NULL, e);
+}
+
+static double moe_flops(const struct config *cfg, int64_t seq)
+{
+    (void)seq;
+    const struct config_model *c = &cfg->model;
+    return 4 * (double)c->hidden * (double)(c->expert_ffn * c->topk + c->shared_ffn) * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
+}
+
+static bool moe_draws(const struct config *c) { return c->model.router_jitter > 0 || c->model.router_force_balance; }
+
+const struct core_kind core_moe = {
+    .symbol = 'E',
+    .name = "experts",
+    .title = "experts",
+    .norm_key = "pre_mlp_layernorm.weight",
+    .ends_group = true,
+    .has_experts = true,
+    .options = {KIND_ROWS(uses, moe_uses), KIND_ROWS(rules, moe_rules), KIND_ROWS(tiny, moe_tiny), .shrink = moe_shrink},
+    .keys = {.family = "expert", .place = KEY_PLACE_MLP, .transformer = true, .prefixes = {"mlp.", "pre_mlp_layernorm."}},
+    .recompute = {{"moe_act", {"moe.act"}}, {"shared_experts", {"moe.shared*"}}},
+    .flops = moe_flops,
+    .draws = moe_draws,
+    .declare = moe_declare,
+};

@@ -53,6 +53,8 @@ static void declare_norms(struct build *b, const struct entry *m, slot_id e, slo
     struct graph *g = b->g;
     enum init_kind gain = b->cfg->model.norm_zero_centered ? INIT_ZERO : INIT_ONE;
     struct param pe = param_vector("enorm.weight", m->hidden, gain), ph = param_vector("hnorm.weight", m->hidden, gain);
+    param_replicate(&pe, GRAD_OVER_TOKENS);
+    param_replicate(&ph, GRAD_OVER_TOKENS);
     struct weight we = build_weight(b, &pe), wh = build_weight(b, &ph);
     slot_id er = graph_slot(g, "erstd", tensor_1d(NULL, b->dev->wide, b->rows));
     slot_id hr = graph_slot(g, "hrstd", tensor_1d(NULL, b->dev->wide, b->rows * m->streams));
@@ -80,6 +82,7 @@ static void declare_eh_proj(struct build *b, const struct normed *y, struct mtp_
 {
     int64_t d = b->cfg->model.hidden;
     struct param p = param_matrix("eh_proj.weight", d, 2 * d, b->cfg->model.init_std);
+    param_replicate(&p, GRAD_OVER_TOKENS);
     io->x = build_real(b, "x", b->rows, d);
     io->dx = build_grad(b, "dx", b->rows, d);
     linear_declare(b, "eh_proj", &(struct linear){.x = y->en, .y = io->x, .dy = io->dx, .dx = y->den, .w = build_weight(b, &p), .bias = no_weight(),
@@ -91,6 +94,8 @@ static void declare_streams(struct build *b, const struct entry *m, const struct
     struct graph *g = b->g;
     int64_t d = m->hidden, wide = m->streams * d;
     struct param pe = param_matrix("e_proj.weight", d, d, b->cfg->model.init_std), ph = param_matrix("h_proj.weight", d, d, b->cfg->model.init_std);
+    param_replicate(&pe, GRAD_OVER_TOKENS);
+    param_replicate(&ph, GRAD_OVER_TOKENS);
     slot_id ep = build_real(b, "e_proj", b->rows, d), dep = build_grad(b, "de_proj", b->rows, d);
     linear_declare(b, "e_proj", &(struct linear){.x = y->en, .y = ep, .dy = dep, .dx = y->den, .w = build_weight(b, &pe), .bias = no_weight(), .in = d, .out = d});
     struct weight w = build_weight(b, &ph);

@@ -46,8 +46,8 @@ static struct attention_facts attention_facts(const struct config *cfg, const st
                                 .v = tensor_4d(NULL, d->real, batch, seq, keys, values),
                                 .widest = max_i64(width, values)};
     f.not_library = attention_not_library(&f.q, &f.k, &f.v);
-    if (f.not_library == NULL && cfg->data.eod_mask)
-        f.not_library = "cuDNN takes no packed documents (data.eod_mask)";
+    if (f.not_library == NULL && config_separates(cfg))
+        f.not_library = "cuDNN takes no packed documents (data.eod_mask, data.chat)";
     if (f.not_library == NULL && !g->cudnn)
         f.not_library = "cuDNN is not installed";
     f.not_hopper = g->hopper ? attention_not_hopper(&f.q, &f.k, &f.v) : "not a Hopper GPU, or gpu.portable";

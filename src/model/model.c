@@ -1,7 +1,7 @@
 /* A model's memory: committing arenas, filling tables and parameters, host views. */
 #include "model/model.h"
-#include "ops/act/act.h"
 #include "ops/init/init.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,12 +13,14 @@ int model_init(struct model *m, const struct config *cfg, struct dev *dev, struc
     TRY(pattern_parse(&m->pattern, cfg->model.pattern, e));
     TRY(pattern_check_cores(&m->pattern, e));
     TRY(model_check_kernels(cfg, dev, e));
+    TRY(policy_read(&m->policy, cfg, m->pattern.n_layers, e));
     return pattern_check_keys(&m->pattern, e);
 }
 
 void model_release(struct model *m)
 {
     memory_release(&m->mem);
+    policy_release(&m->policy);
     param_table_release(&m->params);
     free(m->tables.t);
     free(m->metrics.m);
@@ -37,7 +39,7 @@ static int fill_tables(struct model *m, struct err *e)
         int64_t bytes = tensor_bytes(&host);
         TRY(mem_aligned(&host.data, (size_t)bytes, DEV_ALIGN, e));
         t->fill(&host, t->arg);
-        int st = m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_STATE] + t->offset, host.data, bytes, e);
+        int st = model_write_state(m, t->offset, host.data, bytes, e);
         free(host.data);
         TRY(st);
     }
@@ -121,6 +123,16 @@ struct tensor model_grad(const struct model *m, int index)
     return t;
 }
 
+int model_read_state(const struct model *m, int64_t offset, void *out, int64_t bytes, struct err *e)
+{
+    return m->dev->vt->copy_out(m->dev, out, m->mem.base[ARENA_STATE] + offset, bytes, e);
+}
+
+int model_write_state(const struct model *m, int64_t offset, const void *in, int64_t bytes, struct err *e)
+{
+    return m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_STATE] + offset, in, bytes, e);
+}
+
 struct tensor model_slot(const struct model *m, const struct model_plan *mp, slot_id slot)
 {
     if (slot < 0)
@@ -133,37 +145,13 @@ struct tensor model_slot(const struct model *m, const struct model_plan *mp, slo
 
 double model_layer_flops(const struct config *cfg, char symbol, int64_t seq)
 {
-    const struct config_model *c = &cfg->model;
-    double d = (double)c->hidden, q = (double)(c->heads * c->head_dim), kv = (double)(c->kv_heads * c->head_dim);
-    double inner = (double)(c->mamba_heads * c->mamba_head_dim), bc = (double)(c->mamba_groups * c->mamba_state);
-    switch (symbol) {
-    case '*': /* projections, then the causal half of scores and values */
-        return 2 * d * (2 * q + 2 * kv + (c->attn_gate ? q : 0)) + 2 * (double)seq * q;
-    case '-': return 4 * d * (double)c->ffn * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
-    case 'M':
-        /* in, scan, out: Megatron's formula, which fixes inner at 2 d even when heads are set; here it is the layer's own.
-         * The exact count of the scan is chunk (groups state + inner) + 4 inner state, plus the convolution. */
-        return 2 * d * (2 * inner + 2 * bc + (double)c->mamba_heads) + 7 * inner * (double)c->mamba_state + 2 * inner * d;
-    case 'G': { /* in, convolution, the rule, out: Megatron's formula */
-        double qk = (double)(c->gdn_key_heads * c->gdn_key_dim), v = (double)(c->gdn_value_heads * c->gdn_value_dim);
-        double width = 2 * qk + 2 * v + 2 * (double)c->gdn_value_heads;
-        return 2 * (d * width + (double)c->gdn_conv * (2 * qk + v) + 4 * v * (double)c->gdn_value_dim + d * v);
-    }
-    case 'E':
-        return 4 * d * (double)(c->expert_ffn * c->topk + c->shared_ffn) * (act_is_gated((enum act_kind)c->act) ? 1.5 : 1);
-    case '+': { /* latents, per-head projections, output, then the causal half of scores and values: Megatron's formula */
-        double heads = (double)c->heads, qk = (double)(c->mla_nope + c->mla_rope), v = (double)c->mla_v;
-        double rq = (double)c->mla_q_rank, rkv = (double)c->mla_kv_rank, query = rq > 0 ? rq * (d + heads * qk + 1) : d * heads * qk;
-        double latent = rkv * (d + heads * ((double)c->mla_nope + v) + 1) + d * (double)c->mla_rope;
-        return 2 * (query + latent + heads * v * d) + (double)seq * heads * (qk + v);
-    }
-    default: return 0;
-    }
+    const struct core_kind *core = core_find(symbol);
+    return core != NULL && core->flops != NULL ? core->flops(cfg, seq) : 0;
 }
 
 double model_head_flops(const struct config *cfg)
 {
-    return 2 * (double)cfg->model.hidden * (double)round_up(cfg->model.vocab, cfg->model.vocab_multiple);
+    return 2 * (double)cfg->model.hidden * (double)padded_vocab(&cfg->model);
 }
 
 /* A depth projects its embedding and every stream, each once, and has a head. */

@@ -5,6 +5,7 @@
 
 #include "layers/layer.h"
 #include "model/pattern.h"
+#include "model/policy.h"
 #include "plan/plan.h"
 
 enum { MTP_MAX_DEPTHS = 8 };
@@ -27,6 +28,7 @@ struct model {
     const struct ops *ops;
     struct mesh mesh; /* this rank's place; a single rank unless the trainer sets another before the first plan */
     struct pattern pattern;
+    struct policy policy;
     struct param_table params;
     struct table_list tables;
     struct metric_list metrics;
@@ -73,6 +75,9 @@ struct tensor model_param(const struct model *m, int index);
 /* Fills master weight and working copy from a dense host tensor of the wide type. */
 int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
 struct tensor model_grad(const struct model *m, int index);
+/* Persistent memory that layers share by offset (metrics, tables, routes), from and to the host. */
+int model_read_state(const struct model *m, int64_t offset, void *out, int64_t bytes, struct err *e);
+int model_write_state(const struct model *m, int64_t offset, const void *in, int64_t bytes, struct err *e);
 /* Address of a persistent slot of a bound plan. */
 struct tensor model_slot(const struct model *m, const struct model_plan *mp, slot_id slot);
 

@@ -1,6 +1,7 @@
 /* The grammar of layer patterns: validation in a fixed order, then items, segments and numbers. */
 #include "model/pattern.h"
 #include "config/config.h"
+#include "kind/kind.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -76,12 +77,18 @@ static int refuse(struct pattern *p, enum pattern_error code, size_t at, struct 
 
 static int bad_symbol(struct pattern *p, size_t at, struct err *e)
 {
-    return refuse(p, PATTERN_SYMBOL, at, e, "this is not a valid layer symbol (M G * + D - E)");
+    int n;
+    char symbols[2 * KIND_MAX_CORES + 1] = "";
+    const struct core_kind *const *cores = core_kinds(&n);
+    for (int i = 0; i < n; i++)
+        snprintf(symbols + 2 * i, 3, "%c ", cores[i]->symbol);
+    p->error = PATTERN_SYMBOL;
+    return pattern_refuse(p->text, at, e, "this is not a valid layer symbol (%.*s)", 2 * n - 1, symbols);
 }
 
 /* ---- validation: positions [from, to) of p->text ------------------------------------------- */
 
-static bool is_symbol(char c) { return c != '\0' && strchr(PATTERN_SYMBOLS, c) != NULL; }
+static bool is_symbol(char c) { return c != '\0' && core_find(c) != NULL; }
 
 /* The first of a set of characters, or `to`. */
 static size_t find(const struct pattern *p, size_t from, size_t to, const char *set)
@@ -106,9 +113,11 @@ static int check_group(struct pattern *p, size_t open, size_t to, size_t *close,
     for (size_t i = open + 1; i < *close; i++)
         if (!is_symbol(p->text[i]))
             return bad_symbol(p, i, e);
-    size_t moe = find(p, open + 1, *close, "E");
-    if (moe + 1 < *close)
-        return refuse(p, PATTERN_MOE_NOT_LAST, moe, e, "'E' must be the last layer of its group");
+    for (size_t i = open + 1; i + 1 < *close; i++)
+        if (core_find(p->text[i])->ends_group) {
+            p->error = PATTERN_MOE_NOT_LAST;
+            return pattern_refuse(p->text, i, e, "'%c' must be the last layer of its group", p->text[i]);
+        }
     return ST_OK;
 }
 
@@ -125,14 +134,17 @@ static int check_segment(struct pattern *p, size_t from, size_t to, struct err *
     return ST_OK;
 }
 
-/* '*' turns by the model's rotary table, D and + by their own: one part has one or the other. */
+/* Kinds that exclude each other, in one part. */
 static int check_mixing(struct pattern *p, size_t from, size_t to, struct err *e)
 {
-    size_t plain = find(p, from, to, "*"), latent = find(p, from, to, "D+");
-    if (plain < to && latent < to)
-        return refuse(
-            p, PATTERN_ATTN_MIX, plain > latent ? plain : latent, e,
-            "a pattern cannot hold both Attention and MLA/DSA layers ('*' beside 'D' or '+')");
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    for (int i = 0; i < n; i++) {
+        const char symbol[] = {cores[i]->symbol, '\0'};
+        size_t own = find(p, from, to, symbol), other = cores[i]->excludes != NULL ? find(p, from, to, cores[i]->excludes) : to;
+        if (own < to && other < to)
+            return refuse(p, PATTERN_ATTN_MIX, own > other ? own : other, e, cores[i]->excludes_message);
+    }
     return ST_OK;
 }
 
@@ -275,13 +287,6 @@ int pattern_map(const char *symbols, char symbol, int *layers)
     return n;
 }
 
-void pattern_counts(const struct pattern *p, int count[PATTERN_KINDS])
-{
-    for (int k = 0; k < PATTERN_KINDS; k++)
-        count[k] = pattern_map(p->symbols, PATTERN_SYMBOLS[k], NULL) +
-                   pattern_map(p->mtp_symbols, PATTERN_SYMBOLS[k], NULL) * p->n_mtp_depths;
-}
-
 /* ---- checkpoint keys ----------------------------------------------------------------------- */
 
 int pattern_layer_key_index(const struct pattern *p, int layer)
@@ -300,31 +305,27 @@ const char *pattern_final_norm_key(const struct pattern *p)
     return p->grouped ? "decoder.final_layernorm.weight" : "decoder.final_norm.weight";
 }
 
-/* Layers whose parameters have names in common. */
-static int key_family(char symbol)
+/* A layer of the item in front of layer l stores the same names. */
+static bool stored_before(const struct pattern *p, const struct pattern_item *it, int l)
 {
-    static const char *const families[] = {"M", "G", "*D+", "-", "E"};
-    int f = 0;
-    while (strchr(families[f], symbol) == NULL)
-        f++;
-    return f;
+    const struct core_kind *own = core_find(p->symbols[l]);
+    for (int k = it->first; k < l; k++)
+        if (core_same_family(core_find(p->symbols[k]), own))
+            return true;
+    return false;
 }
 
 int pattern_check_keys(const struct pattern *p, struct err *e)
 {
     for (int i = 0; i < p->n_items; i++) {
         const struct pattern_item *it = &p->items[i];
-        unsigned seen = 0;
-        for (int l = it->first; l < it->first + it->n; l++) {
-            unsigned family = 1u << key_family(p->symbols[l]);
-            if (seen & family)
+        for (int l = it->first; l < it->first + it->n; l++)
+            if (stored_before(p, it, l))
                 return pattern_refuse(
                     p->text, p->at[l], e,
                     "a group stores its layers under one number, so decoder.layers.%d would hold "
                     "a second layer like '%c'",
                     i, p->symbols[l]);
-            seen |= family;
-        }
     }
     return ST_OK;
 }

@@ -5,12 +5,12 @@
  *     main    := segment ( "|" segment )*     segments: pipeline chunks, may be empty
  *     segment := item*
  *     item    := SYMBOL | "[" SYMBOL+ "]"     one item is one unit of the schedule
- *     SYMBOL  := M G * D + - E                one symbol is one physical layer
+ *     SYMBOL  := of a layer kind (kind/kind.h)  one symbol is one physical layer
  * clang-format on
  *
  * Repeats ([*-]x32, (M-)x3; config/repeat.c) are written out first: positions are those of the written-out text.
  *
- * Everything here is text and numbers: which cores exist is asked by pattern_check_cores alone.
+ * Everything here is text and numbers: whether a kind can be built is asked by pattern_check_cores alone.
  * Layers, items and segments are counted from 0; Megatron's layer_number is the physical index
  * plus 1. */
 #ifndef BRAID_PATTERN_H
@@ -18,9 +18,7 @@
 
 #include "base/base.h"
 
-/* In the order of count tables: sorted by the layers' names upstream. */
-#define PATTERN_SYMBOLS "*DGM+-E"
-enum { PATTERN_MAX = 4096, PATTERN_KINDS = 7 };
+enum { PATTERN_MAX = 4096 };
 
 enum pattern_error {
     PATTERN_OK,
@@ -108,8 +106,6 @@ int pattern_virtual_stages(const struct pattern *p, int pp_size, int *out, enum 
 
 /* ---- counts and maps ----------------------------------------------------------------------- */
 
-/* Layers of each kind, in the order of PATTERN_SYMBOLS: main part and all depths. */
-void pattern_counts(const struct pattern *p, int count[PATTERN_KINDS]);
 /* Where a symbol stands in a string of symbols: layers[k] (may be NULL) is the index of the k-th;
  * returns how many. */
 int pattern_map(const char *symbols, char symbol, int *layers);

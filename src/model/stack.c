@@ -7,10 +7,6 @@
 
 /* ---- the batch node: what the host hands in ---------------------------------------------------------- */
 
-struct batch {
-    int64_t rows;
-};
-
 static int copy_in(const struct step_ctx *c, int use, const void *host)
 {
     if (c->t[use].data == NULL)
@@ -41,6 +37,17 @@ static int batch_fwd(const struct step_ctx *c)
     return copy_in(c, SHARE, &r->mb_share);
 }
 
+/* Something is drawn at random in training: dropout, or a layer of the pattern by itself. */
+static bool draws(const struct config *c)
+{
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    bool any = c->model.dropout > 0;
+    for (int i = 0; i < n; i++)
+        any |= cores[i]->draws != NULL && core_in(cores[i], c->model.pattern) && cores[i]->draws(c);
+    return any;
+}
+
 static void declare_batch(struct build *b, int64_t depths)
 {
     struct graph *g = b->g;
@@ -50,10 +57,8 @@ static void declare_batch(struct build *b, int64_t depths)
     b->in.token = graph_slot(g, "token", ids);
     b->in.pos = graph_slot(g, "pos", ids);
     b->in.label = decode || !head ? NO_SLOT : graph_slot(g, "label", ids);
-    b->in.doc_start = !decode && b->cfg->data.eod_mask ? graph_slot(g, "doc_start", ids) : NO_SLOT;
-    const struct config_model *c = &b->cfg->model;
-    bool noise = (c->router_jitter > 0 || c->router_force_balance) && strchr(c->pattern, 'E') != NULL, draws = c->dropout > 0 || noise;
-    b->in.info = training(b) && draws ? graph_slot(g, "info", tensor_1d(NULL, DT_I64, 4)) : NO_SLOT;
+    b->in.doc_start = !decode && config_separates(b->cfg) ? graph_slot(g, "doc_start", ids) : NO_SLOT;
+    b->in.info = training(b) && draws(b->cfg) ? graph_slot(g, "info", tensor_1d(NULL, DT_I64, 4)) : NO_SLOT;
     b->in.start = decode ? graph_slot(g, "start", tensor_1d(NULL, DT_I64, 1)) : NO_SLOT;
     b->in.scale = training(b) && head ? graph_slot(g, "scale", tensor_1d(NULL, DT_F64, 1 + depths)) : NO_SLOT;
     b->in.mb_share = training(b) ? graph_slot(g, "mb_share", tensor_1d(NULL, DT_F64, 1)) : NO_SLOT;
@@ -85,11 +90,6 @@ static int ordinal(const char *symbols, int i)
     return n;
 }
 
-static const struct joint_kind *joint_of(const struct build *b)
-{
-    return b->cfg->model.mhc_streams > 0 ? &joint_mhc : &joint_residual;
-}
-
 /* Counted from where the part begins on this rank. A prediction depth of a grouped pattern is one unit. */
 static void set_unit(struct build *b, const struct part *p, int i)
 {
@@ -110,10 +110,11 @@ static int declare_layers(struct build *b, const struct part *p, struct sublayer
     for (int i = p->from; i < p->from + p->n; i++, b->layer++) {
         const struct core_kind *core = core_find(p->symbols[i]);
         struct sublayer next = {0};
+        b->core = core;
         b->number = ordinal(p->symbols, i);
         set_unit(b, p, i);
         snprintf(b->prefix, sizeof b->prefix, "%s%d.", p->where, p->keys ? pattern_layer_key_index(p->keys, i) : i);
-        TRY(joint_of(b)->declare(b, sub, &next, core->norm_key, false));
+        TRY(joint_of(b->cfg)->declare(b, sub, &next, core->norm_key, false));
         struct core_io io = {.h = next.h, .dh = next.dh, .df = next.df, .f = NO_SLOT};
         TRY(core->declare(b, &io));
         next.f = io.f;
@@ -128,7 +129,7 @@ static int declare_part(struct build *b, const struct part *p, struct sublayer *
     struct sublayer end = {0};
     TRY(declare_layers(b, p, sub));
     b->prefix[0] = '\0';
-    TRY(joint_of(b)->declare(b, sub, &end, p->final_norm, true));
+    TRY(joint_of(b->cfg)->declare(b, sub, &end, p->final_norm, true));
     *sub = end;
     return ST_OK;
 }
@@ -192,7 +193,7 @@ int model_chunk(const struct pattern *p, const struct mesh *m, int v, struct mod
 static int declare_exit(struct build *b, const struct model_chunk *c, const struct sublayer *sub)
 {
     struct sublayer closed;
-    TRY(joint_of(b)->close(b, sub, &closed));
+    TRY(joint_of(b->cfg)->close(b, sub, &closed));
     return cut_out_declare(b, &(struct cut_place){.before = c->segment, .n_segments = c->n_segments}, &closed);
 }
 
@@ -202,7 +203,7 @@ static int declare_end(struct build *b, const struct pattern *p, struct sublayer
 {
     struct sublayer end = {0};
     b->prefix[0] = '\0';
-    TRY(joint_of(b)->declare(b, sub, &end, pattern_final_norm_key(p), true));
+    TRY(joint_of(b->cfg)->declare(b, sub, &end, pattern_final_norm_key(p), true));
     b->layer++;
     struct head_io head = {.scope = "head", .h = end.h, .dh = end.dh, .label = b->in.label, .loss = b->in.loss};
     TRY(head_declare(b, &head));
@@ -218,7 +219,7 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
         TRY(embed_declare(b, "embed", b->in.token, &x, &dx));
         sub = sublayer_entry(x, dx, false);
     } else {
-        TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b), &sub));
+        TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b->cfg), &sub));
     }
     struct part part = {
         .symbols = p->symbols, .from = c->from, .n = c->n, .where = "decoder.layers.", .keys = p, .groups = p};
@@ -252,7 +253,7 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
     struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = o->mode, .g = &mp->g, .mem = &m->mem,
                       .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .routes = &m->routes, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
                       .cache_len = o->cache_len, .n_layers = m->pattern.n_layers, .n_depths = m->pattern.n_mtp_depths, .want_logits = o->want_logits,
-                      .logits = NO_SLOT, .e = e};
+                      .logits = NO_SLOT, .streams = m->policy.streams, .e = e};
     if (declare_stack(&b, &m->pattern, mp) != ST_OK || mp->g.err.code != ST_OK) {
         if (mp->g.err.code != ST_OK)
             *e = mp->g.err;
@@ -263,50 +264,39 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
     return ST_OK;
 }
 
-/* A name that means nothing to this rank's part of the model must mean something to the whole. */
-static int check_on_whole(const struct model *m, const struct model_plan_opts *o, const char *policy, struct err *e)
+/* A word that means nothing to this rank's part of the model must mean something to the whole. */
+static int check_on_whole(const struct model *m, const struct model_plan_opts *o, struct err *e)
 {
     struct model whole;
     struct model_plan plan = {0};
     int st = model_init(&whole, m->cfg, m->dev, e);
     if (st == ST_OK)
         st = declare_plan(&whole, &plan, o, e);
-    if (st == ST_OK)
-        st = graph_recompute(&plan.g, policy, e);
+    for (int i = 0; st == ST_OK && i < whole.policy.n_words; i++)
+        if (policy_drop(&whole.policy.words[i], &plan.g) == 0)
+            st = policy_unknown(&whole.policy.words[i], &plan.g, e);
     model_plan_release(&plan);
     model_release(&whole);
     return st;
 }
 
-static int drop_named(const struct model *m, struct graph *g, const struct model_plan_opts *o, const char *policy, struct err *e)
+static int apply_policy(const struct model *m, struct graph *g, const struct model_plan_opts *o, struct err *e)
 {
-    char word[256];
     bool missing = false;
-    if (m->mesh.pp == 1)
-        return graph_recompute(g, policy, e);
-    for (const char *p = policy; *p != '\0';) {
-        size_t n = strcspn(p, ", ");
-        struct err unknown = {0};
-        snprintf(word, sizeof word, "%.*s", (int)n, p);
-        missing |= graph_recompute(g, word, &unknown) != ST_OK;
-        p += n + (p[n] != '\0');
+    for (int i = 0; i < m->policy.n_words; i++) {
+        const struct policy_word *w = &m->policy.words[i];
+        bool unknown = policy_drop(w, g) == 0;
+        if (unknown && m->mesh.pp == 1)
+            return policy_unknown(w, g, e);
+        missing |= unknown;
     }
-    return missing ? check_on_whole(m, o, policy, e) : ST_OK;
-}
-
-static int apply_recompute(const struct model *m, struct graph *g, const struct model_plan_opts *o, struct err *e)
-{
-    const struct config_plan *p = &m->cfg->plan;
-    if (p->recompute_granularity == CFG_GRANULARITY_FULL)
-        TRY(drop_named(m, g, o, "full", e));
-    bool standard = p->recompute_granularity == CFG_GRANULARITY_SELECTIVE && p->recompute[0] == '\0';
-    return drop_named(m, g, o, standard ? "core_attn" : p->recompute, e);
+    return missing ? check_on_whole(m, o, e) : ST_OK;
 }
 
 static int settle_replays(const struct model *m, struct model_plan *mp, struct err *e)
 {
     struct build b = {.cfg = m->cfg, .dev = m->dev, .ops = m->ops, .mesh = &m->mesh, .mode = mp->mode, .g = &mp->g, .e = e};
-    const struct joint_kind *joint = joint_of(&b);
+    const struct joint_kind *joint = joint_of(m->cfg);
     int st = joint->settle != NULL ? joint->settle(&b) : ST_OK;
     if (st != ST_OK)
         *e = mp->g.err;
@@ -334,7 +324,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
 {
     TRY(declare_plan(m, mp, o, e));
     if (o->mode == BUILD_TRAIN) {
-        TRY(apply_recompute(m, &mp->g, o, e));
+        TRY(apply_policy(m, &mp->g, o, e));
         TRY(settle_replays(m, mp, e));
     }
     struct order order = {0};

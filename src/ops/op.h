@@ -21,6 +21,21 @@
 
 #include <stddef.h>
 
+/* Functions of a contract are C, also where nvcc reads it. */
+#ifdef __cplusplus
+#define OP_C extern "C"
+#else
+#define OP_C extern
+#endif
+
+struct op_desc; /* opdesc.h */
+struct ops;     /* ops.h: the table of functions, which only those who call through it include */
+
+/* The table of this device; on cpu the variant for the instruction set of this processor. */
+OP_C const struct ops *ops_for(const struct dev *d);
+/* Does the table have the op of this descriptor? */
+OP_C bool ops_has(const struct ops *o, const char *name);
+
 enum arg_role {
     ARG_IN,   /* read */
     ARG_OUT,  /* written */
@@ -91,12 +106,23 @@ struct op_dim {
 #define OP_SUMS_OPT_STATE(...)
 #define OP_SUMS_WORK(...)
 
-/* Functions of a contract are C, also where nvcc reads it. */
-#ifdef __cplusplus
-#define OP_C extern "C"
-#else
-#define OP_C
+/* Every *_cpu.c is compiled once per instruction set with ISA defined (avx512, avx2 or base); CPU_NAME(f) is f_avx512 and so
+ * on. Without a word, as in a contract that a layer reads, it is that of any processor. */
+#ifndef ISA
+#define ISA base
 #endif
+#define CPU_PASTE2(name, isa) name##_##isa
+#define CPU_PASTE(name, isa) CPU_PASTE2(name, isa)
+#define CPU_NAME(name) CPU_PASTE(name, ISA)
+/* One form of an op: what runs it, and how much scratch it needs. Which forms exist is said in ops.def. */
+#define OP_FORM_(op, run, work)                                  \
+    OP_C int run(struct lane *l, const struct op##_args *a);     \
+    OP_C int64_t work(const struct op##_args *a);
+#define OP_FORMS(op)                                             \
+    OP_FORM_(op, op##_ref, op##_work_ref)                        \
+    OP_FORM_(op, CPU_NAME(op##_cpu), CPU_NAME(op##_work_cpu))    \
+    OP_FORM_(op, op##_cuda, op##_work_cuda)                      \
+    OP_C const struct op_desc op##_desc;
 
 /* The args struct: a member for each tensor (with its flag), number and struct. */
 #define OP_TENSOR_(op, name, role, type, shape) struct tensor name; OP_SUMS_##role(bool acc_##name;)
@@ -106,6 +132,7 @@ struct op_dim {
     struct op##_args {                                           \
         LIST(OP_TENSOR_, OP_NUMBER_, OP_STRUCT_, op)             \
     };                                                           \
+    OP_FORMS(op)                                                 \
     OP_C int op##_check(const struct op##_args *a, struct err *e)
 
 /* Rows of the descriptor's tables. */

@@ -2,6 +2,7 @@
 #include "ops/opcheck.h"
 
 #include "ops/check.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* Generic handling of op descriptors: names, attributes, samples. */
 #include "ops/opdesc.h"
+#include "ops/ops.h"
 #include "ops/opshape.h"
 
 #include <stdlib.h>

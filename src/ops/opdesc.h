@@ -10,7 +10,6 @@
 #define BRAID_OPS_OPDESC_H
 
 #include "ops/op.h"
-#include "ops/ops.h"
 
 enum { OP_ARGS_BYTES = 4096, OP_MAX_ARGS = 32, OP_MAX_ATTRS = 20, OP_MAX_DIMS = 8 };
 
@@ -97,11 +96,6 @@ struct op_desc {
 /* In a descriptor: a list and its length. */
 #define OP_LIST(field, list) .field = list, .n_##field = countof(list)
 
-#define OP(name, ref, cpu, cuda) extern const struct op_desc name##_desc;
-#define ALIAS(name, op) extern const struct op_desc name##_desc;
-#include "ops/ops.def"
-#undef OP
-#undef ALIAS
 const struct op_desc *const *op_registry(int *n);
 const struct op_desc *op_find(const char *name);
 int op_arg_index(const struct op_desc *d, const char *name);  /* -1 if absent */

@@ -4,6 +4,7 @@
 
 #include "dev/cuda.h"
 #include "ops/check.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,7 +2,8 @@
  * <op>_cpu.c the fast fp32 version, <op>.cu the CUDA one, <op>_op.c the descriptor that tests,
  * bench, gradcheck and `braid op` share.
  *
- * Add an op: a folder and a line in ops.def; README.md has the steps.
+ * Add an op: a folder and a line in ops.def; README.md has the steps. Its table is made from ops.def, so whoever includes this
+ * is compiled again when an op is added; op.h is enough to name a table.
  *
  * Rules for every op
  * - All memory comes from the caller; no allocation. Scratch is the `work` tensor (U8, 1-D), at
@@ -22,7 +23,7 @@
 #ifndef BRAID_OPS_H
 #define BRAID_OPS_H
 
-#include "dev/dev.h"
+#include "ops/op.h"
 
 /* Contracts are included by those who call the op; here their structs only have names. */
 #define OP(name, ref, cpu, cuda) struct name##_args;
@@ -48,10 +49,6 @@ struct ops {
 };
 
 extern const struct ops ops_ref;
-/* The table of this device; on cpu the variant for the instruction set of this processor. */
-const struct ops *ops_for(const struct dev *d);
-/* Does the table have the op of this descriptor? */
-bool ops_has(const struct ops *o, const char *name);
 /* Table k of the fast CPU variants this processor can run, best first; NULL past the last. */
 const struct ops *ops_cpu_variant(int k);
 

@@ -1,5 +1,13 @@
 /* The CUDA tables: the same launchers for bf16 and for fp32 storage. Built only where nvcc is. */
+#include "ops/ops.h"
 #include "ops/ops_cuda_int.h"
+
+/* Contracts have the prototypes; here none is included. */
+#define OP(op, ref, cpu, cuda) OP_FORM_(op, op##_cuda, op##_work_cuda)
+#define ALIAS(name, op)
+#include "ops/ops.def"
+#undef OP
+#undef ALIAS
 
 #define ENTRY_NONE(op)
 #define ENTRY_RUN(op)  .op = op##_cuda,

@@ -1,5 +1,13 @@
 /* The reference table: slow, obvious, double precision. */
-#include "ops/ops_ref_int.h"
+#include "ops/op.h"
+#include "ops/ops.h"
+
+/* Contracts have the prototypes; here none is included. */
+#define OP(op, ref, cpu, cuda) OP_FORM_(op, op##_ref, op##_work_ref)
+#define ALIAS(name, op)
+#include "ops/ops.def"
+#undef OP
+#undef ALIAS
 
 #define ENTRY_NONE(op)
 #define ENTRY_RUN(op)  .op = op##_ref,

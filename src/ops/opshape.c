@@ -2,6 +2,7 @@
 #include "ops/opshape.h"
 
 #include "ops/check.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>

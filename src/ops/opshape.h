@@ -13,6 +13,7 @@
 #define BRAID_OPS_OPSHAPE_H
 
 #include "ops/opdesc.h"
+#include "ops/ops.h"
 
 /* Types, ranks, sizes and presence of all tensors of a call. */
 int op_check_fields(const struct op_desc *d, const void *args, struct err *e);

@@ -1,7 +1,14 @@
 /* The registry of op descriptors, and calls through them: both from ops.def. */
 #include "ops/opdesc.h"
+#include "ops/ops.h"
 
 #include <string.h>
+
+#define OP(name, ref, cpu, cuda) extern const struct op_desc name##_desc;
+#define ALIAS(name, op) extern const struct op_desc name##_desc;
+#include "ops/ops.def"
+#undef OP
+#undef ALIAS
 
 const struct op_desc *const *op_registry(int *n)
 {

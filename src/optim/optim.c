@@ -7,6 +7,7 @@
 #include "optim/optim_int.h"
 #include "ops/adamw/adamw.h"
 #include "ops/gradnorm/gradnorm.h"
+#include "ops/ops.h"
 
 #include <math.h>
 

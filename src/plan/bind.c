@@ -1,5 +1,6 @@
 /* Op calls of a graph: fields of an op bound to slots by name; see graph.h. */
 #include "plan/graph.h"
+#include "ops/ops.h"
 
 #include <string.h>
 

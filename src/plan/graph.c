@@ -191,94 +191,39 @@ int graph_check(const struct graph *g, struct err *e)
     return ST_OK;
 }
 
-/* ---- recompute policy ------------------------------------------------------------------------------ */
+/* ---- what is recomputed ---------------------------------------------------------------------------- */
 
-/* A word matches a tag as a glob, as a whole scope ("mlp"), or as the last part ("norm"). */
-static bool word_matches(const char *word, const char *tag)
+/* A name matches a tag as a glob, as a whole scope ("mlp"), or as the last part ("norm"). Streams between layers are not part of
+ * "full": dropping them needs blocks. */
+static bool name_matches(const char *name, const char *tag)
 {
-    size_t n = strlen(word);
+    size_t n = strlen(name);
     const char *dot = strrchr(tag, '.');
-    return str_glob(word, tag) || (strncmp(word, tag, n) == 0 && tag[n] == '.') ||
-           (dot != NULL && strcmp(dot + 1, word) == 0);
+    if (strcmp(name, "full") == 0)
+        return !str_glob("joint.stream*", tag);
+    return str_glob(name, tag) || (strncmp(name, tag, n) == 0 && tag[n] == '.') || (dot != NULL && strcmp(dot + 1, name) == 0);
 }
 
-/* Groups under the names Megatron gives them; the other names it has (mlp, moe) are scopes already. */
-static const struct {
-    const char *name, *members[4];
-} groups[] = {
-    {"core_attn", {"attn.o", "attn.lse", "mla.o", "mla.lse"}},
-    {"layernorm", {"norm"}},
-    {"moe_act", {"moe.act"}},
-    {"shared_experts", {"moe.shared*"}},
-    {"mla_up_proj", {"mla.q", "mla.kv", "mla.k"}},
-    {"mhc", {"joint.norm"}}, /* and streams: the joint drops them itself, block by block */
-};
-
-static bool name_matches(const char *word, const char *tag)
+int graph_drop(struct graph *g, const char *name, int64_t layers)
 {
-    bool match = word_matches(word, tag);
-    for (int g = 0; g < countof(groups) && !match; g++)
-        for (int i = 0; strcmp(groups[g].name, word) == 0 && i < countof(groups[g].members) && groups[g].members[i] != NULL; i++)
-            match |= word_matches(groups[g].members[i], tag);
-    return match;
+    int matched = 0;
+    for (int s = 0; s < g->n_slots; s++) {
+        struct slot *slot = &g->slots[s];
+        if (slot->replay >= 0 && slot->layer < layers && name_matches(name, slot->tag)) {
+            slot->dropped = true;
+            matched++;
+        }
+    }
+    return matched;
 }
 
-static int unknown_recompute(const struct graph *g, const char *word, struct err *e)
+void graph_droppable(const struct graph *g, struct buf *out)
 {
-    struct buf names;
-    buf_init(&names, 400);
     for (int s = 0; s < g->n_slots; s++) {
         bool seen = g->slots[s].replay < 0;
         for (int k = 0; k < s && !seen; k++)
             seen = g->slots[k].replay >= 0 && strcmp(g->slots[k].tag, g->slots[s].tag) == 0;
         if (!seen)
-            buf_addf(&names, "%s, ", g->slots[s].tag);
+            buf_addf(out, "%s, ", g->slots[s].tag);
     }
-    err_set(e, ST_USAGE, "plan.recompute: '%s' names no slot of this model that can be recomputed", word);
-    err_hint(e, "valid here: %sfull, globs such as mlp.*, and Megatron's names such as core_attn", names.text ? names.text : "");
-    buf_release(&names);
-    return ST_USAGE;
-}
-
-/* NAME:N, only in the first N layers: the end of the name and N; otherwise every layer. */
-static int layers_of(char *word, int64_t *layers, struct err *e)
-{
-    char *colon = strchr(word, ':');
-    *layers = INT64_MAX;
-    if (colon == NULL)
-        return ST_OK;
-    if (!parse_i64(colon + 1, layers) || *layers < 1)
-        return err_set(e, ST_USAGE, "plan.recompute: '%s' must end in a number of layers of at least 1, such as norm:12", word);
-    *colon = '\0';
-    return ST_OK;
-}
-
-int graph_recompute(struct graph *g, const char *policy, struct err *e)
-{
-    char word[64];
-    for (const char *p = policy; *p != '\0';) {
-        size_t n = strcspn(p, ", ");
-        if (n >= sizeof word)
-            return err_set(e, ST_USAGE, "plan.recompute: the name '%.60s...' is too long", p);
-        memcpy(word, p, n);
-        word[n] = '\0';
-        p += n + (p[n] != '\0');
-        if (n == 0)
-            continue;
-        int matched = 0;
-        int64_t layers;
-        TRY(layers_of(word, &layers, e));
-        bool full = strcmp(word, "full") == 0;
-        for (int s = 0; s < g->n_slots; s++) {
-            struct slot *slot = &g->slots[s];
-            bool between_layers = str_glob("joint.stream*", slot->tag);
-            if (slot->replay >= 0 && slot->layer < layers && (full ? !between_layers : name_matches(word, slot->tag))) {
-                slot->dropped = true;
-                matched++;
-            }
-        }
-        if (matched == 0)
-            return unknown_recompute(g, word, e);
-    }
-    return ST_OK;
 }

@@ -191,8 +191,10 @@ void graph_role(struct graph *g, int node, enum node_role role);
 void graph_replay(struct graph *g, slot_id slot, int node);
 int graph_check(const struct graph *g, struct err *e);
 
-/* Recompute policy: a comma list of tags, globs, groups ("joint.*", "norm", "core_attn", "full"). Unknown
- * names are answered with the valid ones. "full" drops all but what must be kept between layers. */
-int graph_recompute(struct graph *g, const char *policy, struct err *e);
+/* Marks the slots that a name means, in the first `layers` layers, to be dropped and recomputed; returns how many there are. A
+ * name is a tag, a scope, the last part of a tag, a glob, or "full". */
+int graph_drop(struct graph *g, const char *name, int64_t layers);
+/* The tags of slots that can be recomputed, each followed by ", ". */
+void graph_droppable(const struct graph *g, struct buf *out);
 
 #endif

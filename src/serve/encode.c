@@ -40,6 +40,21 @@ int scorer_encode(struct scorer *s, const char *text, size_t n, bool prefix, str
     return n > 0 ? token_encode(s->encoder, text, n, TOKEN_SPECIAL, out, e) : ST_OK;
 }
 
+int scorer_encode_chat(struct scorer *s, const struct chat_list *l, struct token_ids *out, struct err *e)
+{
+    struct chat_text text;
+    int st = ST_OK;
+    chat_text_init(&text);
+    for (size_t i = 0; i < l->n && st == ST_OK; i++)
+        st = chat_text_add(&text, &s->chat, &l->m[i], false, e);
+    if (st == ST_OK)
+        st = chat_text_ask(&text, &s->chat, e);
+    if (st == ST_OK)
+        st = chat_text_encode(&text, &s->tok, s->encoder, out, NULL, e);
+    chat_text_release(&text);
+    return st;
+}
+
 int scorer_check_ids(const struct scorer *s, const int32_t *ids, size_t n, struct err *e)
 {
     for (size_t i = 0; i < n; i++)

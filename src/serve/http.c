@@ -4,6 +4,7 @@
  *
  *   request -> handle() -> suspended, in the queue -> work() -> answered, resumed -> handle() -> sent -> finished() */
 #include "serve/serve.h"
+#include "base/stop.h"
 
 #include <errno.h>
 #include <microhttpd.h>
@@ -28,6 +29,7 @@ struct job {
     struct buf body, reply;
     double arrived;
     int http;
+    bool chat;
     struct job *next;
 };
 
@@ -137,7 +139,7 @@ static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c
                                       bool *done)
 {
     bool get = strcmp(method, "GET") == 0, post = strcmp(method, "POST") == 0,
-         completions = strcmp(url, "/v1/completions") == 0;
+         chat = strcmp(url, "/v1/chat/completions") == 0, completions = chat || strcmp(url, "/v1/completions") == 0;
     const char *length = MHD_lookup_connection_value(c, MHD_HEADER_KIND, "Content-Length");
     int64_t n = 0;
     *done = true;
@@ -148,7 +150,8 @@ static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c
     if (get && strcmp(url, "/health") == 0)
         return send_health(v, c);
     if (!completions && strcmp(url, "/v1/models") != 0)
-        return refuse(c, 404, "there is nothing here: /v1/completions, /v1/models, /health and / exist");
+        return refuse(c, 404,
+                      "there is nothing here: /v1/completions, /v1/chat/completions, /v1/models, /health and / exist");
     if (!may_ask(v, c))
         return refuse(c, 401, "this server asks for a token: send the header 'Authorization: Bearer TOKEN'");
     if (!completions && get) {
@@ -160,7 +163,10 @@ static enum MHD_Result answer_at_once(struct server *v, struct MHD_Connection *c
         return ok;
     }
     if (!completions || !post)
-        return refuse(c, 405, completions ? "/v1/completions takes POST" : "/v1/models takes GET");
+        return refuse(c, 405, completions ? "completions take POST" : "/v1/models takes GET");
+    if (chat && !v->s->has_chat)
+        return refuse(
+            c, 400, "this model has no chat template: start the server with --data.chat=NAME, or ask /v1/completions");
     if (length != NULL && (!parse_i64(length, &n) || n > v->o->limits.body_bytes))
         return refuse(c, 413, "the request is too large for this server");
     *done = false;
@@ -227,6 +233,7 @@ static enum MHD_Result handle(void *cls, struct MHD_Connection *c, const char *u
     if (j->state == JOB_NEW) {
         bool done;
         j->state = JOB_RECEIVING;
+        j->chat = strcmp(url, "/v1/chat/completions") == 0;
         enum MHD_Result ok = answer_at_once(v, c, url, method, &done);
         if (done)
             j->state = JOB_ANSWERED;
@@ -303,6 +310,20 @@ static int encode(void *ctx, const char *text, size_t n, bool prefix, struct tok
     return scorer_encode(ctx, text, n, prefix, out, e);
 }
 
+static int encode_chat(void *ctx, const struct chat_list *l, struct token_ids *out, struct err *e)
+{
+    return scorer_encode_chat(ctx, l, out, e);
+}
+
+static int read_job(struct server *v, struct job *j, struct completion_request *r, struct err *e)
+{
+    const char *body = j->body.text != NULL ? j->body.text : "";
+    int64_t vocab = v->s->cfg->model.vocab;
+    if (j->chat)
+        return request_read_chat(r, body, j->body.len, &v->o->limits, vocab, &v->s->chat, encode_chat, v->s, e);
+    return request_read(r, body, j->body.len, &v->o->limits, vocab, encode, v->s, e);
+}
+
 static int http_of(int status)
 {
     switch (status) {
@@ -323,8 +344,7 @@ static void work(struct server *v, struct job *j)
     v->deadline = j->arrived + v->o->limits.seconds;
     int st = may_go_on(v, &e);
     if (st == ST_OK)
-        st = request_read(&r, j->body.text != NULL ? j->body.text : "", j->body.len, &v->o->limits,
-                          v->s->cfg->model.vocab, encode, v->s, &e);
+        st = read_job(v, j, &r, &e);
     if (st == ST_OK)
         st = request_answer(v->s, &r, v->o->model, &j->reply, &e);
     j->http = http_of(st);

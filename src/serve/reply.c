@@ -80,7 +80,7 @@ static int make_tokens(struct scorer *s, const struct completion_request *r, str
         int32_t id = sample_token(&sampler, last, s->cfg->model.vocab, (uint64_t)i, s->scratch);
         TRY(scorer_score(s, last, id, r->n_top > 0 ? r->n_top : 0, &score, e));
         c->n_made++;
-        if (id == s->tok.eod) {
+        if (id == s->tok.eod || (r->chat != NULL && id == r->chat->stop_id)) {
             c->stopped = true;
             return ST_OK;
         }
@@ -219,6 +219,18 @@ static void write_logprobs(const struct scorer *s, struct buf *out, const struct
     buf_release(&text);
 }
 
+/* Spaces that the template puts in front of a reply are not part of it. */
+static void write_message(struct buf *out, const struct chat_template *chat, const struct choice *c)
+{
+    const char *text = c->text.text != NULL ? c->text.text : "";
+    size_t lead = strcspn(chat->assistant + strlen(chat->generation), "{"), n = c->text.len;
+    for (; lead > 0 && n > 0 && *text == ' '; lead--, n--)
+        text++;
+    buf_add(out, "{\"index\": 0, \"message\": {\"role\": \"assistant\", \"content\": ");
+    reply_string(out, text, n);
+    buf_addf(out, "}, \"logprobs\": null, \"finish_reason\": \"%s\"}", c->stopped ? "stop" : "length");
+}
+
 static void write_choice(const struct scorer *s, struct buf *out, const struct choice *c, int k)
 {
     buf_addf(out, "%s{\"index\": %d, \"text\": ", k > 0 ? ", " : "", k);
@@ -236,15 +248,18 @@ int request_answer(struct scorer *s, const struct completion_request *r, const c
 {
     int64_t made = 0;
     double now = time_wall();
-    buf_addf(out, "{\"id\": \"cmpl-%016llx\", \"object\": \"text_completion\", \"created\": %lld, \"model\": ",
-             (unsigned long long)hash64(&now, sizeof now, r->sampler.seed), (long long)now);
+    buf_addf(out, "{\"id\": \"%s-%016llx\", \"object\": \"%s\", \"created\": %lld, \"model\": ",
+             r->chat != NULL ? "chatcmpl" : "cmpl", (unsigned long long)hash64(&now, sizeof now, r->sampler.seed),
+             r->chat != NULL ? "chat.completion" : "text_completion", (long long)now);
     reply_string(out, model, strlen(model));
     buf_add(out, ", \"choices\": [");
     for (int k = 0; k < r->n_prompts; k++) {
         struct choice c = {.n_prompt = 0};
         buf_init(&c.text, 0);
         int st = make_choice(s, r, k, &c, e);
-        if (st == ST_OK)
+        if (st == ST_OK && r->chat != NULL)
+            write_message(out, r->chat, &c);
+        else if (st == ST_OK)
             write_choice(s, out, &c, k);
         made += c.n_made;
         choice_release(&c);

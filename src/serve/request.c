@@ -16,6 +16,7 @@ struct reading {
     encode_fn encode;
     void *ctx;
     bool prefix;
+    encode_chat_fn encode_chat; /* of a conversation; else NULL */
 };
 
 /* ---- prompts -------------------------------------------------------------------------------- */
@@ -189,6 +190,26 @@ static int read_neutral(const char *name, const json_t *v, bool *found, struct e
     return ST_OK;
 }
 
+/* Fields that mean something else in a conversation, or nothing. */
+static int read_chat_field(struct reading *in, const char *name, const json_t *v, bool *found, struct err *e)
+{
+    static const char *const none[] = {"prompt", "echo", "add_special_tokens"};
+    *found = true;
+    if (strcmp(name, "messages") == 0)
+        return ST_OK; /* read last, as prompts are */
+    if (strcmp(name, "max_completion_tokens") == 0)
+        return read_integer(v, name, 0, in->l->length, &in->r->max_tokens, e);
+    if (strcmp(name, "logprobs") == 0)
+        return json_is_false(v)
+                   ? ST_OK
+                   : err_set(e, ST_UNSUPPORTED, "\"logprobs\" is not supported here: /v1/completions has them");
+    for (int i = 0; i < countof(none); i++)
+        if (strcmp(name, none[i]) == 0)
+            return err_set(e, ST_INVALID, "\"%s\" belongs to /v1/completions; a conversation has \"messages\"", name);
+    *found = false;
+    return ST_OK;
+}
+
 static int unknown_field(const char *name, struct err *e)
 {
     static const char *const names[] = {"prompt", "max_tokens", "temperature", "top_p",    "top_k",
@@ -206,8 +227,10 @@ static int read_field(struct reading *in, const char *name, const json_t *v, str
 {
     struct completion_request *r = in->r;
     int64_t n;
-    bool found;
-    if (strcmp(name, "prompt") == 0 || json_is_null(v))
+    bool found = false;
+    if (in->encode_chat != NULL && !json_is_null(v))
+        TRY(read_chat_field(in, name, v, &found, e));
+    if (found || strcmp(name, "prompt") == 0 || json_is_null(v))
         return ST_OK; /* prompts are read last, when the limits on them are known */
     if (strcmp(name, "max_tokens") == 0)
         return read_integer(v, name, 0, in->l->length, &r->max_tokens, e);
@@ -242,6 +265,33 @@ static int read_field(struct reading *in, const char *name, const json_t *v, str
 
 /* ---- the whole ------------------------------------------------------------------------------ */
 
+/* A reply may fill what the messages leave, where max_tokens does not say less. */
+static int read_messages(struct reading *in, const json_t *root, struct err *e)
+{
+    struct completion_request *r = in->r;
+    struct chat_list l;
+    char why[192];
+    size_t bytes = 0;
+    int st = ST_OK;
+    TRY(mem_array((void **)&r->prompts, 1, sizeof *r->prompts, e));
+    r->n_prompts = 1;
+    chat_list_init(&l);
+    if (!chat_list_read(&l, root, "messages", why, sizeof why))
+        st = err_set(e, ST_INVALID, "%s", why);
+    for (size_t i = 0; i < l.n; i++)
+        bytes += l.m[i].n;
+    if (st == ST_OK && bytes / TOKEN_BYTES > (size_t)in->l->length)
+        st = err_set(e, ST_INVALID, "the messages have %zu bytes, which are more than %lld tokens", bytes,
+                     (long long)in->l->length);
+    if (st == ST_OK)
+        st = in->encode_chat(in->ctx, &l, &r->prompts[0], e);
+    chat_list_release(&l);
+    TRY(st);
+    if (r->max_tokens < 0)
+        r->max_tokens = max_i64(0, min_i64(in->l->length, in->l->tokens) - (int64_t)r->prompts[0].n);
+    return check_prompt(in, 0, e);
+}
+
 static int read_object(struct reading *in, json_t *root, struct err *e)
 {
     const char *name;
@@ -249,18 +299,18 @@ static int read_object(struct reading *in, json_t *root, struct err *e)
     if (!json_is_object(root))
         return err_set(e, ST_INVALID, "the request must be a JSON object");
     json_object_foreach(root, name, v) TRY(read_field(in, name, v, e));
+    if (in->encode_chat != NULL)
+        return read_messages(in, root, e);
     v = json_object_get(root, "prompt");
     if (v == NULL)
         return err_set(e, ST_INVALID, "there is no field \"prompt\"");
     return read_prompts(in, v, e);
 }
 
-int request_read(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab,
-                 encode_fn encode, void *ctx, struct err *e)
+static int read_body(struct reading *in, const char *body, size_t n, struct err *e)
 {
-    struct reading in = {.r = r, .l = l, .vocab = vocab, .encode = encode, .ctx = ctx, .prefix = true};
+    struct completion_request *r = in->r;
     json_error_t why;
-    *r = (struct completion_request){.max_tokens = 16, .n_top = -1, .sampler = {.temperature = 1, .top_p = 1}};
     /* Without a seed two equal requests shall differ, as clients of this interface expect. */
     if (getrandom(&r->sampler.seed, sizeof r->sampler.seed, 0) != (ssize_t)sizeof r->sampler.seed)
         return err_errno(e, "no random seed could be had");
@@ -268,8 +318,31 @@ int request_read(struct completion_request *r, const char *body, size_t n, const
     if (root == NULL)
         return err_set(e, ST_INVALID, "the request is not JSON: %s (line %d, column %d)", why.text, why.line,
                        why.column);
-    int st = read_object(&in, root, e);
+    int st = read_object(in, root, e);
     json_decref(root);
+    return st;
+}
+
+int request_read(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab,
+                 encode_fn encode, void *ctx, struct err *e)
+{
+    struct reading in = {.r = r, .l = l, .vocab = vocab, .encode = encode, .ctx = ctx, .prefix = true};
+    *r = (struct completion_request){.max_tokens = 16, .n_top = -1, .sampler = {.temperature = 1, .top_p = 1}};
+    return read_body(&in, body, n, e);
+}
+
+int request_read_chat(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l,
+                      int64_t vocab, const struct chat_template *chat, encode_chat_fn encode, void *ctx, struct err *e)
+{
+    struct reading in = {.r = r, .l = l, .vocab = vocab, .encode_chat = encode, .ctx = ctx};
+    *r = (struct completion_request){
+        .max_tokens = -1, .n_top = -1, .chat = chat, .sampler = {.temperature = 1, .top_p = 1}};
+    TRY(read_body(&in, body, n, e));
+    if (chat->stop_id >= 0)
+        return ST_OK;
+    json_t *stop = json_string(chat->stop); /* a tokenizer of bytes has no token that ends a reply */
+    int st = stop != NULL ? add_stop(r, stop, e) : err_set(e, ST_NOMEM, "out of memory");
+    json_decref(stop);
     return st;
 }
 

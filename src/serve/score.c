@@ -14,6 +14,9 @@ int scorer_open(struct scorer *s, const struct config *cfg, const struct ckpt *f
     TRY(tokenizer_for(cfg, &s->tok, e));
     TRY(token_encoder_open(&s->encoder, &s->tok, e));
     TRY(scorer_find_prefix(s, e));
+    s->has_chat = cfg->data.chat[0] != '\0';
+    if (s->has_chat)
+        TRY(chat_for(cfg, &s->tok, &s->chat, e));
     TRY(mem_array((void **)&s->scratch, (size_t)cfg->model.vocab, sizeof *s->scratch, e));
     TRY(device_open(&s->dev, cfg, e));
     return generator_open(&s->g, cfg, &s->dev, from, length, e);
@@ -24,6 +27,7 @@ void scorer_close(struct scorer *s)
     generator_close(&s->g);
     dev_close(&s->dev);
     token_encoder_close(s->encoder);
+    chat_template_close(&s->chat);
     tokenizer_close(&s->tok);
     free(s->scratch);
     *s = (struct scorer){0};

@@ -26,6 +26,8 @@ struct scorer {
     int32_t prefix[SCORER_PREFIX]; /* what the tokenizer's template puts before a text */
     int n_prefix;
     int64_t length; /* most tokens of a sequence */
+    struct chat_template chat;
+    bool has_chat; /* data.chat is set */
 };
 int scorer_open(struct scorer *s, const struct config *cfg, const struct ckpt *from, int64_t length, struct err *e);
 void scorer_close(struct scorer *s);
@@ -33,6 +35,8 @@ void scorer_close(struct scorer *s);
 /* Appends the ids of a text; names of special tokens in it become those tokens. prefix: begin as the tokenizer's
  * template does. */
 int scorer_encode(struct scorer *s, const char *text, size_t n, bool prefix, struct token_ids *out, struct err *e);
+/* Appends the ids of a conversation that asks for a reply; needs has_chat. */
+int scorer_encode_chat(struct scorer *s, const struct chat_list *l, struct token_ids *out, struct err *e);
 /* An error that names the first id the model does not have. */
 int scorer_check_ids(const struct scorer *s, const int32_t *ids, size_t n, struct err *e);
 int scorer_append(struct token_ids *to, const int32_t *ids, size_t n, struct err *e);
@@ -91,6 +95,7 @@ struct completion_request {
     struct sampler sampler;
     int n_top; /* alternatives of each token; -1: no log-probabilities */
     bool echo;
+    const struct chat_template *chat; /* of a conversation; NULL: a completion */
     char *stop[STOPS_MAX];
     size_t n_stop[STOPS_MAX];
     int n_stops;
@@ -100,6 +105,10 @@ struct completion_request {
 typedef int (*encode_fn)(void *ctx, const char *text, size_t n, bool prefix, struct token_ids *out, struct err *e);
 int request_read(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l, int64_t vocab,
                  encode_fn encode, void *ctx, struct err *e);
+/* A conversation: {"messages": [...]} and the same fields otherwise, where they have a meaning. */
+typedef int (*encode_chat_fn)(void *ctx, const struct chat_list *l, struct token_ids *out, struct err *e);
+int request_read_chat(struct completion_request *r, const char *body, size_t n, const struct serve_limits *l,
+                      int64_t vocab, const struct chat_template *chat, encode_chat_fn encode, void *ctx, struct err *e);
 void request_release(struct completion_request *r);
 /* Runs it and writes the answer. */
 int request_answer(struct scorer *s, const struct completion_request *r, const char *model, struct buf *out,

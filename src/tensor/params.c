@@ -44,6 +44,64 @@ int param_add(struct param_table *t, const struct param *p, int *index, bool *is
     return ST_OK;
 }
 
+/* ---- tensor parallelism ------------------------------------------------------------------------------- */
+
+/* The dimension over all ranks. */
+static int64_t whole_dim(const struct param *p, int dim)
+{
+    return dim == 0 && p->shard.full > 0 ? p->shard.full : p->dim[dim];
+}
+
+void param_replicate(struct param *p, enum split_grad grad)
+{
+    p->split = (struct param_split){.how = SPLIT_NONE, .grad = grad};
+}
+
+void param_split(struct param *p, int dim, enum split_unit unit, int64_t units)
+{
+    p->split = (struct param_split){0};
+    param_split_section(p, dim, whole_dim(p, dim), unit, units);
+}
+
+void param_split_section(struct param *p, int dim, int64_t size, enum split_unit unit, int64_t units)
+{
+    struct param_split *s = &p->split;
+    s->how = SPLIT_DIM;
+    s->dim = dim;
+    if (s->n_sections < PARAM_MAX_SECTIONS) /* one too many is seen by the check: the sizes do not add up */
+        s->section[s->n_sections++] = (struct split_section){.size = size, .unit = unit, .units = units};
+}
+
+const char *split_unit_name(enum split_unit unit)
+{
+    static const char *const names[] = {[UNIT_HEADS] = "heads", [UNIT_GROUPS] = "groups", [UNIT_FFN] = "ffn", [UNIT_VOCAB] = "vocab",
+                                        [UNIT_EXPERTS] = "experts"};
+    return (unsigned)unit < countof(names) ? names[unit] : "?";
+}
+
+int param_split_check(const struct param *p, int64_t ranks, struct err *e)
+{
+    const struct param_split *s = &p->split;
+    if (s->how == SPLIT_UNKNOWN)
+        return err_set(e, ST_INTERNAL, "parameter %s does not declare how tensor parallelism divides it", p->key);
+    if (s->how == SPLIT_NONE)
+        return ST_OK;
+    int64_t sum = 0;
+    for (int i = 0; i < s->n_sections; i++) {
+        const struct split_section *x = &s->section[i];
+        sum += x->size;
+        if (x->units < 1 || x->size % x->units != 0)
+            return err_set(e, ST_INTERNAL, "parameter %s: section %d of %lld is not of %lld whole %s", p->key, i, (long long)x->size,
+                           (long long)x->units, split_unit_name(x->unit));
+        if (x->units % ranks != 0)
+            return err_set(e, ST_USAGE, "parameter %s: %lld %s cannot be shared by %lld ranks", p->key, (long long)x->units,
+                           split_unit_name(x->unit), (long long)ranks);
+    }
+    if (s->dim >= p->rank || sum != whole_dim(p, s->dim))
+        return err_set(e, ST_INTERNAL, "parameter %s: the sections of dimension %d add up to %lld", p->key, s->dim, (long long)sum);
+    return ST_OK;
+}
+
 int64_t param_table_elems(const struct param_table *t)
 {
     int64_t sum = 0;

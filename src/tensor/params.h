@@ -23,6 +23,14 @@ void param_table_release(struct param_table *t);
 int param_find(const struct param_table *t, const char *key); /* -1 if absent */
 /* Adds a copy, or finds the row of that key; a second declaration must have the same shape. */
 int param_add(struct param_table *t, const struct param *p, int *index, bool *is_new, struct err *e);
+/* Declaring how tensor parallelism divides a parameter: not at all; one dimension as a whole; or the next section of one. */
+void param_replicate(struct param *p, enum split_grad grad);
+void param_split(struct param *p, int dim, enum split_unit unit, int64_t units);
+void param_split_section(struct param *p, int dim, int64_t size, enum split_unit unit, int64_t units);
+const char *split_unit_name(enum split_unit unit); /* "heads" */
+/* An error that names the parameter if its split is not declared, does not add up to its shape, or if a section has a
+ * number of units that this many ranks cannot share. */
+int param_split_check(const struct param *p, int64_t ranks, struct err *e);
 /* Elements that count as parameters: tables of integers do not. */
 static inline int64_t param_reals(const struct param *p) { return p->n_values > 0 ? 0 : param_elems(p); }
 int64_t param_table_elems(const struct param_table *t); /* of all, by that count */

@@ -101,6 +101,33 @@ struct row_layout {
     int64_t matrices;
 };
 
+/* How tensor parallelism divides a parameter over its ranks, declared by the layer beside the shape. A dimension that is
+ * split consists of sections, one after the other in memory, each of whole units; every rank takes its share of each
+ * section, in the order of ranks. Experts are divided by expert parallelism in the same way. */
+enum split_how {
+    SPLIT_UNKNOWN, /* not declared: the parameter cannot be part of a model under tensor parallelism */
+    SPLIT_NONE,    /* every rank holds all of it */
+    SPLIT_DIM,     /* dimension `dim` is divided */
+};
+enum split_unit { UNIT_HEADS, UNIT_GROUPS, UNIT_FFN, UNIT_VOCAB, UNIT_EXPERTS };
+/* What the gradient that one rank computes lacks. A part is summed over the ranks; a gradient that every rank computes in
+ * full must not be. */
+enum split_grad {
+    GRAD_COMPLETE,
+    GRAD_OVER_TOKENS, /* a rank sees its share of the tokens */
+    GRAD_OVER_HEADS,  /* a rank sees its share of the heads */
+};
+struct split_section {
+    int64_t size, units;
+    enum split_unit unit;
+};
+struct param_split {
+    enum split_how how;
+    enum split_grad grad;
+    int dim, n_sections;
+    struct split_section section[PARAM_MAX_SECTIONS];
+};
+
 struct param {
     const char *key; /* canonical checkpoint key, e.g. decoder.layers.0.mlp.linear_fc1.weight */
     int rank;
@@ -119,6 +146,7 @@ struct param {
     int64_t n_values; /* 0: reals. Else a table of I32 values 0 .. n_values - 1, which is a buffer */
     int layer;   /* physical layer, 0-based; -1: embedding, head, final norm */
     struct row_layout rows;
+    struct param_split split;
 };
 int64_t param_elems(const struct param *p);
 /* Type of the copy that layers work with, on a device of this real type. */

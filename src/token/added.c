@@ -54,7 +54,7 @@ int trie_make(struct trie *t, const struct added_token *tokens, int n, bool norm
         bool same = true;
         const uint8_t *p = (const uint8_t *)tokens[i].text;
         if (normalized)
-            st = norm_apply(norm, p, tokens[i].n, &text, &scratch, &same, e);
+            st = norm_apply(norm, p, tokens[i].n, true, &text, &scratch, &same, e);
         if (st == ST_OK)
             st = same ? trie_add(t, tokens, p, tokens[i].n, i, e)
                       : trie_add(t, tokens, (const uint8_t *)text.text, text.len, i, e);

@@ -42,6 +42,7 @@ struct token_encoder {
     struct regex_match *match[STAGES_MAX];
     struct token_ids *out; /* of the call under way */
     bool first;            /* nothing of the text was passed to the stages yet */
+    bool continues;        /* what comes next goes on after other text: no space is put in front */
 };
 
 int token_encoder_open(struct token_encoder **out, const struct tokenizer *t, struct err *e)
@@ -285,7 +286,9 @@ static int split_plainly(struct token_encoder *c, int i, const uint8_t *text, co
 static int add_space(struct token_encoder *c, int i, const uint8_t *p, const uint8_t *end,
                      struct err *e)
 {
-    if (*p == ' ')
+    bool continues = c->continues;
+    c->continues = false;
+    if (*p == ' ' || continues)
         return run_stage(c, i + 1, p, end, e);
     struct buf *b = &c->stage_text[i];
     buf_clear(b);
@@ -304,7 +307,7 @@ static int metaspace(struct token_encoder *c, int i, const uint8_t *p, const uin
     bool starts =
         *p == ' ' || ((size_t)(end - p) >= s->n_string && memcmp(p, s->string, s->n_string) == 0);
     buf_clear(b);
-    if (!starts && (s->when == META_ALWAYS || (s->when == META_FIRST && c->first)))
+    if (!starts && !c->continues && (s->when == META_ALWAYS || (s->when == META_FIRST && c->first)))
         buf_add_n(b, s->string, s->n_string);
     while (p < end) {
         const uint8_t *space = memchr(p, ' ', (size_t)(end - p)),
@@ -315,7 +318,7 @@ static int metaspace(struct token_encoder *c, int i, const uint8_t *p, const uin
         p = space != NULL ? space + 1 : end;
     }
     TRY(buf_check(b, e));
-    c->first = false;
+    c->first = c->continues = false;
     return run_stage(c, i + 1, (const uint8_t *)b->text, (const uint8_t *)b->text + b->len, e);
 }
 
@@ -358,7 +361,7 @@ static int encode_segment(struct token_encoder *c, const uint8_t *p, const uint8
 {
     if (p < end)
         TRY(run_stage(c, 0, p, end, e));
-    c->first = false;
+    c->first = c->continues = false;
     return ST_OK;
 }
 
@@ -375,7 +378,7 @@ static int cut_added(struct token_encoder *c, const struct trie *t, const uint8_
         if (from > p)
             TRY(next(c, p, from, special, e));
         TRY(put(c->out, &c->m->added[which].id, 1, e));
-        c->first = false;
+        c->first = c->continues = false;
         p = to;
     }
     return p < end ? next(c, p, end, special, e) : ST_OK;
@@ -393,7 +396,7 @@ static int encode_normal(struct token_encoder *c, const uint8_t *p, const uint8_
 {
     bool same = true;
     if (c->m->norm.n > 0)
-        TRY(norm_apply(&c->m->norm, p, (size_t)(end - p), &c->normal, &c->scratch, &same, e));
+        TRY(norm_apply(&c->m->norm, p, (size_t)(end - p), !c->continues, &c->normal, &c->scratch, &same, e));
     if (!same) {
         p = (const uint8_t *)c->normal.text;
         end = p + c->normal.len;
@@ -408,7 +411,7 @@ static int encode_bad_byte(struct token_encoder *c, uint8_t byte, struct err *e)
         err_set(e, ST_INVALID, "byte 0x%02X is not valid UTF-8 and has no token", (unsigned)byte);
         return err_hint(e, "the tokenizer was trained without the full byte alphabet");
     }
-    c->first = false;
+    c->first = c->continues = false;
     return put(c->out, &id, 1, e);
 }
 
@@ -438,7 +441,8 @@ int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned f
         return ST_OK;
     }
     c->out = out;
-    c->first = true;
+    c->first = (flags & (TOKEN_LATER | TOKEN_CONTINUES)) == 0;
+    c->continues = (flags & TOKEN_CONTINUES) != 0;
     if (flags & TOKEN_TEMPLATE)
         TRY(put(out, m->prefix, (size_t)m->n_prefix, e));
     if (n > 0)
@@ -457,6 +461,19 @@ int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsi
     if (st != ST_OK)
         out->n = before;
     return st;
+}
+
+int32_t tokenizer_next_special(const struct tokenizer *t, const char *text, size_t n, size_t *from, size_t *to)
+{
+    const struct token_model *m = t->model;
+    const uint8_t *p = (const uint8_t *)text, *a, *b;
+    int which;
+    if (m == NULL || utf8_check(p, p + n) != p + n ||
+        !trie_find(&m->raw, m->added, m->classes, p, p, p + n, true, &a, &b, &which))
+        return -1;
+    *from = (size_t)(a - p);
+    *to = (size_t)(b - p);
+    return m->added[which].id;
 }
 
 /* ---- Cutting long texts

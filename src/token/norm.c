@@ -79,13 +79,15 @@ static void replace_all(const struct norm_step *s, const uint8_t *p, const uint8
     }
 }
 
-int norm_apply(const struct norm *n, const uint8_t *text, size_t len, struct buf *out,
+int norm_apply(const struct norm *n, const uint8_t *text, size_t len, bool prepend, struct buf *out,
                struct buf *scratch, bool *same, struct err *e)
 {
     *same = true;
     for (int i = 0; i < n->n && len > 0; i++) {
         const struct norm_step *s = &n->step[i];
         bool step_same = false;
+        if (s->kind == NORM_PREPEND && !prepend)
+            continue;
         buf_clear(scratch);
         if (s->kind == NORM_PREPEND) {
             buf_add_n(scratch, s->to, s->n_to);

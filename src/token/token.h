@@ -58,6 +58,8 @@ size_t tokenizer_text_skip(const struct tokenizer *t);
 bool token_is_special(const struct tokenizer *t, int32_t id);
 /* The id of a special or added token with this text, -1: there is none. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *text);
+/* The first special or added token that stands in a text: its id and where it is; -1: none does. */
+int32_t tokenizer_next_special(const struct tokenizer *t, const char *text, size_t n, size_t *from, size_t *to);
 /* "tokenizer.json", "tiktoken", ... and the name of the pattern, for messages. */
 const char *tokenizer_kind(const struct tokenizer *t);
 /* Written in hexadecimal to out, which is returned. */
@@ -78,6 +80,8 @@ enum token_flags {
         1, /* names of special tokens in the text become their ids; without it they are text */
     TOKEN_TEMPLATE =
         2, /* put what the tokenizer's template puts around a text (a begin-of-text id) */
+    TOKEN_LATER = 4,     /* the text follows a special token: it is not the beginning of a document */
+    TOKEN_CONTINUES = 8, /* the text follows other text: no space is put in front of it either */
 };
 
 struct token_encoder;
@@ -90,6 +94,8 @@ int token_encode(struct token_encoder *c, const void *text, size_t n, unsigned f
 /* The same with an encoder of its own, for a text now and then. On an error out holds nothing of it. */
 int tokenizer_encode(const struct tokenizer *t, const void *text, size_t n, unsigned flags,
                      struct token_ids *out, struct err *e);
+/* How many bytes at the beginning of a text are valid UTF-8. */
+size_t token_utf8(const void *text, size_t n);
 /* Where a long text may be cut without changing its ids: the last such place in 1..n, 0: none. */
 size_t token_cut(const struct tokenizer *t, const void *text, size_t n);
 

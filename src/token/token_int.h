@@ -99,7 +99,7 @@ struct norm {
 void norm_release(struct norm *n);
 /* The valid UTF-8 text, normalised, into out (cleared first). *same: nothing changed, and out is
  * not filled. */
-int norm_apply(const struct norm *n, const uint8_t *text, size_t len, struct buf *out,
+int norm_apply(const struct norm *n, const uint8_t *text, size_t len, bool prepend, struct buf *out,
                struct buf *scratch, bool *same, struct err *e);
 
 /* ---- Vocabulary

@@ -149,3 +149,9 @@ int64_t alphabet_decode(const char *text, size_t n, uint8_t *out)
     }
     return at;
 }
+
+size_t token_utf8(const void *text, size_t n)
+{
+    const uint8_t *p = text;
+    return (size_t)(utf8_check(p, p + n) - p);
+}

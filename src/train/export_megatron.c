@@ -234,23 +234,14 @@ static int write_json(const struct writer *w, bool optimizer, struct err *e)
 
 /* ---- the folder ----------------------------------------------------------------------------------------------- */
 
-static struct key_part_rows parts_of(const struct config_model *m)
-{
-    int64_t inner = m->mamba_heads * m->mamba_head_dim, state = m->mamba_groups * m->mamba_state;
-    int64_t keys = m->gdn_key_heads * m->gdn_key_dim, values = m->gdn_value_heads * m->gdn_value_dim;
-    return (struct key_part_rows){.mamba = {inner, inner, state, state, m->mamba_heads},
-                                  .gdn = {keys, keys, values, values, m->gdn_value_heads, m->gdn_value_heads}};
-}
-
 static int write_all(struct writer *w, struct buf *notes, struct err *e)
 {
     TRY(pattern_parse(w->pattern, w->cfg->model.pattern, e));
-    struct key_part_rows rows = parts_of(&w->cfg->model);
     struct key_layers layers = {.n = w->pattern->n_layers,
                                 .symbols = w->pattern->symbols,
                                 .item = w->pattern->item_of,
                                 .grouped = w->pattern->grouped};
-    struct key_target to = {.layout = w->layout, .layers = &layers, .distributed = &rows};
+    struct key_target to = {.layout = w->layout, .layers = &layers, .distributed = w->cfg};
     for (int s = 0; s <= KEYS_EXP_AVG_SQ; s++)
         TRY(key_convert(&w->out[s], &w->file, (enum key_space)s, &to, e));
     if (w->out[KEYS_MODEL].note != NULL)

@@ -106,36 +106,85 @@ int generator_feed(struct generator *g, const int32_t *tokens, int64_t n, struct
 
 /* ---- sampling ------------------------------------------------------------------------------------------------- */
 
-static int by_probability(const void *a, const void *b)
+/* Likelier ones first, equal ones by id: no two candidates are equal. */
+static bool comes_before(const struct candidate *x, const struct candidate *y)
 {
-    const struct candidate *x = a, *y = b;
-    if (x->p != y->p)
-        return x->p < y->p ? 1 : -1;
-    return x->id - y->id;
+    return x->p != y->p ? x->p > y->p : x->id < y->id;
+}
+
+static int by_probability(const void *a, const void *b) { return comes_before(a, b) ? -1 : 1; }
+
+/* Quickselect: moves the n candidates that come first to the front, in any order. */
+static void select_first(struct candidate *c, int64_t all, int64_t n)
+{
+    int64_t low = 0, high = all - 1;
+    while (low < high) {
+        struct candidate pivot = c[low + (high - low) / 2];
+        int64_t i = low, j = high;
+        while (i <= j) {
+            while (comes_before(&c[i], &pivot))
+                i++;
+            while (comes_before(&pivot, &c[j]))
+                j--;
+            if (i > j)
+                break;
+            struct candidate swap = c[i];
+            c[i++] = c[j];
+            c[j--] = swap;
+        }
+        if (n - 1 <= j)
+            high = j;
+        else if (n - 1 >= i)
+            low = i;
+        else
+            return;
+    }
+}
+
+/* Candidates of which the first `sorted` are the best, in order. */
+struct ordering {
+    struct candidate *c;
+    int64_t n, sorted;
+};
+
+/* Puts as many in order as are needed to see candidate i: a few dozen at first, then eight times as many. */
+static const struct candidate *best(struct ordering *o, int64_t i)
+{
+    while (o->sorted <= i) {
+        int64_t from = o->sorted, to = min_i64(max_i64(64, 8 * from), o->n);
+        select_first(o->c + from, o->n - from, to - from);
+        qsort(o->c + from, (size_t)(to - from), sizeof *o->c, by_probability);
+        o->sorted = to;
+    }
+    return &o->c[i];
 }
 
 int sample_token(const struct sampler *s, const struct tensor *logits, int64_t vocab, uint64_t n, struct candidate *scratch)
 {
-    int64_t best = 0;
+    int64_t likeliest = 0;
     for (int64_t i = 0; i < vocab; i++) {
         scratch[i] = (struct candidate){.p = tensor_get(logits, i), .id = (int)i};
-        if (scratch[i].p > scratch[best].p)
-            best = i;
+        if (scratch[i].p > scratch[likeliest].p)
+            likeliest = i;
     }
     if (s->temperature <= 0)
-        return (int)best;
-    double top = scratch[best].p, sum = 0, kept = 0;
+        return (int)likeliest;
+    double top = scratch[likeliest].p, sum = 0, kept = 0;
     for (int64_t i = 0; i < vocab; i++)
         sum += scratch[i].p = exp((scratch[i].p - top) / s->temperature);
-    qsort(scratch, (size_t)vocab, sizeof *scratch, by_probability);
+    struct ordering order = {.c = scratch, .n = vocab};
     int64_t k = s->top_k > 0 ? min_i64(s->top_k, vocab) : vocab, used = 0;
+    if (k == vocab && s->top_p >= 1) { /* all of them: what they have together is known without an order */
+        used = vocab;
+        kept = sum;
+    }
     while (used < k && (used == 0 || kept < s->top_p * sum))
-        kept += scratch[used++].p;
+        kept += best(&order, used++)->p;
     double u = rng_uniform(rng_key(s->seed, "sample"), n) * kept;
     for (int64_t i = 0; i < used; i++) {
-        u -= scratch[i].p;
+        u -= best(&order, i)->p;
         if (u <= 0)
             return scratch[i].id;
     }
-    return scratch[used - 1].id;
+    return best(&order, used - 1)->id;
 }

@@ -27,7 +27,7 @@ static int fill_batch(struct checker *c, const struct config *cfg, uint64_t seed
         c->tokens[i] = (int32_t)rng_below(key, (uint64_t)(2 * i), (uint64_t)cfg->model.vocab);
         c->labels[i] = i % 7 == 5 ? -1 : (int32_t)rng_below(key, (uint64_t)(2 * i + 1), (uint64_t)cfg->model.vocab);
         c->doc[i] = (int32_t)doc;
-        c->pos[i] = (int32_t)(cfg->data.eod_mask ? in_row - doc : in_row);
+        c->pos[i] = (int32_t)(config_separates(cfg) ? in_row - doc : in_row);
     }
     return ST_OK;
 }
@@ -45,8 +45,10 @@ static int loss_of(struct checker *c, double *loss, struct err *e)
     }
     for (int k = 0; k < c->model.metrics.n; k++) {
         const struct metric *m = &c->model.metrics.m[k];
+        double value = 0;
         if (m->objective)
-            *loss += *(const double *)(const void *)(c->model.mem.base[ARENA_STATE] + m->offset) * run.mb_share;
+            TRY(model_read_state(&c->model, m->offset, &value, sizeof value, e));
+        *loss += value * run.mb_share;
     }
     return ST_OK;
 }
@@ -124,7 +126,7 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
     plan_options(&c->exec, cfg);
     TRY(exec_prepare(&c->exec, &c->train.p, e));
     TRY(fill_batch(c, cfg, seed, e));
-    count_labels(c->labels, cfg->data.eod_mask ? c->doc : NULL, c->rows, cfg->train.seq, c->train.n_mtp, c->counts);
+    count_labels(c->labels, config_separates(cfg) ? c->doc : NULL, c->rows, cfg->train.seq, c->train.n_mtp, c->counts);
     loss_scales(cfg, c->counts, c->train.n_mtp, c->scale);
     /* Away from the symmetric start: gains of 1 and biases of 0 would hide errors. */
     for (int k = 0; k < c->model.params.n; k++) {

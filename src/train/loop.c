@@ -1,5 +1,6 @@
 /* The run: steps, evaluations, checkpoints, signals. Every rank walks the same loop; rank 0 logs and prints. */
 #include "train/facts_int.h"
+#include "base/stop.h"
 #include "train/ranks_int.h"
 #include "train/samples_int.h"
 
@@ -9,20 +10,8 @@
 #include <string.h>
 #include <time.h>
 
-/* Signals are blocked here and, by the command, in every thread before it starts; they are asked for
+/* Stop signals are blocked here and, by the command, in every thread before it starts; they are asked for
  * between steps: no handler, no global, and no half-done step. */
-void stop_signals(sigset_t *set)
-{
-    static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
-    sigemptyset(set);
-    for (int i = 0; i < countof(signals); i++) {
-        struct sigaction now;
-        /* A blocked signal is delivered to sigtimedwait even if it is ignored, so those are left out. */
-        if (sigaction(signals[i], NULL, &now) != 0 || now.sa_handler != SIG_IGN)
-            sigaddset(set, signals[i]);
-    }
-}
-
 static int pending_signal(void)
 {
     sigset_t set;

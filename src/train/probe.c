@@ -38,7 +38,6 @@ int probe_batch_read(struct probe_batch *b, const struct st_file *in, const char
         if (!given)
             b->labels[i] = t + 1 < b->seq ? b->tokens[i + 1] : -1;
         b->pos[i] = (int32_t)t;
-        b->n_labels += b->labels[i] >= 0;
     }
     return ST_OK;
 }
@@ -91,7 +90,7 @@ int probe_run(struct probe *p, struct config *c, const struct probe_batch *b, co
     TRY(exec_run(&p->exec, &p->plan.p, &run, e));
     struct tensor slot = model_slot(&p->model, &p->plan, p->plan.loss);
     TRY(p->dev.vt->copy_out(&p->dev, loss, slot.data, sizeof loss, e));
-    p->loss = loss[0] / (double)max_i64(b->n_labels, 1);
+    p->loss = loss[0] / (double)max_i64(counts[0], 1);
     return ST_OK;
 }
 

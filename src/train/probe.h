@@ -6,7 +6,7 @@
 #include "train/train.h"
 
 struct probe_batch {
-    int64_t batch, seq, n_labels;
+    int64_t batch, seq;
     int32_t *tokens, *labels, *pos, *doc; /* [batch, seq] */
 };
 /* `tokens` and, if there are any, `labels` (-1: ignored) of a file, I32 [batch, seq]; without labels they are the tokens shifted by one. */

@@ -184,7 +184,7 @@ static int read_values(struct trainer *t, double *out, struct err *e)
         const struct metric *m = &t->model.metrics.m[k];
         if (m->room > 0)
             continue;
-        TRY(t->dev.vt->copy_out(&t->dev, out + at, t->model.mem.base[ARENA_STATE] + m->offset, m->n * (int64_t)sizeof *out, e));
+        TRY(model_read_state(&t->model, m->offset, out + at, m->n * (int64_t)sizeof *out, e));
         at += m->n;
     }
     return ST_OK;
@@ -230,7 +230,7 @@ static int report_alone(struct trainer *t, struct err *e)
         const struct metric *m = &t->model.metrics.m[k];
         for (int64_t i = 0; m->room == 0 && i < m->n; i++) {
             double value = 0;
-            TRY(t->dev.vt->copy_out(&t->dev, &value, t->model.mem.base[ARENA_STATE] + m->offset + i * (int64_t)sizeof value, sizeof value, e));
+            TRY(model_read_state(&t->model, m->offset + i * (int64_t)sizeof value, &value, sizeof value, e));
             log_value(t, m->tag, m->layer, m->n, i, value / (double)t->n_micro);
         }
     }

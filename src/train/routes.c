@@ -193,7 +193,7 @@ int routes_give(struct routes *r, int64_t first_sample, struct err *e)
         int64_t cells = r->seq * s->k;
         for (int64_t b = 0; b < r->batch; b++)
             TRY(read_cells(r, first_sample + b, s->layer, r->idx + b * cells, e));
-        TRY(r->m->dev->vt->copy_in(r->m->dev, r->m->mem.base[ARENA_STATE] + s->given, r->idx, r->batch * cells * (int64_t)sizeof *r->idx, e));
+        TRY(model_write_state(r->m, s->given, r->idx, r->batch * cells * (int64_t)sizeof *r->idx, e));
     }
     return ST_OK;
 }
@@ -203,7 +203,7 @@ int routes_take(struct routes *r, int64_t first_sample, struct err *e)
     for (int i = 0; r != NULL && r->out.f != NULL && i < r->m->routes.n; i++) {
         const struct route_site *s = &r->m->routes.s[i];
         int64_t cells = r->seq * s->k;
-        TRY(r->m->dev->vt->copy_out(r->m->dev, r->idx, r->m->mem.base[ARENA_STATE] + s->chosen, r->batch * cells * (int64_t)sizeof *r->idx, e));
+        TRY(model_read_state(r->m, s->chosen, r->idx, r->batch * cells * (int64_t)sizeof *r->idx, e));
         for (int64_t b = 0; b < r->batch; b++)
             TRY(write_cells(r, first_sample + b, s->layer, r->idx + b * cells, e));
     }

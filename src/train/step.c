@@ -31,8 +31,8 @@ static int take_batches(struct trainer *t, struct err *e)
         st = batcher_next(t->batcher, &t->micro[k], e);
         if (st != ST_OK)
             break;
-        count_labels(t->micro[k]->labels, t->cfg->data.eod_mask ? t->micro[k]->doc_start : NULL, rows, t->cfg->train.seq, t->train.n_mtp,
-                     t->labels);
+        count_labels(t->micro[k]->labels, config_separates(t->cfg) ? t->micro[k]->doc_start : NULL, rows,
+                     t->cfg->train.seq, t->train.n_mtp, t->labels);
     }
     TRY(ranks_sum_counts(t, t->labels, countof(t->labels), st, e));
     loss_scales(t->cfg, t->labels, t->train.n_mtp, t->scale);
@@ -71,7 +71,7 @@ static int buffer_rows(struct trainer *t, bool eval, double *wanted, double *roo
         double value = 0;
         if (m->room <= 0 || m->eval != eval)
             continue;
-        TRY(t->dev.vt->copy_out(&t->dev, &value, t->model.mem.base[ARENA_STATE] + m->offset, sizeof value, e));
+        TRY(model_read_state(&t->model, m->offset, &value, sizeof value, e));
         *wanted = value > *wanted ? value : *wanted;
         *room = (double)m->room;
     }
@@ -184,7 +184,7 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
     if (t->world != NULL) /* where another rank never came, this names it */
         TRY(world_sync(t->world, "update", e));
     const struct slot *clip_slot = &t->optim.g.slots[t->optim.clip];
-    TRY(t->dev.vt->copy_out(&t->dev, clip, t->model.mem.base[ARENA_STATE] + clip_slot->offset, sizeof clip, e));
+    TRY(model_read_state(&t->model, clip_slot->offset, clip, sizeof clip, e));
     *r = (struct step_result){.grad_norm = clip[CLIP_NORM], .lr = hyper[HYPER_LR], .tokens = t->cfg->train.global_batch * t->cfg->train.seq,
                               .skipped = clip[CLIP_SKIP] != 0};
     TRY(exchange_results(t, r, e));
@@ -248,9 +248,9 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
     bool counted = tokenizer_count_bytes(&t->tok, b->labels, rows, &bytes, &unknown) == ST_OK;
     if (!counted && why->code == ST_OK)
         *why = unknown;
-    *out = (struct eval_batch){.loss = sum[0], .bytes = counted ? (double)bytes : NAN};
-    for (int64_t i = 0; i < rows; i++)
-        out->labels += b->labels[i] >= 0;
+    int64_t labels = 0;
+    count_labels(b->labels, NULL, rows, t->cfg->train.seq, 0, &labels);
+    *out = (struct eval_batch){.loss = sum[0], .labels = (double)labels, .bytes = counted ? (double)bytes : NAN};
     return ST_OK;
 }
 

@@ -1,6 +1,6 @@
 /* What a run has to do with text: its tokenizer, the copy of it in checkpoints, and text that is
  * tokenised first. */
-#include "train/train.h"
+#include "train/text_int.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -24,8 +24,8 @@ enum { TOKENIZER_FILE_MAX = 256 << 20 };
  * keep its names. What programs of Hugging Face keep beside a tokenizer goes with it. */
 static const char *const carried[] = {"tokenizer.json", "tokenizer.tiktoken", "tekken.json",
                                       "encoder.json", "vocab.bpe"};
-static const char *const companions[] = {"tokenizer_config.json", "special_tokens_map.json",
-                                         "chat_template.jinja"};
+static const char *const companions[] = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+                                         CHAT_FILE};
 _Static_assert(2 + countof(companions) <= CKPT_MAX_FILES,
                "a checkpoint carries the pair of GPT-2 and every companion");
 
@@ -43,8 +43,7 @@ static const char *carried_name(const struct tokenizer *tok, int i)
     return carried[strcmp(kind, "tokenizer.json") == 0 ? 0 : strcmp(kind, "tiktoken") == 0 ? 1 : 2];
 }
 
-static int pack_file(const char *path, const char *name, struct ckpt_file *files, int *n,
-                     struct err *e)
+int pack_file(const char *path, const char *name, struct ckpt_file *files, int *n, struct err *e)
 {
     char *bytes;
     TRY(file_read(path, TOKENIZER_FILE_MAX, &bytes, &files[*n].n, e));
@@ -63,7 +62,7 @@ int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_
         return ST_OK;
     const char *first = tokenizer_file(tok, 0), *slash = strrchr(first, '/');
     int st = ST_OK;
-    for (int i = 0; st == ST_OK && i < countof(companions); i++) {
+    for (int i = 0; st == ST_OK && i < countof(companions) - 1; i++) { /* CHAT_FILE: chat_pack */
         struct buf path;
         buf_init(&path, 0);
         buf_addf(&path, "%.*s%s", slash != NULL ? (int)(slash - first + 1) : 0, first,
@@ -100,6 +99,7 @@ static int carried_path(const struct ckpt *from, char **out, struct err *e)
 int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path,
                             struct err *e)
 {
+    TRY(chat_of_checkpoint(c, from, keep_path, e));
     enum config_source source = config_source_of(c, "data.tokenizer").source;
     bool given = source == CFG_FROM_FILE || source == CFG_FROM_COMMAND;
     if (given || strcmp(c->data.tokenizer, "bytes") == 0 ||
@@ -160,6 +160,8 @@ int text_options(struct trainer *t, struct data_opts *o, struct err *e)
     o->cache_dir = t->token_dir;
     o->tokenizer_name = c->data.tokenizer;
     o->field = c->data.field;
+    o->chat = c->data.chat[0] != '\0' ? &t->chat : NULL;
+    o->loss_roles = c->data.loss_roles;
     o->threads = (int)c->run.threads;
     o->note = note;
     o->note_ctx = t;

@@ -8,7 +8,6 @@
 #include "optim/optim.h"
 #include "plan/exec.h"
 
-#include <signal.h>
 
 /* Place of a trainer among the ranks of a run, and its share of the machine. The caller owns groups and world. */
 struct rank_place {
@@ -41,6 +40,7 @@ struct trainer {
     struct tokenizer tok;
     struct ckpt_file tok_files[CKPT_MAX_FILES]; /* the tokenizer as checkpoints carry it */
     int n_tok_files;
+    struct chat_template chat; /* where data.chat is set */
     char *token_dir; /* where text is tokenised into; NULL: run.dir is not set */
     struct dataset *train_data, *valid_data;
     struct batch_opts batch_opts;
@@ -118,8 +118,6 @@ int trainer_replan(struct trainer *t, struct err *e);
 int trainer_identify_data(struct trainer *t, const struct ckpt *from, struct err *e);
 /* The whole run; stops early (checkpoint first) on a stop signal, on run.minutes, or when data cannot be read. */
 int trainer_run(struct trainer *t, struct err *e);
-/* SIGINT, SIGTERM and SIGHUP, without those that the process was started to ignore (nohup). */
-void stop_signals(sigset_t *set);
 
 /* Labels that count at each MTP depth (0: the main loss) are added to counts. */
 void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts);
@@ -140,6 +138,11 @@ int tokenizer_for(const struct config *cfg, struct tokenizer *tok, struct err *e
 /* text.c: a checkpoint carries the tokenizer's files. */
 int tokenizer_pack(const struct tokenizer *tok, struct ckpt_file files[CKPT_MAX_FILES], int *n, struct err *e);
 void tokenizer_unpack(struct ckpt_file files[CKPT_MAX_FILES], int n); /* frees what pack read */
+/* chat.c: the template of data.chat, which must be set; and its file, added to those that a checkpoint carries. */
+int chat_for(const struct config *cfg, const struct tokenizer *tok, struct chat_template *chat, struct err *e);
+int chat_pack(const struct config *cfg, struct ckpt_file files[CKPT_MAX_FILES], int *n, struct err *e);
+/* data.chat becomes the checkpoint's own copy of a template file, as data.tokenizer does. */
+int chat_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path, struct err *e);
 /* Names that such files have in a checkpoint. */
 int tokenizer_n_carried(void);
 const char *tokenizer_carried(int i);

@@ -77,6 +77,12 @@ static int open_data(struct trainer *t, struct err *e)
         return err_hint(e, "give a text file, a folder of text, or a token file: --data.train=PATH");
     }
     TRY(tokenizer_pack(&t->tok, t->tok_files, &t->n_tok_files, e));
+    if (c->data.chat[0] != '\0') {
+        TRY(chat_for(c, &t->tok, &t->chat, e));
+        TRY(chat_pack(c, t->tok_files, &t->n_tok_files, e));
+        if (t->chat.found[0] != '\0' && trainer_is_rank0(t) && !c->run.quiet)
+            fprintf(stderr, "data.chat=auto: template %s, recognised in %s\n", t->chat.name, t->chat.found);
+    }
     struct data_opts train = data_options(t, c->data.train, DATA_TRAIN);
     TRY(text_options(t, &train, e));
     TRY(dataset_open(&t->train_data, &train, e));
@@ -268,6 +274,7 @@ void trainer_close(struct trainer *t)
     batch_release(&t->eval_batch);
     tokenizer_close(&t->tok);
     tokenizer_unpack(t->tok_files, t->n_tok_files);
+    chat_template_close(&t->chat);
     free(t->token_dir);
     trace_close(t->trace);
     ranks_close(t->ranks);

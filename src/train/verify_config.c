@@ -38,7 +38,11 @@ const struct verify_case *verify_cases(int *n)
 
 bool verify_applies(const struct config *small, const struct verify_case *variant)
 {
-    bool experts = strchr(small->model.pattern, 'E') != NULL;
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    bool experts = false;
+    for (int i = 0; i < n; i++)
+        experts |= cores[i]->has_experts && core_in(cores[i], small->model.pattern);
     return experts || variant->ep == 1;
 }
 
@@ -76,12 +80,6 @@ static void small_pattern(struct buf *out, const struct pattern *p)
 
 /* ---- numbers -------------------------------------------------------------------------------------------------------- */
 
-struct setting {
-    const char *name;
-    int64_t value;
-    bool always; /* else only where the user's value is larger */
-};
-
 static int64_t user_value(const struct config *user, const char *name)
 {
     struct buf b;
@@ -92,25 +90,19 @@ static int64_t user_value(const struct config *user, const char *name)
     return v;
 }
 
-static int set_number(struct config *c, const char *name, int64_t v, struct err *e)
+static int set_sizes(struct config *c, const struct config *user, const struct tiny_size *sizes, int n, struct err *e)
 {
-    char text[32];
-    snprintf(text, sizeof text, "%lld", (long long)v);
-    return config_set(c, name, text, NULL, e);
+    for (int i = 0; i < n; i++)
+        if (sizes[i].always || user_value(user, sizes[i].name) > sizes[i].value)
+            TRY(config_set_i64(c, sizes[i].name, sizes[i].value, e));
+    return ST_OK;
 }
 
-/* Sizes that fit together: four heads of eight channels; eight experts, which two and four ranks can share. */
-static int small_numbers(struct config *c, const struct config *user, struct err *e)
+/* Sizes that fit together, those of every layer kind from its definition. */
+static int small_numbers(struct config *c, const struct tiny_model *m, struct err *e)
 {
-    const struct config_model *u = &user->model;
-    static const struct setting sizes[] = {
-        {"model.hidden", 32, true}, {"model.heads", 4, true}, {"model.head_dim", 8, true}, {"model.ffn", 24, true}, {"model.vocab", 0, true},
-        {"model.vocab_multiple", 1, true}, {"model.layers", 0, true}, {"model.mtp_layers", 0, true}, {"model.mla_kv_rank", 12, false},
-        {"model.mla_q_rank", 10, false}, {"model.mla_nope", 6, false}, {"model.mla_rope", 4, false}, {"model.mla_v", 6, false},
-        {"model.gdn_value_heads", 4, true}, {"model.gdn_key_heads", 2, true}, {"model.gdn_key_dim", 6, false}, {"model.gdn_value_dim", 6, false},
-        {"model.gdn_chunk", 8, false}, {"model.mamba_heads", 4, true}, {"model.mamba_head_dim", 8, false}, {"model.mamba_state", 6, false},
-        {"model.mamba_groups", 2, true}, {"model.mamba_chunk", 8, false}, {"model.experts", 8, true}, {"model.expert_ffn", 12, true},
-        {"model.shared_ffn", 10, false}, {"model.glu_interleave", 4, false}, {"model.attn_window", 7, false},
+    static const struct tiny_size general[] = {
+        {"model.hidden", 32, true}, {"model.vocab", 0, true}, {"model.vocab_multiple", 1, true}, {"model.layers", 0, true}, {"model.mtp_layers", 0, true},
         {"train.seq", 16, true}, {"train.micro_batch", 1, true},
         {"train.global_batch", VERIFY_BATCH, true}, {"train.steps", VERIFY_STEPS, true}, {"train.warmup", 0, true},
         {"train.decay_steps", 0, true}, {"train.wsd_steps", 0, true}, {"train.loss_chunk", 0, true}, {"train.eval_every", 0, true}, {"run.threads", 1, true},
@@ -119,25 +111,14 @@ static int small_numbers(struct config *c, const struct config *user, struct err
         {"parallel.first_layers", 0, true},
         {"parallel.last_layers", 0, true},
     };
-    for (int i = 0; i < countof(sizes); i++)
-        if (sizes[i].always || user_value(user, sizes[i].name) > sizes[i].value)
-            TRY(set_number(c, sizes[i].name, sizes[i].value, e));
-    TRY(set_number(c, "model.kv_heads", u->kv_heads == u->heads ? 4 : u->kv_heads == 1 ? 1 : 2, e));
-    TRY(set_number(c, "model.topk", min_i64(u->topk, 4), e));
-    bool grouped = u->router_group_topk > 0;
-    TRY(set_number(c, "model.router_groups", grouped ? 4 : 0, e));
-    return set_number(c, "model.router_group_topk", grouped ? 2 : 0, e);
-}
-
-/* Layers are counted over all kinds: up to the first with experts where the user's first one is hashed, else none. */
-static int small_hash_layers(struct config *c, const struct config *user, const char *pattern, struct err *e)
-{
-    struct pattern p;
-    int64_t wanted = user->model.router_hash_layers;
-    TRY(pattern_parse(&p, user->model.pattern, e));
-    bool hashed = (int64_t)strcspn(p.symbols, "E") < min_i64(wanted, p.n_layers);
-    TRY(pattern_parse(&p, pattern, e));
-    return set_number(c, "model.router_hash_layers", hashed ? (int64_t)strcspn(p.symbols, "E") + 1 : 0, e);
+    struct kind_at at;
+    TRY(set_sizes(c, m->user, general, countof(general), e));
+    for (int i = 0; kind_at(i, &at); i++) {
+        TRY(set_sizes(c, m->user, at.options->tiny, at.options->n_tiny, e));
+        if (at.options->shrink != NULL)
+            TRY(at.options->shrink(c, m, e));
+    }
+    return ST_OK;
 }
 
 static int set_words(struct config *c, const char *const (*words)[2], int n, struct err *e)
@@ -169,15 +150,6 @@ int verify_copy(struct config *to, const struct config *from, struct err *e)
     return st;
 }
 
-/* The balance of one microbatch and that of a step cannot be compared at once: see struct verify. */
-static int one_balance(struct config *small, struct err *e)
-{
-    if (small->model.global_aux_loss == 0)
-        return ST_OK;
-    TRY(config_set(small, "model.aux_loss", "0", NULL, e));
-    return config_set(small, "model.router_capacity", "0", NULL, e);
-}
-
 static int shrink(struct config *small, const struct config *user, const char *data, struct err *e)
 {
     static const char *const words[][2] = {
@@ -187,20 +159,19 @@ static int shrink(struct config *small, const struct config *user, const char *d
         {"parallel.comm", "auto"}, {"parallel.overlap", "none"}, {"parallel.ep_capacity", "0"}, {"parallel.bucket_mb", "0.01"}, {"model.init_std", "0.1"},
         {"model.mtp_pattern", ""}, {"model.softmax_scale", "0"}, {"model.attn_ratio", "0"}, {"model.mlp_ratio", "0"},
     };
-    struct pattern p;
+    struct pattern p, made;
     struct buf b;
     int st;
     buf_init(&b, 0);
     TRY_OUT(verify_copy(small, user, e));
     TRY_OUT(pattern_parse(&p, user->model.pattern, e));
-    TRY_OUT(small_numbers(small, user, e));
-    TRY_OUT(set_words(small, words, countof(words), e));
-    TRY_OUT(config_set(small, "data.train", data, NULL, e));
     small_pattern(&b, &p);
     TRY_OUT(buf_check(&b, e));
+    TRY_OUT(pattern_parse(&made, b.text, e));
+    TRY_OUT(small_numbers(small, &(struct tiny_model){.user = user, .user_symbols = p.symbols, .symbols = made.symbols}, e));
+    TRY_OUT(set_words(small, words, countof(words), e));
+    TRY_OUT(config_set(small, "data.train", data, NULL, e));
     TRY_OUT(config_set(small, "model.pattern", b.text, NULL, e));
-    TRY_OUT(small_hash_layers(small, user, b.text, e));
-    TRY_OUT(one_balance(small, e));
 out:
     buf_release(&b);
     return st;

@@ -19,6 +19,16 @@ ok "CUDA=yes without nvcc is an error that says what is missing" test $rc -ne 0
 ok "in words" grep -q 'there is no nvcc' "$dir/err"
 ok "the demo leaves the choice to make" test "$(grep -c 'CUDA=' <(grep '^make' demo))" -eq 0
 
+ok "braid needs no cmocka" make -s needs CMOCKA=no
+try make -s needs-tests CMOCKA=no
+ok "tests do" test $rc -ne 0
+ok "and say so" grep -q 'missing library: cmocka' "$dir/out"
+make -n -B V=1 B="$dir/two" CUDA=no "$dir/two/tests/base/$(basename "$(ls tests/base/test_*.c | head -1)" .c)" "$dir/two/tests/token/$(basename "$(ls tests/token/test_*.c | head -1)" .c)" >"$dir/out" 2>&1
+links_pcre() { grep -A3 -- "-o $dir/two/tests/$1/" "$dir/out" | grep -q pcre2; }
+ok "a program with tokenizers links PCRE2" links_pcre token
+links_only() { grep -q -- "-o $dir/two/tests/$1/" "$dir/out" && ! links_pcre "$1"; }
+ok "one without does not" links_only base
+
 one=$dir/one/base/version.o
 build() { make -s B="$dir/one" CUDA=no "$@" "$one" >"$dir/out" 2>&1; }
 stamp() { stat -c %Y%n%z "$one" 2>/dev/null; }

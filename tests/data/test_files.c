@@ -8,40 +8,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-static char *dir;
-
-static int make_dir(void **state)
-{
-    (void)state;
-    dir = temp_dir();
-    return 0;
-}
-
-static int drop_dir(void **state)
-{
-    (void)state;
-    struct err e = {0};
-    assert_ok(file_remove_tree(dir, &e), &e);
-    free(dir);
-    return 0;
-}
-
-/* Paths live until the process ends: a test is short. */
-static const char *in_dir(const char *name)
-{
-    static char paths[16][256];
-    static int next;
-    char *p = paths[next++ % 16];
-    snprintf(p, 256, "%s/%s", dir, name);
-    return p;
-}
-
-static void write_file(const char *name, const void *bytes, size_t n)
-{
-    struct err e = {0};
-    assert_ok(file_write_atomic(in_dir(name), bytes, n, &e), &e);
-}
-
 static int open_source(const char *path, struct err *e)
 {
     struct source s;
@@ -103,7 +69,7 @@ static void writer_makes_the_format_byte_for_byte(void **state)
     struct err e = {0};
     struct token_writer *w;
     const int32_t a[] = {1, 2, 65535}, b[] = {4};
-    assert_ok(token_writer_open(&w, in_dir("w"), DT_U16, false, &e), &e);
+    assert_ok(token_writer_open(&w, in_test_dir("w"), DT_U16, false, &e), &e);
     assert_ok(token_writer_add(w, a, 3, &e), &e);
     assert_ok(token_writer_end_sequence(w, &e), &e);
     assert_ok(token_writer_add(w, b, 1, &e), &e);
@@ -119,34 +85,34 @@ static void writer_makes_the_format_byte_for_byte(void **state)
     };
     char *got;
     size_t n;
-    assert_ok(file_read(in_dir("w.idx"), 1000, &got, &n, &e), &e);
+    assert_ok(file_read(in_test_dir("w.idx"), 1000, &got, &n, &e), &e);
     assert_int_equal(n, sizeof want);
     assert_memory_equal(got, want, n);
     free(got);
-    assert_ok(file_read(in_dir("w.bin"), 1000, &got, &n, &e), &e);
+    assert_ok(file_read(in_test_dir("w.bin"), 1000, &got, &n, &e), &e);
     assert_int_equal(n, 8);
     assert_memory_equal(got, "\1\0\2\0\xff\xff\4\0", 8);
     free(got);
-    assert_int_equal(n_files(dir), 2); /* no .tmp */
+    assert_int_equal(n_files(test_dir()), 2); /* no .tmp */
 
     struct data_info info;
-    assert_ok(data_inspect(in_dir("w"), true, NULL, &info, &e), &e);
+    assert_ok(data_inspect(in_test_dir("w"), true, NULL, &info, &e), &e);
     assert_int_equal(info.sequences, 2);
     assert_int_equal(info.documents, 2);
     assert_int_equal(info.tokens, 4);
     assert_int_equal(info.longest, 3);
     assert_int_equal(info.min_id, 1);
     assert_int_equal(info.max_id, 65535);
-    assert_ok(data_inspect(in_dir("w.idx"), false, NULL, &info, &e), &e); /* either file names the pair */
+    assert_ok(data_inspect(in_test_dir("w.idx"), false, NULL, &info, &e), &e); /* either file names the pair */
 
-    assert_fails(token_writer_open(&w, in_dir("w"), DT_U16, false, &e), ST_CONFLICT, &e, "exists");
-    assert_fails(token_writer_open(&w, in_dir("v"), DT_F32, false, &e), ST_INVALID, &e, "F32");
-    assert_ok(token_writer_open(&w, in_dir("w"), DT_U8, true, &e), &e);
+    assert_fails(token_writer_open(&w, in_test_dir("w"), DT_U16, false, &e), ST_CONFLICT, &e, "exists");
+    assert_fails(token_writer_open(&w, in_test_dir("v"), DT_F32, false, &e), ST_INVALID, &e, "F32");
+    assert_ok(token_writer_open(&w, in_test_dir("w"), DT_U8, true, &e), &e);
     assert_fails(token_writer_add(w, a, 3, &e), ST_INVALID, &e, "65535 does not fit");
     token_writer_abort(w); /* the old pair is untouched */
-    assert_ok(data_inspect(in_dir("w"), false, NULL, &info, &e), &e);
+    assert_ok(data_inspect(in_test_dir("w"), false, NULL, &info, &e), &e);
     assert_int_equal(info.tokens, 4);
-    assert_int_equal(n_files(dir), 2);
+    assert_int_equal(n_files(test_dir()), 2);
 }
 
 static void a_replaced_pair_is_the_new_one(void **state)
@@ -158,13 +124,13 @@ static void a_replaced_pair_is_the_new_one(void **state)
         int32_t ids[300000];
         for (int i = 0; i < 300000; i++)
             ids[i] = i + round;
-        assert_ok(token_writer_open(&w, in_dir("r"), DT_I32, round > 0, &e), &e);
+        assert_ok(token_writer_open(&w, in_test_dir("r"), DT_I32, round > 0, &e), &e);
         assert_ok(token_writer_add(w, ids, (size_t)(300000 - round), &e), &e); /* past one buffer */
         assert_ok(token_writer_close(w, &e), &e); /* ends the open document */
     }
     struct source s;
     int32_t ids[2];
-    assert_ok(source_open(&s, in_dir("r"), NULL, -1, &e), &e);
+    assert_ok(source_open(&s, in_test_dir("r"), NULL, -1, &e), &e);
     assert_int_equal(s.n_tokens, 299999);
     assert_int_equal(s.n_docs, 1);
     assert_ok(source_read(&s, 0, 299997, 2, 1000000, ids, &e), &e);
@@ -184,13 +150,13 @@ static void a_full_disk_leaves_nothing(void **state)
         const int32_t id = 1;
         small = before;
         small.rlim_cur = i == 0 ? 0 : 1;
-        assert_ok(token_writer_open(&w, in_dir("full"), DT_U8, false, &e), &e);
+        assert_ok(token_writer_open(&w, in_test_dir("full"), DT_U8, false, &e), &e);
         assert_ok(token_writer_add(w, &id, 1, &e), &e);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
         int st = token_writer_close(w, &e);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
         assert_fails(st, ST_IO, &e, i == 0 ? "full.bin" : "full.idx");
-        assert_int_equal(n_files(dir), 0);
+        assert_int_equal(n_files(test_dir()), 0);
     }
     signal(SIGXFSZ, handler);
 }
@@ -202,18 +168,18 @@ static void half_a_pair_of_a_killed_writer_is_replaced(void **state)
     struct err e = {0};
     struct token_writer *w;
     const int32_t id = 1;
-    write_file("k.bin", "old", 3);
-    assert_fails(token_writer_open(&w, in_dir("k"), DT_U8, false, &e), ST_CONFLICT, &e, "k.bin"); /* whose it is nobody knows */
-    write_file("k.idx.tmp-0123456789abcdef", "x", 1);
-    assert_ok(token_writer_open(&w, in_dir("k"), DT_U8, false, &e), &e);
+    write_test_file("k.bin", "old", 3);
+    assert_fails(token_writer_open(&w, in_test_dir("k"), DT_U8, false, &e), ST_CONFLICT, &e, "k.bin"); /* whose it is nobody knows */
+    write_test_file("k.idx.tmp-0123456789abcdef", "x", 1);
+    assert_ok(token_writer_open(&w, in_test_dir("k"), DT_U8, false, &e), &e);
     assert_ok(token_writer_add(w, &id, 1, &e), &e);
     assert_ok(token_writer_close(w, &e), &e);
     struct data_info info;
-    assert_ok(data_inspect(in_dir("k"), false, NULL, &info, &e), &e);
+    assert_ok(data_inspect(in_test_dir("k"), false, NULL, &info, &e), &e);
     assert_int_equal(info.tokens, 1);
-    assert_int_equal(n_files(dir), 2);
-    unlink(in_dir("k.bin"));
-    unlink(in_dir("k.idx"));
+    assert_int_equal(n_files(test_dir()), 2);
+    unlink(in_test_dir("k.bin"));
+    unlink(in_test_dir("k.idx"));
 }
 
 static void the_temporary_file_of_a_living_writer_stays(void **state)
@@ -222,15 +188,15 @@ static void the_temporary_file_of_a_living_writer_stays(void **state)
     struct err e = {0};
     struct token_writer *a, *b;
     const int32_t id = 1;
-    assert_ok(token_writer_open(&a, in_dir("two"), DT_U8, true, &e), &e);
-    assert_ok(token_writer_open(&b, in_dir("two"), DT_U8, true, &e), &e);
-    assert_int_equal(n_files(dir), 4);
+    assert_ok(token_writer_open(&a, in_test_dir("two"), DT_U8, true, &e), &e);
+    assert_ok(token_writer_open(&b, in_test_dir("two"), DT_U8, true, &e), &e);
+    assert_int_equal(n_files(test_dir()), 4);
     assert_ok(token_writer_add(a, &id, 1, &e), &e);
     assert_ok(token_writer_close(b, &e), &e);
     assert_ok(token_writer_close(a, &e), &e);
-    assert_int_equal(n_files(dir), 2);
-    unlink(in_dir("two.bin"));
-    unlink(in_dir("two.idx"));
+    assert_int_equal(n_files(test_dir()), 2);
+    unlink(in_test_dir("two.bin"));
+    unlink(in_test_dir("two.idx"));
 }
 
 /* Reading through the map would end the process by SIGBUS. */
@@ -240,22 +206,22 @@ static void a_file_that_becomes_shorter_is_an_error_that_names_it(void **state)
     struct err e = {0};
     struct token_writer *w;
     static int32_t ids[20000], got[20000];
-    assert_ok(token_writer_open(&w, in_dir("s"), DT_U16, true, &e), &e);
+    assert_ok(token_writer_open(&w, in_test_dir("s"), DT_U16, true, &e), &e);
     assert_ok(token_writer_add(w, ids, countof(ids), &e), &e);
     assert_ok(token_writer_close(w, &e), &e);
     struct source s;
     for (int i = 0; i < 2; i++) { /* the tokens, then the index */
-        assert_ok(source_open(&s, in_dir("s"), NULL, -1, &e), &e);
+        assert_ok(source_open(&s, in_test_dir("s"), NULL, -1, &e), &e);
         assert_ok(source_read(&s, 0, 0, countof(ids), 10, got, &e), &e);
-        assert_int_equal(truncate(in_dir(i == 0 ? "s.bin" : "s.idx"), i == 0 ? 100 : 40), 0);
+        assert_int_equal(truncate(in_test_dir(i == 0 ? "s.bin" : "s.idx"), i == 0 ? 100 : 40), 0);
         assert_fails(source_read(&s, 0, 15000, 5000, 10, got, &e), ST_IO, &e, i == 0 ? "s.bin" : "s.idx");
         assert_fails(source_read(&s, 0, 60, 10, 10, got, &e), ST_IO, &e, "shorter"); /* zeros of the last page are not data */
         source_close(&s);
         if (i == 0)
-            assert_int_equal(truncate(in_dir("s.bin"), 2 * countof(ids)), 0);
+            assert_int_equal(truncate(in_test_dir("s.bin"), 2 * countof(ids)), 0);
     }
-    unlink(in_dir("s.bin"));
-    unlink(in_dir("s.idx"));
+    unlink(in_test_dir("s.bin"));
+    unlink(in_test_dir("s.idx"));
 }
 
 static void a_failed_rename_leaves_no_half_pair(void **state)
@@ -264,35 +230,35 @@ static void a_failed_rename_leaves_no_half_pair(void **state)
     struct err e = {0};
     struct token_writer *w;
     const int32_t id = 1;
-    assert_ok(token_writer_open(&w, in_dir("h"), DT_U8, false, &e), &e);
+    assert_ok(token_writer_open(&w, in_test_dir("h"), DT_U8, false, &e), &e);
     assert_ok(token_writer_add(w, &id, 1, &e), &e);
-    assert_int_equal(mkdir(in_dir("h.idx"), 0777), 0); /* in the way of the second rename */
+    assert_int_equal(mkdir(in_test_dir("h.idx"), 0777), 0); /* in the way of the second rename */
     assert_fails(token_writer_close(w, &e), ST_IO, &e, "cannot rename");
-    assert_int_equal(n_files(dir), 1);
-    assert_ok(token_writer_open(&w, in_dir("h"), DT_U8, true, &e), &e);
+    assert_int_equal(n_files(test_dir()), 1);
+    assert_ok(token_writer_open(&w, in_test_dir("h"), DT_U8, true, &e), &e);
     assert_fails(token_writer_close(w, &e), ST_IO, &e, "cannot replace");
-    assert_int_equal(n_files(dir), 1);
+    assert_int_equal(n_files(test_dir()), 1);
 }
 
 static void tokenizing_a_tree_is_sorted_and_counts_what_it_leaves_out(void **state)
 {
     (void)state;
     struct err e = {0};
-    assert_ok(file_make_dirs(in_dir("t/b"), &e), &e);
-    assert_ok(file_make_dirs(in_dir("t/.git"), &e), &e);
-    write_file("t/c.txt", "cc", 2);
-    write_file("t/a.txt", "aaa", 3);
-    write_file("t/b/z.txt", "z", 1);
-    write_file("t/b/empty", "", 0);
-    write_file("t/binary", "x\0y", 3);
-    write_file("t/.hidden", "no", 2);
-    write_file("t/.git/config", "no", 2);
-    write_file("t/old.bin", "no", 2);
-    assert_int_equal(symlink("..", in_dir("t/b/up")), 0); /* a circle */
+    assert_ok(file_make_dirs(in_test_dir("t/b"), &e), &e);
+    assert_ok(file_make_dirs(in_test_dir("t/.git"), &e), &e);
+    write_test_file("t/c.txt", "cc", 2);
+    write_test_file("t/a.txt", "aaa", 3);
+    write_test_file("t/b/z.txt", "z", 1);
+    write_test_file("t/b/empty", "", 0);
+    write_test_file("t/binary", "x\0y", 3);
+    write_test_file("t/.hidden", "no", 2);
+    write_test_file("t/.git/config", "no", 2);
+    write_test_file("t/old.bin", "no", 2);
+    assert_int_equal(symlink("..", in_test_dir("t/b/up")), 0); /* a circle */
     struct tokenizer tok;
     assert_ok(tokenizer_open(&tok, "bytes", true, &e), &e);
-    const char *in[] = {in_dir("t")};
-    struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_dir("t/out"), .tokenizer = &tok};
+    const char *in[] = {in_test_dir("t")};
+    struct tokenize_opts o = {.in = in, .n_in = 1, .out = in_test_dir("t/out"), .tokenizer = &tok};
     struct tokenize_stats s;
     for (int round = 0; round < 2; round++) { /* the second does not read the first's output */
         o.replace = round > 0;
@@ -324,20 +290,20 @@ static void tokenizing_errors_are_clear_and_leave_nothing(void **state)
     struct tokenizer tok;
     struct tokenize_stats s;
     assert_ok(tokenizer_open(&tok, "bytes", false, &e), &e);
-    write_file("a.txt", "text", 4);
-    write_file("nul", "\0", 1);
-    const char *missing[] = {in_dir("a.txt"), in_dir("nope")}, *nul[] = {in_dir("nul")};
-    struct tokenize_opts o = {.in = missing, .n_in = 2, .out = in_dir("o"), .tokenizer = &tok};
+    write_test_file("a.txt", "text", 4);
+    write_test_file("nul", "\0", 1);
+    const char *missing[] = {in_test_dir("a.txt"), in_test_dir("nope")}, *nul[] = {in_test_dir("nul")};
+    struct tokenize_opts o = {.in = missing, .n_in = 2, .out = in_test_dir("o"), .tokenizer = &tok};
     assert_fails(data_tokenize(&o, &s, &e), ST_IO, &e, "nope");
     o.in = nul;
     o.n_in = 1;
     assert_fails(data_tokenize(&o, &s, &e), ST_INVALID, &e, "1 binary");
     o.in = missing;
-    o.out = in_dir("no/folder/o");
+    o.out = in_test_dir("no/folder/o");
     assert_fails(data_tokenize(&o, &s, &e), ST_IO, &e, "does not exist");
-    o.out = in_dir("a.txt/o"); /* a file where a folder should be */
+    o.out = in_test_dir("a.txt/o"); /* a file where a folder should be */
     assert_fails(data_tokenize(&o, &s, &e), ST_IO, &e, "Not a directory");
-    assert_int_equal(n_files(dir), 2);
+    assert_int_equal(n_files(test_dir()), 2);
 }
 
 /* A good pair "g" of sequences 2, 0, 3 in 16 bits; its .idx of n bytes comes back. */
@@ -346,13 +312,13 @@ static uint8_t *good_pair(size_t *n)
     struct err e = {0};
     struct token_writer *w;
     const int32_t ids[] = {1, 2, 3, 4, 5};
-    assert_ok(token_writer_open(&w, in_dir("g"), DT_U16, true, &e), &e);
+    assert_ok(token_writer_open(&w, in_test_dir("g"), DT_U16, true, &e), &e);
     assert_ok(token_writer_add(w, ids, 2, &e), &e);
     assert_ok(token_writer_end_document(w, &e), &e);
     assert_ok(token_writer_add(w, ids + 2, 3, &e), &e);
     assert_ok(token_writer_close(w, &e), &e);
     char *bytes;
-    assert_ok(file_read(in_dir("g.idx"), 1000, &bytes, n, &e), &e);
+    assert_ok(file_read(in_test_dir("g.idx"), 1000, &bytes, n, &e), &e);
     assert_int_equal(*n, 34 + 12 * 2 + 8 * 3);
     return (uint8_t *)bytes;
 }
@@ -363,10 +329,10 @@ static void an_index_cut_anywhere_is_refused(void **state)
     struct err e = {0};
     size_t n;
     uint8_t *idx = good_pair(&n);
-    assert_ok(open_source(in_dir("g"), &e), &e);
+    assert_ok(open_source(in_test_dir("g"), &e), &e);
     for (size_t cut = 0; cut < n; cut++) {
-        write_file("g.idx", idx, cut);
-        assert_fails(open_source(in_dir("g"), &e), ST_CORRUPT, &e, "g.idx");
+        write_test_file("g.idx", idx, cut);
+        assert_fails(open_source(in_test_dir("g"), &e), ST_CORRUPT, &e, "g.idx");
     }
     free(idx);
 }
@@ -410,26 +376,26 @@ static void every_damaged_field_is_refused(void **state)
     for (int i = 0; i < countof(damages); i++) {
         uint8_t kept = idx[damages[i].at];
         idx[damages[i].at] = damages[i].byte;
-        write_file("g.idx", idx, n);
-        assert_fails(open_source(in_dir("g"), &e), damages[i].status, &e, damages[i].text);
+        write_test_file("g.idx", idx, n);
+        assert_fails(open_source(in_test_dir("g"), &e), damages[i].status, &e, damages[i].text);
         idx[damages[i].at] = kept;
     }
     uint8_t *more = calloc(1, n + 3);
     memcpy(more, idx, n);
-    write_file("g.idx", more, n + 2);
-    assert_fails(open_source(in_dir("g"), &e), ST_UNSUPPORTED, &e, "multimodal");
-    write_file("g.idx", more, n + 3);
-    assert_fails(open_source(in_dir("g"), &e), ST_CORRUPT, &e, "follow");
-    write_file("g.idx", idx, n);
-    assert_ok(open_source(in_dir("g"), &e), &e);
-    write_file("g.bin", "123456789", 9); /* 5 tokens need 10 */
-    assert_fails(open_source(in_dir("g"), &e), ST_CORRUPT, &e, "9 bytes");
-    write_file("g.bin", "", 0);
-    assert_fails(open_source(in_dir("g"), &e), ST_CORRUPT, &e, "0 bytes");
-    assert_int_equal(unlink(in_dir("g.bin")), 0);
-    assert_fails(open_source(in_dir("g"), &e), ST_IO, &e, "g.bin");
-    assert_int_equal(unlink(in_dir("g.idx")), 0);
-    assert_fails(open_source(in_dir("g"), &e), ST_IO, &e, "tried");
+    write_test_file("g.idx", more, n + 2);
+    assert_fails(open_source(in_test_dir("g"), &e), ST_UNSUPPORTED, &e, "multimodal");
+    write_test_file("g.idx", more, n + 3);
+    assert_fails(open_source(in_test_dir("g"), &e), ST_CORRUPT, &e, "follow");
+    write_test_file("g.idx", idx, n);
+    assert_ok(open_source(in_test_dir("g"), &e), &e);
+    write_test_file("g.bin", "123456789", 9); /* 5 tokens need 10 */
+    assert_fails(open_source(in_test_dir("g"), &e), ST_CORRUPT, &e, "9 bytes");
+    write_test_file("g.bin", "", 0);
+    assert_fails(open_source(in_test_dir("g"), &e), ST_CORRUPT, &e, "0 bytes");
+    assert_int_equal(unlink(in_test_dir("g.bin")), 0);
+    assert_fails(open_source(in_test_dir("g"), &e), ST_IO, &e, "g.bin");
+    assert_int_equal(unlink(in_test_dir("g.idx")), 0);
+    assert_fails(open_source(in_test_dir("g"), &e), ST_IO, &e, "tried");
     free(more);
     free(idx);
 }
@@ -466,9 +432,9 @@ static void ids_are_checked_against_the_vocabulary(void **state)
         struct source s;
         int32_t ids[2];
         idx[17] = cases[i].code;
-        write_file("g.idx", idx, 62);
-        write_file("g.bin", cases[i].bytes, cases[i].n);
-        assert_ok(source_open(&s, in_dir("g"), NULL, -1, &e), &e);
+        write_test_file("g.idx", idx, 62);
+        write_test_file("g.bin", cases[i].bytes, cases[i].n);
+        assert_ok(source_open(&s, in_test_dir("g"), NULL, -1, &e), &e);
         int st = source_read(&s, 0, 0, 2, 100, ids, &e);
         assert_int_equal(st, cases[i].bad ? ST_CORRUPT : ST_OK);
         if (cases[i].bad) {
@@ -490,7 +456,7 @@ static void write_shard(const char *name, int32_t magic, int32_t version, int32_
     memcpy(bytes + 4, &version, 4);
     memcpy(bytes + 8, &count, 4);
     memcpy(bytes + 1024, tokens, n);
-    write_file(name, bytes, 1024 + n);
+    write_test_file(name, bytes, 1024 + n);
 }
 
 static void shards_of_both_kinds_read(void **state)
@@ -503,20 +469,20 @@ static void shards_of_both_kinds_read(void **state)
     int32_t ids[3];
     write_shard("s_1.bin", 20240520, 1, 3, two, sizeof two);
     write_shard("s_0.bin", 20240801, 7, 3, four, sizeof four);
-    assert_ok(source_open(&s, in_dir("s_1.bin"), NULL, -1, &e), &e);
+    assert_ok(source_open(&s, in_test_dir("s_1.bin"), NULL, -1, &e), &e);
     assert_ok(source_read(&s, 0, 0, 3, 50257, ids, &e), &e);
     assert_int_equal(ids[1], 50256);
     source_close(&s);
-    assert_ok(source_open(&s, in_dir("s_*.bin"), NULL, -1, &e), &e); /* sorted: s_0 first */
+    assert_ok(source_open(&s, in_test_dir("s_*.bin"), NULL, -1, &e), &e); /* sorted: s_0 first */
     assert_int_equal(s.n_seqs, 2);
     assert_int_equal(s.n_tokens, 6);
     assert_ok(source_read(&s, 0, 0, 2, 200000, ids, &e), &e);
     assert_int_equal(ids[0], 128000);
     assert_fails(source_read(&s, 0, 0, 3, 200000, ids, &e), ST_CORRUPT, &e, "id 4294967295");
     source_close(&s);
-    write_file("s_2.bin", "text", 4);
-    assert_fails(open_source(in_dir("s_*.bin"), &e), ST_CORRUPT, &e, "s_2.bin");
-    assert_fails(open_source(in_dir("q_*.bin"), &e), ST_IO, &e, "no file matches");
+    write_test_file("s_2.bin", "text", 4);
+    assert_fails(open_source(in_test_dir("s_*.bin"), &e), ST_CORRUPT, &e, "s_2.bin");
+    assert_fails(open_source(in_test_dir("q_*.bin"), &e), ST_IO, &e, "no file matches");
 }
 
 static void damaged_shards_are_refused(void **state)
@@ -525,44 +491,44 @@ static void damaged_shards_are_refused(void **state)
     struct err e = {0};
     const uint16_t ids[] = {1, 2, 3};
     write_shard("s.bin", 20240520, 2, 3, ids, 6);
-    assert_fails(open_source(in_dir("s.bin"), &e), ST_UNSUPPORTED, &e, "version 2");
+    assert_fails(open_source(in_test_dir("s.bin"), &e), ST_UNSUPPORTED, &e, "version 2");
     write_shard("s.bin", 20240520, 1, 4, ids, 6);
-    assert_fails(open_source(in_dir("s.bin"), &e), ST_CORRUPT, &e, "4 tokens");
+    assert_fails(open_source(in_test_dir("s.bin"), &e), ST_CORRUPT, &e, "4 tokens");
     write_shard("s.bin", 20240520, 1, 2, ids, 6);
-    assert_fails(open_source(in_dir("s.bin"), &e), ST_CORRUPT, &e, "2 tokens");
+    assert_fails(open_source(in_test_dir("s.bin"), &e), ST_CORRUPT, &e, "2 tokens");
     write_shard("s.bin", 20240520, 1, -3, ids, 6);
-    assert_fails(open_source(in_dir("s.bin"), &e), ST_CORRUPT, &e, "-3 tokens");
+    assert_fails(open_source(in_test_dir("s.bin"), &e), ST_CORRUPT, &e, "-3 tokens");
     write_shard("s.bin", 20240801, 7, INT32_MAX, ids, 6);
-    assert_fails(open_source(in_dir("s.bin"), &e), ST_CORRUPT, &e, "truncated");
+    assert_fails(open_source(in_test_dir("s.bin"), &e), ST_CORRUPT, &e, "truncated");
     write_shard("s.bin", 20240520, 1, 3, ids, 6);
-    assert_ok(open_source(in_dir("s.bin"), &e), &e);
+    assert_ok(open_source(in_test_dir("s.bin"), &e), &e);
     for (off_t cut = 4; cut < 1030; cut++) {
         struct stat sb;
         write_shard("s.bin", 20240520, 1, 3, ids, 6);
-        assert_int_equal(truncate(in_dir("s.bin"), cut), 0);
-        assert_int_equal(stat(in_dir("s.bin"), &sb), 0);
-        assert_fails(open_source(in_dir("s.bin"), &e), ST_CORRUPT, &e, "s.bin");
+        assert_int_equal(truncate(in_test_dir("s.bin"), cut), 0);
+        assert_int_equal(stat(in_test_dir("s.bin"), &sb), 0);
+        assert_fails(open_source(in_test_dir("s.bin"), &e), ST_CORRUPT, &e, "s.bin");
         cut += cut > 16 && cut < 1000 ? 97 : 0;
     }
-    write_file("s.bin", "abc", 3); /* too short for a magic: taken for one of a pair */
-    assert_fails(open_source(in_dir("s.bin"), &e), ST_IO, &e, "s.idx");
+    write_test_file("s.bin", "abc", 3); /* too short for a magic: taken for one of a pair */
+    assert_fails(open_source(in_test_dir("s.bin"), &e), ST_IO, &e, "s.idx");
 }
 
 static void paths_that_hold_nothing_are_explained(void **state)
 {
     (void)state;
     struct err e = {0};
-    assert_fails(open_source(in_dir("none"), &e), ST_IO, &e, "no such file, folder or token file");
-    assert_fails(open_source(dir, &e), ST_INVALID, &e, "holds no text");
-    write_file("nul", "a\0b", 3);
-    assert_fails(open_source(in_dir("nul"), &e), ST_INVALID, &e, "1 binary");
-    write_file("x.idx", "", 0);
-    assert_fails(open_source(in_dir("x"), &e), ST_IO, &e, "x.bin");
+    assert_fails(open_source(in_test_dir("none"), &e), ST_IO, &e, "no such file, folder or token file");
+    assert_fails(open_source(test_dir(), &e), ST_INVALID, &e, "holds no text");
+    write_test_file("nul", "a\0b", 3);
+    assert_fails(open_source(in_test_dir("nul"), &e), ST_INVALID, &e, "1 binary");
+    write_test_file("x.idx", "", 0);
+    assert_fails(open_source(in_test_dir("x"), &e), ST_IO, &e, "x.bin");
 }
 
 int main(void)
 {
-#define WITH_DIR(f) cmocka_unit_test_setup_teardown(f, make_dir, drop_dir)
+#define WITH_DIR(f) cmocka_unit_test_setup_teardown(f, make_test_dir, drop_test_dir)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bytes_tokenizer_round_trips),
         WITH_DIR(writer_makes_the_format_byte_for_byte),

@@ -127,7 +127,7 @@ static void a_small_layout_follows_by_hand(void **state)
         for (int i = 0; i < lengths[s.order[d]]; i++)
             stream[at++] = first_id[s.order[d]] + i;
     for (int i = 0; i < 2; i++) {
-        assert_ok(samples_get(&s, i, 100, tokens, &e), &e);
+        assert_ok(samples_get(&s, i, 100, tokens, NULL, &e), &e);
         assert_memory_equal(tokens, stream + 4 * s.shuffle[i], sizeof tokens);
     }
     samples_close(&s);
@@ -149,9 +149,9 @@ static void consecutive_samples_share_one_token(void **state)
     for (int64_t i = 0; i < s.n; i++)
         s.shuffle[i] = (uint32_t)i;
     int32_t before[4], now[4];
-    assert_ok(samples_get(&s, 0, 100, before, &e), &e);
+    assert_ok(samples_get(&s, 0, 100, before, NULL, &e), &e);
     for (int64_t i = 1; i < s.n; i++) {
-        assert_ok(samples_get(&s, i, 100, now, &e), &e);
+        assert_ok(samples_get(&s, i, 100, now, NULL, &e), &e);
         assert_int_equal(before[3], now[0]);
         memcpy(before, now, sizeof now);
     }

@@ -2,6 +2,7 @@
  * layout. Whatever is accepted loads, and what was converted has as many elements as it had before.
  */
 #include "ckpt/keys/keymap.h"
+#include "config/config.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -77,8 +78,9 @@ static void convert(const struct key_file *f, enum key_layout layout,
     struct key_output out;
     struct err e = {0};
     int64_t before = 0, after = 0;
-    static const struct key_part_rows rows = {.mamba = {1, 1, 1, 1, 1}, .gdn = {1, 1, 1, 1, 1, 1}};
-    struct key_target to = {.layout = layout, .layers = layers, .glu_interleave = f->n % 3, .distributed = f->n % 2 ? &rows : NULL};
+    static const struct config ones = {.model = {.mamba_heads = 1, .mamba_head_dim = 1, .mamba_groups = 1, .mamba_state = 1,
+                                                 .gdn_key_heads = 1, .gdn_key_dim = 1, .gdn_value_heads = 1, .gdn_value_dim = 1}};
+    struct key_target to = {.layout = layout, .layers = layers, .glu_interleave = f->n % 3, .distributed = f->n % 2 ? &ones : NULL};
     if (key_convert(&out, f, KEYS_MODEL, &to, &e) != ST_OK) {
         need(e.msg[0] != '\0');
         return;

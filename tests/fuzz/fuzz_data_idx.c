@@ -21,7 +21,7 @@ static void read_samples(const struct source *s)
                 samples_open(&samples, s, &part, 5, 7, 1234, &e) != ST_OK)
                 continue;
             for (int64_t k = 0; k < samples.n && k < 64; k++)
-                (void)samples_get(&samples, k, 1000, tokens, &e);
+                (void)samples_get(&samples, k, 1000, tokens, NULL, &e);
             samples_close(&samples);
         }
     }

@@ -1,5 +1,6 @@
 /* Any bytes as a layer pattern: no crash; what is refused says why; what is accepted can be written
  * again from its parts, and its chunks are the whole pattern, each part once. */
+#include "kind/kind.h"
 #include "model/pattern.h"
 
 #include <stdlib.h>
@@ -96,10 +97,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             chunks_are_the_whole(p, ranks, (int)(size % 7), PATTERN_NOT_GIVEN);
             chunks_are_the_whole(p, ranks, (int)(size % 3), (int)(size % 5));
         }
-        int count[PATTERN_KINDS], sum = 0;
-        pattern_counts(p, count);
-        for (int k = 0; k < PATTERN_KINDS; k++)
-            sum += count[k];
+        int n_kinds, sum = 0;
+        const struct core_kind *const *cores = core_kinds(&n_kinds);
+        for (int k = 0; k < n_kinds; k++)
+            sum += pattern_map(p->symbols, cores[k]->symbol, NULL) + pattern_map(p->mtp_symbols, cores[k]->symbol, NULL) * p->n_mtp_depths;
         must(sum == p->n_layers + p->n_mtp_layers * p->n_mtp_depths);
         st = pattern_check_keys(p, &e);
         must(st == ST_OK || (st == ST_USAGE && p->grouped));

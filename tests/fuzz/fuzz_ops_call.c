@@ -5,6 +5,7 @@
  *   byte 0, 1: op and sample; byte 2: device; then 3 bytes each: what is replaced, where, by which
  * value */
 #include "ops/opguard.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>

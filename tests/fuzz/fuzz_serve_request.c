@@ -21,6 +21,25 @@ static int encode(void *ctx, const char *text, size_t n, bool prefix, struct tok
     return ST_OK;
 }
 
+static int encode_chat(void *ctx, const struct chat_list *l, struct token_ids *out, struct err *e)
+{
+    for (size_t i = 0; i < l->n; i++)
+        TRY(encode(ctx, l->m[i].text, l->m[i].n, false, out, e));
+    return ST_OK;
+}
+
+static void try_chat(const uint8_t *data, size_t size, const struct serve_limits *limits)
+{
+    struct completion_request r;
+    struct chat_template chat = {.stop = "x", .stop_id = -1};
+    struct err e = {0};
+    if (request_read_chat(&r, (const char *)data, size, limits, VOCAB, &chat, encode_chat, NULL, &e) == ST_OK &&
+        (r.n_prompts != 1 || r.prompts[0].n == 0 || (int64_t)r.prompts[0].n + r.max_tokens > LENGTH ||
+         r.max_tokens < 0))
+        abort();
+    request_release(&r);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct completion_request r;
@@ -50,6 +69,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         (void)serve_host_is_local(header, "127.0.0.1");
     free(header);
     buf_release(&reply);
+    try_chat(data, size, &limits);
     request_release(&r);
     return 0;
 }

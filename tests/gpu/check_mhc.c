@@ -5,6 +5,7 @@
  *   check_mhc [SEED]...     default: 5 */
 #include "ops/opcheck.h"
 #include "ops/mhc/mhc.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,6 +8,7 @@
  * fp32 and of the order of sums: below FLOOR, the way fp32 sums and divisions round is no loss of exactness. Gradients of the three scales are one number each, a sum
  * over all rows that cancels in part: SCALAR_FLOOR. The backward pass gets what the forward pass of separate kernels left. */
 #include "ops/opcheck.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>

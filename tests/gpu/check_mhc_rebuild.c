@@ -5,6 +5,7 @@
 #include "ops/mhc/mhc_rebuild_int.h"
 #include "ops/mhc/mhc.h"
 #include "ops/opcheck.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,6 +3,7 @@
 #include "ops/mhc/mhc_choose.h"
 #include "ops/dropout/dropout.h"
 #include "ops/mhc/mhc.h"
+#include "ops/ops.h"
 #include "ops/rmsnorm/rmsnorm.h"
 #include "support.h"
 

@@ -1,5 +1,6 @@
 /* mhc_rebuild: the bits of the step-by-step path, on every device and instruction set; arguments it refuses. Values against the
  * reference are in the descriptor's tests. */
+#include "ops/ops.h"
 #include "support.h"
 #include "ops/mhc/mhc.h"
 

@@ -1,5 +1,6 @@
 /* Every registered op: gradients in double, cpu against ref, the same bits with 1, 2 and 3 threads, all on
  * the awkward shapes its descriptor lists. Argument: only ops whose name starts with it. */
+#include "ops/ops.h"
 #include "support.h"
 
 #include "ops/opcheck.h"

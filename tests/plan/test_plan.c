@@ -74,7 +74,7 @@ static void dropped_slots_are_replayed_once_and_in_forward_order(void **state)
     rig_make(&kept.r);
     rig_run(&kept.r, true);
     chain_declare(&c, all);
-    assert_ok(graph_recompute(&c.r.g, "y1, y2", &c.r.e), &c.r.e);
+    assert_int_equal(graph_drop(&c.r.g, "y1", INT64_MAX) + graph_drop(&c.r.g, "y2", INT64_MAX), 2);
     rig_make(&c.r);
     const struct plan *p = &c.r.p;
     assert_int_equal(p->n_replays, 2);
@@ -117,7 +117,7 @@ static void a_kept_slot_is_not_touched_by_a_replay(void **state)
         RIG_USES(&r, last, PH_FWD, 3, READS(two[0]), READS(two[1]), WRITES(d));
         RIG_USES(&r, last, PH_DW, 4, READS(d), READS(two[1]), READS(two[0]), ADDS(grad));
         if (drop)
-            assert_ok(graph_recompute(&r.g, "other", &r.e), &r.e);
+            assert_int_equal(graph_drop(&r.g, "other", INT64_MAX), 1);
         rig_make(&r);
         if (drop) {
             const struct step *replay = &r.p.steps[find_step(&r.p, pair, PH_REPLAY)],
@@ -337,7 +337,7 @@ static void microbatches_in_flight_have_frames_of_their_own(void **state)
         rig_run(&one.r, false);
         chain_declare(&two, all);
         if (drop)
-            assert_ok(graph_recompute(&two.r.g, "y*", &two.r.e), &two.r.e);
+            assert_int_equal(graph_drop(&two.r.g, "y*", INT64_MAX), CHAIN);
         for (int mb = 0; mb < 2; mb++)
             for (int n = 0; n < two.r.g.n_nodes; n++)
                 assert_ok(order_add(&two.r.o, n, PH_FWD, mb, &two.r.e), &two.r.e);
@@ -432,7 +432,7 @@ static void a_replay_that_needs_itself_is_refused(void **state)
     RIG_USES(&r, n1, PH_DW, 1, READS(b), ADDS(grad));
     graph_replay(&r.g, a, n0);
     graph_replay(&r.g, b, n1);
-    assert_ok(graph_recompute(&r.g, "full", &r.e), &r.e);
+    assert_int_equal(graph_drop(&r.g, "full", INT64_MAX), 2);
     assert_fails(rig_plan(&r), ST_INTERNAL, &r.e, "the replay of slot b needs slot b itself");
     rig_release(&r);
 }
@@ -451,44 +451,26 @@ static void one_place_in_memory_has_one_shape(void **state)
     rig_release(&r);
 }
 
-static void unknown_recompute_names_get_the_valid_ones(void **state)
+static void names_mean_slots_that_can_be_recomputed(void **state)
 {
     (void)state;
     static const bool all[CHAIN] = {true, true, true};
     struct chain c;
-    struct err e = {0};
+    struct buf names;
     chain_declare(&c, all);
-    assert_fails(graph_recompute(&c.r.g, "y1,nonsense", &e), ST_USAGE, &e, "'nonsense'");
-    assert_non_null(strstr(e.hint, "y1, y2, y3, full"));
-    assert_fails(graph_recompute(&c.r.g, "y0", &e), ST_USAGE, &e,
-                 "'y0'"); /* exists, has no replay */
-    char word[200];
-    memset(word, 'y', sizeof word - 1);
-    word[sizeof word - 1] = '\0';
-    assert_fails(graph_recompute(&c.r.g, word, &e), ST_USAGE, &e, "too long");
-    assert_ok(graph_recompute(&c.r.g, "", &e), &e);
-    assert_ok(graph_recompute(&c.r.g, " y3 ,, y2", &e), &e);
-    assert_true(c.r.g.slots[c.y[3]].dropped && c.r.g.slots[c.y[2]].dropped);
-    rig_release(&c.r);
-}
-
-static void recompute_names_can_be_for_the_first_layers(void **state)
-{
-    (void)state;
-    static const bool all[CHAIN] = {true, true, true};
-    struct chain c;
-    struct err e = {0};
-    chain_declare(&c, all);
+    assert_int_equal(graph_drop(&c.r.g, "nonsense", INT64_MAX), 0);
+    assert_int_equal(graph_drop(&c.r.g, "y0", INT64_MAX), 0); /* exists, has no replay */
     for (int i = 1; i <= CHAIN; i++)
         c.r.g.slots[c.y[i]].layer = i - 1;
-    assert_ok(graph_recompute(&c.r.g, "y*:2", &e), &e);
+    assert_int_equal(graph_drop(&c.r.g, "y3", 2), 0); /* exists, in a later layer */
+    assert_int_equal(graph_drop(&c.r.g, "y*", 2), 2);
     assert_true(c.r.g.slots[c.y[1]].dropped && c.r.g.slots[c.y[2]].dropped && !c.r.g.slots[c.y[3]].dropped);
-    assert_ok(graph_recompute(&c.r.g, "full:3", &e), &e);
+    assert_int_equal(graph_drop(&c.r.g, "full", 3), 3);
     assert_true(c.r.g.slots[c.y[3]].dropped);
-    static const char *const wrong[] = {"y1:", "y1:0", "y1:-2", "y1:two", "y1:2x", "y1:1:2"};
-    for (int i = 0; i < countof(wrong); i++)
-        assert_fails(graph_recompute(&c.r.g, wrong[i], &e), ST_USAGE, &e, "number of layers");
-    assert_fails(graph_recompute(&c.r.g, "y3:2", &e), ST_USAGE, &e, "'y3'"); /* exists, in a later layer */
+    buf_init(&names, 0);
+    graph_droppable(&c.r.g, &names);
+    assert_string_equal(names.text, "y1, y2, y3, ");
+    buf_release(&names);
     rig_release(&c.r);
 }
 
@@ -665,7 +647,7 @@ static void plans_print_their_steps_and_memory(void **state)
     struct chain c;
     struct buf out;
     chain_declare(&c, (const bool[]){true, true, true});
-    assert_ok(graph_recompute(&c.r.g, "y2", &c.r.e), &c.r.e);
+    assert_int_equal(graph_drop(&c.r.g, "y2", INT64_MAX), 1);
     rig_make(&c.r);
     buf_init(&out, 0);
     plan_print_steps(&c.r.p, &out);
@@ -697,8 +679,7 @@ int main(void)
         cmocka_unit_test(impossible_graphs_are_refused),
         cmocka_unit_test(a_replay_that_needs_itself_is_refused),
         cmocka_unit_test(one_place_in_memory_has_one_shape),
-        cmocka_unit_test(unknown_recompute_names_get_the_valid_ones),
-        cmocka_unit_test(recompute_names_can_be_for_the_first_layers),
+        cmocka_unit_test(names_mean_slots_that_can_be_recomputed),
         cmocka_unit_test(a_failing_step_names_its_node),
         cmocka_unit_test(the_first_bad_value_is_found),
         cmocka_unit_test(waits_in_a_circle_are_reported_not_waited_for),

@@ -3,6 +3,7 @@
 #ifndef BRAID_TESTS_PLAN_TOY_H
 #define BRAID_TESTS_PLAN_TOY_H
 
+#include "ops/ops.h"
 #include "plan/exec.h"
 #include "support.h"
 

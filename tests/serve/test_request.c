@@ -24,6 +24,61 @@ static int read_request(struct completion_request *r, const char *body, struct e
     return request_read(r, body, strlen(body), &limits, VOCAB, encode, NULL, e);
 }
 
+/* A conversation: the bytes of its messages. */
+static int encode_chat(void *ctx, const struct chat_list *l, struct token_ids *out, struct err *e)
+{
+    for (size_t i = 0; i < l->n; i++)
+        TRY(encode(ctx, l->m[i].text, l->m[i].n, false, out, e));
+    return ST_OK;
+}
+
+static int read_chat(struct completion_request *r, const char *body, int32_t stop_id, struct err *e)
+{
+    static struct chat_template chat = {.stop = "<end>"};
+    chat.stop_id = stop_id;
+    *e = (struct err){0};
+    return request_read_chat(r, body, strlen(body), &limits, VOCAB, &chat, encode_chat, NULL, e);
+}
+
+static void conversations_are_read(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *body, *text;
+        int status;
+    } bad[] = {
+        {"{\"prompt\": \"a\"}", "belongs to /v1/completions", ST_INVALID},
+        {"{}", "no field \"messages\"", ST_INVALID},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"logprobs\": true}", "logprobs", ST_UNSUPPORTED},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"tools\": [{}]}", "tools", ST_INVALID},
+        {"{\"messages\": [{\"role\": \"king\", \"content\": \"a\"}]}", "role 'king'", ST_INVALID},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}], \"max_completion_tokens\": 41}", "0 to 40",
+         ST_INVALID},
+        {"{\"messages\": [{\"role\": \"user\", \"content\": \"\"}]}", "no tokens", ST_INVALID},
+    };
+    struct completion_request r;
+    struct err e;
+    assert_ok(
+        read_chat(&r,
+                  "{\"model\": \"m\", \"messages\": [{\"role\": \"user\", \"content\": \"abc\"}], \"temperature\": 0}",
+                  7, &e),
+        &e);
+    assert_true(r.n_prompts == 1 && r.prompts[0].n == 3 && r.max_tokens == 37 && r.n_stops == 0 &&
+                r.sampler.temperature == 0);
+    request_release(&r);
+    assert_ok(
+        read_chat(
+            &r, "{\"messages\": [{\"role\": \"user\", \"content\": \"abc\"}], \"max_tokens\": 5, \"logprobs\": false}",
+            -1, &e),
+        &e);
+    assert_true(r.max_tokens == 5 && r.n_stops == 1 && r.n_stop[0] == 5);
+    request_release(&r);
+    for (int i = 0; i < countof(bad); i++) {
+        assert_fails(read_chat(&r, bad[i].body, 7, &e), bad[i].status, &e, bad[i].text);
+        request_release(&r);
+    }
+}
+
 static void accepts(struct completion_request *r, const char *body)
 {
     struct err e;
@@ -214,6 +269,7 @@ static void tokens_come_from_a_file(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(conversations_are_read),
         cmocka_unit_test(prompts_have_four_forms),
         cmocka_unit_test(other_fields_are_read),
         cmocka_unit_test(bad_fields_are_named),

@@ -228,6 +228,65 @@ static void the_same_seed_draws_the_same_tokens(void **state)
     assert_true(same < 150);
 }
 
+/* The plain way: everything is put in order. */
+static int candidate_order(const void *a, const void *b)
+{
+    const struct candidate *x = a, *y = b;
+    return x->p != y->p ? (x->p < y->p ? 1 : -1) : x->id - y->id;
+}
+
+static int sample_sorting_all(const struct sampler *s, const double *logits, int64_t vocab, uint64_t n,
+                              struct candidate *c)
+{
+    double top = logits[0], sum = 0, kept = 0;
+    for (int64_t i = 1; i < vocab; i++)
+        top = fmax(top, logits[i]);
+    for (int64_t i = 0; i < vocab; i++) {
+        c[i] = (struct candidate){.p = exp((logits[i] - top) / s->temperature), .id = (int)i};
+        sum += c[i].p;
+    }
+    qsort(c, (size_t)vocab, sizeof *c, candidate_order);
+    int64_t k = s->top_k > 0 ? s->top_k : vocab, used = 0;
+    while (used < k && (used == 0 || kept < s->top_p * sum))
+        kept += c[used++].p;
+    double u = rng_uniform(rng_key(s->seed, "sample"), n) * kept;
+    for (int64_t i = 0; i < used; i++)
+        if ((u -= c[i].p) <= 0)
+            return c[i].id;
+    return c[used - 1].id;
+}
+
+/* Logits of a few values only: order among equals counts. Flat ones need many candidates, steep ones few. */
+static void sampling_without_sorting_all_draws_the_same_tokens(void **state)
+{
+    (void)state;
+    enum { WIDE = 3000 };
+    static const struct {
+        int64_t top_k;
+        double top_p;
+    } how[] = {{0, 1},  {0, 0.9},   {0, 0.999}, {1, 1},         {50, 1},
+               {64, 1}, {65, 0.95}, {700, 0.5}, {WIDE, 0.9999}, {2999, 1}};
+    double *logits = malloc(WIDE * sizeof *logits), *copy = malloc(WIDE * sizeof *copy);
+    struct candidate *a = malloc(WIDE * sizeof *a), *b = malloc(WIDE * sizeof *b);
+    for (int steep = 0; steep < 3; steep++) {
+        for (int i = 0; i < WIDE; i++)
+            logits[i] = floor(20 * rng_uniform(rng_key(7, "logits"), (uint64_t)i)) * (steep == 0   ? 0.01
+                                                                                      : steep == 1 ? 0.2
+                                                                                                   : 2);
+        for (int h = 0; h < countof(how); h++)
+            for (uint64_t n = 0; n < 20; n++) {
+                struct sampler s = {.temperature = 0.9, .top_k = how[h].top_k, .top_p = how[h].top_p, .seed = 3};
+                memcpy(copy, logits, WIDE * sizeof *copy);
+                struct tensor t = tensor_2d(copy, DT_F64, 1, WIDE);
+                assert_int_equal(sample_token(&s, &t, WIDE, n, a), sample_sorting_all(&s, logits, WIDE, n, b));
+            }
+    }
+    free(logits);
+    free(copy);
+    free(a);
+    free(b);
+}
+
 /* Rows added to round the vocabulary up are never drawn. */
 static void padding_is_never_sampled(void **state)
 {
@@ -248,6 +307,7 @@ int main(void)
         cmocka_unit_test(narrow_samplers_take_the_likeliest_token),
         cmocka_unit_test(sampling_follows_the_probabilities),
         cmocka_unit_test(the_same_seed_draws_the_same_tokens),
+        cmocka_unit_test(sampling_without_sorting_all_draws_the_same_tokens),
         cmocka_unit_test(padding_is_never_sampled),
     };
     return cmocka_run_group_tests_name("decode", tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* train/: gradients of whole models against central differences in double, over the options of the
  * layers. */
+#include "ops/ops.h"
 #include "tiny.h"
 #include "ops/gemm/gemm.h"
 #include "train/train.h"

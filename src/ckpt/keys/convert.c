@@ -29,7 +29,7 @@ struct work {
     const struct key_file *file;
     enum key_layout to;
     const struct key_layers *layers;
-    const struct key_part_rows *distributed;
+    const struct config *distributed;
     int64_t glu_interleave;
     struct key_stack stack; /* what the file's model has at each number */
     struct atom *atoms;
@@ -155,8 +155,6 @@ static int family_in(const struct work *w, const struct atom *atom, unsigned set
                    shown(atom->stored, key, sizeof key), families_text(set, holds, sizeof holds));
 }
 
-static unsigned symbol_family(char symbol);
-
 /* The kind of layer whose hyper-connections these are: the first or second of their class in a group of the pattern. */
 static unsigned hyper_family(const struct work *w, const struct atom *atom, unsigned set)
 {
@@ -164,20 +162,11 @@ static unsigned hyper_family(const struct work *w, const struct atom *atom, unsi
     const char *rest;
     enum key_hyper class = key_hyper(atom->name.leaf, &second, &rest);
     for (int l = 0, seen = 0; class != HYPER_NONE && w->layers != NULL && l < w->layers->n; l++) {
-        unsigned family = symbol_family(w->layers->symbols[l]);
+        unsigned family = family_of(w->layers->symbols[l]);
         if (w->layers->item[l] == atom->name.layer && key_hyper_of(family) == class && seen++ == (int)second)
             return family & set;
     }
     return 0;
-}
-
-static unsigned symbol_family(char symbol)
-{
-    static const char symbols[] = "*D+GM-E";
-    static const unsigned families[] = {FAM_ATTN,  FAM_ATTN,  FAM_ATTN, FAM_GDN,
-                                        FAM_MAMBA, FAM_DENSE, FAM_MOE};
-    const char *at = strchr(symbols, symbol);
-    return symbol != '\0' && at != NULL ? families[at - symbols] : FAM_OTHER;
 }
 
 static bool has_groups(const struct key_stack *s)
@@ -218,14 +207,13 @@ static int pattern_differs(const struct work *w, int layer, struct err *e)
 /* First number of each kind in the physical order: base[number * FAM_COUNT + kind]. */
 static int number_flat(const struct work *w, int *base, struct err *e)
 {
-    static const unsigned usual[] = {FAM_MIXERS, FAM_MLPS,
-                                     FAM_OTHER}; /* a mixer, then what follows it */
+    const unsigned mixers = families_mixing(), usual[] = {mixers, ~(mixers | FAM_OTHER), FAM_OTHER}; /* then what follows a mixer */
     int next = 0;
     bool given = pattern_has_groups(w->layers);
     for (int i = 0; i < w->stack.n; i++) {
         unsigned left = w->stack.families[i];
         while (given && next < w->layers->n && w->layers->item[next] == i) {
-            unsigned family = symbol_family(w->layers->symbols[next]);
+            unsigned family = family_of(w->layers->symbols[next]);
             if (!(left & family))
                 return pattern_differs(w, next, e);
             left &= ~family;
@@ -253,9 +241,9 @@ static int number_logical(const struct work *w, int *base, struct err *e)
         return pattern_differs(w, w->stack.n < w->layers->n ? w->stack.n : w->layers->n, e);
     for (int i = 0; i < w->stack.n; i++) {
         unsigned family = w->stack.families[i];
-        if (given && symbol_family(w->layers->symbols[i]) != family)
+        if (given && family_of(w->layers->symbols[i]) != family)
             return pattern_differs(w, i, e);
-        if (!given && !(family & (i % 2 ? FAM_MLPS : FAM_MIXERS)))
+        if (!given && !(family & (i % 2 ? families_at(KEY_PLACE_MLP) : families_mixing())))
             return order_unknown(w, i, e);
         base[i * FAM_COUNT + __builtin_ctz(family)] = given ? w->layers->item[i] : i / 2;
     }
@@ -272,7 +260,7 @@ static int rename_hyper(struct work *w, struct atom *atom, int layer, struct err
         return ST_OK;
     bool grouped = w->to != KEYS_FLAT && pattern_has_groups(w->layers);
     for (int l = layer - 1; grouped && l >= 0 && w->layers->item[l] == w->layers->item[layer]; l--)
-        wanted |= key_hyper_of(symbol_family(w->layers->symbols[l])) == class;
+        wanted |= key_hyper_of(family_of(w->layers->symbols[l])) == class;
     if (wanted != second)
         atom->name.leaf = key_hyper_leaf(&w->out->memory, class, wanted, rest);
     return atom->name.leaf ? ST_OK : no_memory(e);
@@ -316,7 +304,7 @@ static bool is_pair(const struct atom *at, size_t n)
 {
     bool has[2] = {false, false};
     for (size_t i = 0; i < n; i++) {
-        unsigned family = key_family(at[i].name.leaf), fits[2] = {FAM_ATTN | FAM_GDN, FAM_MLPS};
+        unsigned family = key_family(at[i].name.leaf), fits[2] = {families_at(KEY_PLACE_ATTENTION), families_at(KEY_PLACE_MLP)};
         int layer = at[i].name.layer;
         if (layer < 0)
             continue;
@@ -362,15 +350,16 @@ static int renumber_depths(struct work *w, struct err *e)
         return ST_OK;
     if (w->to == KEYS_STACKED)
         return join_depths(w, e);
+    unsigned mlps = families_at(KEY_PLACE_MLP);
     for (size_t i = 0; i < w->n; i++) {
         struct key_name *name = &w->atoms[i].name;
         if (name->scope != SCOPE_MTP || name->layer != NOT_NUMBERED)
             continue;
         unsigned family = key_family(name->leaf);
-        if (family == 0 || ((family & FAM_MIXERS) && (family & FAM_MLPS)))
+        if (family == 0 || ((family & families_mixing()) && (family & mlps)))
             return err_set(e, ST_CONFLICT, "%s: '%s' is in no layer of a mixer and an MLP", w->file->label,
                            w->atoms[i].stored);
-        name->layer = (family & FAM_MLPS) != 0;
+        name->layer = (family & mlps) != 0;
     }
     return ST_OK;
 }
@@ -583,10 +572,12 @@ static int stack_layers(struct work *w, struct err *e)
 /* ---- parts of projections --------------------------------------------------------------------- */
 
 /* Rows of each part of a leaf; 0: it has none. */
-static int part_rows(const struct key_part_rows *r, const char *leaf, const int64_t **rows)
+static int part_rows(const struct config *c, const char *leaf, int64_t rows[KEY_MAX_PARTS])
 {
-    bool mamba = str_starts(leaf, "mixer."), conv = strstr(leaf, ".conv1d.") != NULL;
-    *rows = mamba ? r->mamba + conv : r->gdn;
+    const struct core_kind *kind;
+    const struct key_split *s = key_split_of(leaf, &kind);
+    if (s != NULL)
+        kind->keys.part_rows(c, s, rows);
     return key_parts(leaf, 0);
 }
 
@@ -596,10 +587,10 @@ static int split_parts(struct work *w, struct err *e)
     size_t n_atoms = w->n;
     for (size_t i = 0; i < n_atoms; i++) {
         struct atom atom = w->atoms[i];
-        const int64_t *rows;
+        int64_t rows[KEY_MAX_PARTS] = {0};
         int n = atom.name.scope == SCOPE_PLAIN || atom.name.part != WHOLE
                     ? 0
-                    : part_rows(w->distributed, atom.name.leaf, &rows);
+                    : part_rows(w->distributed, atom.name.leaf, rows);
         int axis = atom.name.scope == SCOPE_LAYER && atom.name.layer == NOT_NUMBERED;
         int64_t all = 0, at = 0;
         for (int k = 0; k < n; k++)

@@ -43,6 +43,7 @@ void key_file_close(struct key_file *f);
 /* ---- loading --------------------------------------------------------------------------------- */
 
 struct keymap;
+struct config;
 /* Where each of the n parameters is. A parameter of the decoder names its physical layer in
  * `layer`. Everything is checked here: ambiguity, structure, shapes and dtypes, so that loading
  * does not fail halfway. `to` is the dtype that will be loaded into (tables: I32). A key that is not
@@ -75,14 +76,9 @@ bool key_layout_from_name(const char *name, enum key_layout *out);
 /* The layers of the model, where the file's keys alone do not say: symbol and group of each. */
 struct key_layers {
     int n;
-    const char *symbols; /* as in a pattern: M G * D + - E */
+    const char *symbols; /* as in a pattern */
     const uint16_t *item;
     bool grouped; /* the pattern has brackets, even if no two layers share a group */
-};
-/* Rows of the parts that a distributed checkpoint stores projections in. */
-struct key_part_rows {
-    int64_t mamba[5]; /* z x B C dt; the convolution has x B C */
-    int64_t gdn[6];   /* query key value z beta alpha; the convolution has the first three */
 };
 struct key_output {
     struct st_item *items; /* model keys of one space; data on the file's map or in memory */
@@ -94,7 +90,7 @@ struct key_target {
     enum key_layout layout;
     int64_t glu_interleave;          /* of the output, as in struct key_file */
     const struct key_layers *layers; /* may be NULL */
-    const struct key_part_rows *distributed; /* not NULL: names and parts of a distributed checkpoint of Megatron's */
+    const struct config *distributed; /* of the model; not NULL: names and parts of a distributed checkpoint of Megatron's */
 };
 /* The file must outlive the output. */
 int key_convert(struct key_output *out, const struct key_file *f, enum key_space space,

@@ -4,6 +4,7 @@
 
 #include "ckpt/ckpt_int.h"
 #include "ckpt/keys/keymap.h"
+#include "kind/kind.h"
 
 /* ---- name.c ------------------------------------------------------------------------------- */
 
@@ -32,28 +33,27 @@ char *key_text(struct arena *a, const struct key_name *name, const struct key_sp
 /* Scope, depth, layer, leaf; then part and expert. */
 int key_order_place(const struct key_name *a, const struct key_name *b);
 int key_order(const struct key_name *a, const struct key_name *b);
+/* The split of this leaf, and the kind that defines it; NULL: it is stored whole. */
+const struct key_split *key_split_of(const char *leaf, const struct core_kind **kind);
 int key_parts(const char *leaf, int part); /* how many parts the split has that `part` belongs to */
 
 /* Hyper-connections of a layer. One number may hold those of several layers; a second layer of a class there has
  * "_2" in its name. */
 enum key_hyper { HYPER_NONE, HYPER_ATTENTION, HYPER_MLP, HYPER_ANY /* no class in the name: a hybrid's, or Mamba's */ };
 enum key_hyper key_hyper(const char *leaf, bool *second, const char **rest);
-enum key_hyper key_hyper_of(unsigned family);                 /* HYPER_ANY for Mamba */
+enum key_hyper key_hyper_of(unsigned family);                 /* HYPER_ANY for a layer of its own */
 char *key_hyper_leaf(struct arena *a, enum key_hyper class, bool second, const char *rest); /* NULL: no memory */
 bool key_ignored(const char *key);         /* _extra_state: metadata of the writer's runtime */
 
-/* Kinds of layers that can share a number because their keys differ. */
-enum {
-    FAM_ATTN = 1,
-    FAM_GDN = 2,
-    FAM_MAMBA = 4,
-    FAM_DENSE = 8,
-    FAM_MOE = 16,
-    FAM_OTHER = 32,
-    FAM_COUNT = 6
-};
-enum { FAM_MIXERS = FAM_ATTN | FAM_GDN | FAM_MAMBA, FAM_MLPS = FAM_DENSE | FAM_MOE };
-/* The family a leaf belongs to; FAM_MIXERS, FAM_MLPS or 0 when the leaf alone cannot tell. */
+/* A family of layer kinds (kind_keys.family) is a bit; layers of different families can share a number because their keys
+ * differ. */
+enum { FAM_OTHER = 1u << KIND_MAX_CORES, FAM_COUNT = KIND_MAX_CORES + 1 };
+unsigned family_of(char symbol);              /* FAM_OTHER: no such kind */
+unsigned families_at(enum key_place place);   /* of kinds that stand there */
+unsigned families_mixing(void);               /* of those that mix positions */
+unsigned families_of_transformer(void);       /* of those that a plain Transformer has */
+unsigned families_optional(void);             /* of those that only the file or only the model may have */
+/* The family a leaf belongs to; all that stand in one place, or 0, when the leaf alone cannot tell. */
 unsigned key_family(const char *leaf);
 const char *family_name(unsigned family);
 const char *families_text(unsigned set, char *out, size_t size); /* "attention and MLP" */

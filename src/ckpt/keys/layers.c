@@ -137,8 +137,9 @@ static int read_model(struct layers *m, const struct key_wanted *w, int n, struc
     }
     settle(m->families, m->n);
     settle(m->numbers.families, m->numbers.n);
+    unsigned attention = families_at(KEY_PLACE_ATTENTION) & families_of_transformer();
     for (int l = 0; l < m->n; l++)
-        m->latent |= (m->families[l] & FAM_ATTN) && !fused[l];
+        m->latent |= (m->families[l] & attention) && !fused[l];
     free(fused);
     return ST_OK;
 }
@@ -168,12 +169,13 @@ static int count_family(const unsigned *families, int n, unsigned family)
 static int pair_by_rank(int *file_of, const struct layers *m, const struct key_stack *file,
                         unsigned *lone, const char *label, struct err *e)
 {
+    unsigned optional = families_optional();
     *lone = 0;
     for (int f = 0; f < FAM_COUNT; f++) {
         unsigned family = 1u << f;
         int in_model = count_family(m->families, m->n, family);
         int in_file = count_family(file->families, file->n, family);
-        if (family == FAM_MAMBA && (in_model == 0) != (in_file == 0)) {
+        if ((family & optional) && (in_model == 0) != (in_file == 0)) {
             *lone |= family;
             continue;
         }
@@ -218,13 +220,14 @@ static bool same_order(const struct layers *m, const struct key_stack *file, uns
 /* Every number holds attention and an MLP, all MLPs of one kind. */
 static bool is_transformer(const struct key_stack *s, unsigned lone)
 {
-    unsigned mlp = 0;
+    unsigned mlp = 0, mlps = families_at(KEY_PLACE_MLP) & families_of_transformer();
+    unsigned attention = families_at(KEY_PLACE_ATTENTION) & families_of_transformer();
     for (int i = 0; i < s->n; i++) {
         unsigned set = s->families[i] & ~lone;
         if (set == 0)
             continue;
-        mlp |= set & FAM_MLPS;
-        if (!(set & FAM_ATTN) || !one_bit(set & FAM_MLPS) || count_bits(set) != 2)
+        mlp |= set & mlps;
+        if (!(set & attention) || !one_bit(set & mlps) || count_bits(set) != 2)
             return false;
     }
     return one_bit(mlp);
@@ -244,7 +247,8 @@ static int pair_layers(int *file_of, const struct layers *m, const struct key_st
     if (same_order(m, file, lone, &number, &layer))
         return ST_OK;
     bool pairs = is_transformer(file, lone) || is_transformer(&m->numbers, lone);
-    if (pairs && !m->latent && !m->mtp && count_family(file->families, file->n, FAM_GDN) == 0)
+    unsigned others = families_at(KEY_PLACE_ATTENTION) & ~families_of_transformer();
+    if (pairs && !m->latent && !m->mtp && count_family(file->families, file->n, others) == 0)
         return ST_OK;
     err_set(e, ST_CONFLICT,
             "%s: layers come in another order: its number %d holds %s, where the model has %s",

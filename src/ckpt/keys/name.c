@@ -76,41 +76,45 @@ static int parse_expert(struct arena *a, const char *rest, struct key_name *out,
     return out->leaf ? ST_OK : err_set(e, ST_NOMEM, "out of memory reading keys");
 }
 
-/* Stored in parts so that each can be cut among ranks; together they are the rows of one tensor. */
-static const struct split {
-    const char *leaf;
-    const char *parts[6];
-} splits[] = {
-    {"mixer.in_proj.weight", {"z", "x", "B", "C", "dt"}},
-    {"mixer.in_proj.bias", {"z", "x", "B", "C", "dt"}},
-    {"mixer.conv1d.weight", {"x", "B", "C"}},
-    {"mixer.conv1d.bias", {"x", "B", "C"}},
-    {"self_attention.in_proj.weight", {"query", "key", "value", "z", "beta", "alpha"}},
-    {"self_attention.conv1d.weight", {"query", "key", "value"}},
-    {"self_attention.conv1d.bias", {"query", "key", "value"}},
-};
+/* The split of this leaf, and the kind that defines it; NULL: it is stored whole. */
+const struct key_split *key_split_of(const char *leaf, const struct core_kind **kind)
+{
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < cores[i]->keys.n_splits; k++)
+            if (strcmp(cores[i]->keys.splits[k].leaf, leaf) == 0) {
+                *kind = cores[i];
+                return &cores[i]->keys.splits[k];
+            }
+    return NULL;
+}
 
+/* "mixer.in_proj.weight.dt" is the part dt of mixer.in_proj.weight. */
 static void parse_part(struct key_name *out)
 {
-    for (int i = 0; i < countof(splits); i++) {
-        const char *rest = out->leaf;
-        if (!skip(&rest, splits[i].leaf) || *rest != '.')
-            continue;
-        for (int k = 0; k < countof(splits[i].parts) && splits[i].parts[k] != NULL; k++)
-            if (strcmp(rest + 1, splits[i].parts[k]) == 0) {
-                out->leaf = splits[i].leaf;
-                out->part = k;
-                return;
-            }
-    }
+    char leaf[96];
+    const struct core_kind *kind;
+    const char *dot = strrchr(out->leaf, '.');
+    if (dot == NULL || (size_t)(dot - out->leaf) >= sizeof leaf)
+        return;
+    snprintf(leaf, sizeof leaf, "%.*s", (int)(dot - out->leaf), out->leaf);
+    const struct key_split *s = key_split_of(leaf, &kind);
+    for (int k = 0; s != NULL && k < KEY_MAX_PARTS && s->parts[k] != NULL; k++)
+        if (strcmp(dot + 1, s->parts[k]) == 0) {
+            out->leaf = s->leaf;
+            out->part = k;
+            return;
+        }
 }
 
 int key_parts(const char *leaf, int part)
 {
+    const struct core_kind *kind;
+    const struct key_split *s = key_split_of(leaf, &kind);
     int n = 0;
-    for (int i = 0; i < countof(splits) && n == 0; i++)
-        for (int k = 0; strcmp(splits[i].leaf, leaf) == 0 && k < countof(splits[i].parts); k++)
-            n += splits[i].parts[k] != NULL;
+    while (s != NULL && n < KEY_MAX_PARTS && s->parts[n] != NULL)
+        n++;
     return part < n ? n : 0;
 }
 
@@ -190,9 +194,10 @@ char *key_text(struct arena *a, const struct key_name *name, const struct key_sp
         snprintf(where, sizeof where, "decoder.final_layernorm.");
         leaf += strlen(norm);
     }
-    for (int i = 0; name->part != WHOLE && i < countof(splits); i++)
-        if (strcmp(splits[i].leaf, leaf) == 0)
-            snprintf(part, sizeof part, ".%s", splits[i].parts[name->part]);
+    const struct core_kind *kind;
+    const struct key_split *split = name->part != WHOLE ? key_split_of(leaf, &kind) : NULL;
+    if (split != NULL)
+        snprintf(part, sizeof part, ".%s", split->parts[name->part]);
     if (name->expert != WHOLE)
         snprintf(expert, sizeof expert, "%d", name->expert);
     if (how->wrapped && in_layer) {
@@ -230,7 +235,9 @@ enum key_hyper key_hyper(const char *leaf, bool *second, const char **rest)
 
 enum key_hyper key_hyper_of(unsigned family)
 {
-    return family & (FAM_ATTN | FAM_GDN) ? HYPER_ATTENTION : family & FAM_MLPS ? HYPER_MLP : HYPER_ANY;
+    return family & families_at(KEY_PLACE_ATTENTION) ? HYPER_ATTENTION
+           : family & families_at(KEY_PLACE_MLP)     ? HYPER_MLP
+                                                     : HYPER_ANY;
 }
 
 char *key_hyper_leaf(struct arena *a, enum key_hyper class, bool second, const char *rest)
@@ -257,43 +264,84 @@ int key_order(const struct key_name *a, const struct key_name *b)
 
 /* ---- families -------------------------------------------------------------------------------- */
 
+/* The bit of a family is the place of its first kind in the list. */
+static unsigned family_bit(const struct core_kind *kind)
+{
+    int n, i = 0;
+    const struct core_kind *const *cores = core_kinds(&n);
+    while (i < n && !core_same_family(cores[i], kind))
+        i++;
+    return 1u << i;
+}
+
+unsigned family_of(char symbol)
+{
+    const struct core_kind *kind = core_find(symbol);
+    return kind != NULL ? family_bit(kind) : FAM_OTHER;
+}
+
+static bool stands_alone(const struct kind_keys *k) { return k->place == KEY_PLACE_ALONE; }
+static bool stands_for_attention(const struct kind_keys *k) { return k->place == KEY_PLACE_ATTENTION; }
+static bool stands_for_mlp(const struct kind_keys *k) { return k->place == KEY_PLACE_MLP; }
+static bool mixes(const struct kind_keys *k) { return k->mixes; }
+static bool of_transformer(const struct kind_keys *k) { return k->transformer; }
+static bool optional(const struct kind_keys *k) { return k->optional; }
+
+static unsigned families_where(bool (*holds)(const struct kind_keys *))
+{
+    int n;
+    unsigned set = 0;
+    const struct core_kind *const *cores = core_kinds(&n);
+    for (int i = 0; i < n; i++)
+        if (holds(&cores[i]->keys))
+            set |= family_bit(cores[i]);
+    return set;
+}
+
+unsigned families_at(enum key_place place)
+{
+    return families_where(place == KEY_PLACE_ATTENTION ? stands_for_attention : place == KEY_PLACE_MLP ? stands_for_mlp : stands_alone);
+}
+unsigned families_mixing(void) { return families_where(mixes); }
+unsigned families_of_transformer(void) { return families_where(of_transformer); }
+unsigned families_optional(void) { return families_where(optional); }
+
 unsigned key_family(const char *leaf)
 {
     static const struct {
         const char *prefix;
-        unsigned family;
-    } rows[] = {
-        /* The gated delta net takes attention's place in a layer, with leaves of its own. */
-        {"self_attention.in_proj.", FAM_GDN},
-        {"self_attention.conv1d.", FAM_GDN},
-        {"self_attention.A_log", FAM_GDN},
-        {"self_attention.dt_bias", FAM_GDN},
-        {"self_attention.out_norm.", FAM_GDN},
-        {"self_attention.out_proj.", FAM_GDN},
-        {"self_attention.", FAM_ATTN},
-        {"input_layernorm.", FAM_ATTN},
-        {"mixer.", FAM_MAMBA},
-        {"mlp.linear_fc", FAM_DENSE},
-        {"mlp.", FAM_MOE},
-        {"pre_mlp_layernorm.", FAM_MOE},
-        {"self_attention_hyper_connection", FAM_ATTN | FAM_GDN},
-        {"hyper_connection.", FAM_MAMBA},
-        {"mlp_hyper_connection", FAM_MLPS},
+        enum key_place place;
+    } hyper[] = {
+        {"self_attention_hyper_connection", KEY_PLACE_ATTENTION},
+        {"hyper_connection.", KEY_PLACE_ALONE},
+        {"mlp_hyper_connection", KEY_PLACE_MLP},
     };
-    for (int i = 0; i < countof(rows); i++)
-        if (str_starts(leaf, rows[i].prefix))
-            return rows[i].family;
-    return 0;
+    int n;
+    unsigned family = 0;
+    size_t longest = 0;
+    const struct core_kind *const *cores = core_kinds(&n);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < KEY_MAX_PREFIXES && cores[i]->keys.prefixes[k] != NULL; k++) {
+            const char *prefix = cores[i]->keys.prefixes[k];
+            if (strlen(prefix) > longest && str_starts(leaf, prefix)) {
+                longest = strlen(prefix);
+                family = family_bit(cores[i]);
+            }
+        }
+    for (int i = 0; family == 0 && i < countof(hyper); i++)
+        if (str_starts(leaf, hyper[i].prefix))
+            family = families_at(hyper[i].place);
+    return family;
 }
 
 const char *family_name(unsigned family)
 {
-    static const char *const names[FAM_COUNT] = {"attention", "gated delta net", "Mamba",
-                                                 "MLP",       "expert",          "unknown"};
-    for (int i = 0; i < FAM_COUNT; i++)
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    for (int i = 0; i < n; i++)
         if (family & 1u << i)
-            return names[i];
-    return "no";
+            return cores[i]->keys.family;
+    return family & FAM_OTHER ? "unknown" : "no";
 }
 
 const char *families_text(unsigned set, char *out, size_t size)

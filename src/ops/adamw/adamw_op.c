@@ -3,6 +3,7 @@
 #include "ops/adamw/adamw.h"
 #include "ops/check.h"
 #include "ops/opdesc.h"
+#include "ops/ops.h"
 
 #include <math.h>
 

@@ -16,7 +16,6 @@
 extern "C" {
 #include "dev/cuda.h"
 #include "ops/check.h"
-#include "ops/ops.h"
 #include "ops/ops_cuda_int.h"
 }
 

@@ -6,7 +6,7 @@
 #include "ops/act/act.h"
 #include "ops/expert/expert.h"
 #include "ops/gmm/gmm.h"
-#include "ops/ops.h"
+#include "ops/op.h"
 
 struct expert_parts {
     int (*gmm_fwd)(struct lane *, const struct gmm_fwd_args *);

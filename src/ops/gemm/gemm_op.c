@@ -2,6 +2,7 @@
 #include "ops/check.h"
 #include "ops/gemm/gemm.h"
 #include "ops/opdesc.h"
+#include "ops/ops.h"
 
 static int check_stride(const char *name, const struct tensor *t, struct err *e)
 {

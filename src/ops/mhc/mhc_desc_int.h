@@ -11,6 +11,7 @@
 #include "ops/dropout/dropout.h"
 #include "ops/mhc/mhc.h"
 #include "ops/opdesc.h"
+#include "ops/ops.h"
 
 void mhc_sample_shapes(struct op_call *c, const char *letters);
 /* Shapes of outputs from those of inputs and the attribute "streams". */

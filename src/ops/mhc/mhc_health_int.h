@@ -4,7 +4,7 @@
 
 #include "ops/check.h"
 #include "ops/mhc/mhc.h"
-#include "ops/ops.h"
+#include "ops/op.h"
 
 #include <math.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 
 #include "ops/check.h"
 #include "ops/mhc/mhc.h"
-#include "ops/ops.h"
+#include "ops/op.h"
 #include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>

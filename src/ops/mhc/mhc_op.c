@@ -3,6 +3,7 @@
 #include "ops/dropout/dropout.h"
 #include "ops/mhc/mhc.h"
 #include "ops/mhc/mhc_leave_int.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,0 +1,161 @@
+/* A layer kind (core) and a residual connection (joint), each defined once: everything that the rest of the program
+ * must know of one is a field here. The pattern language, options and their rules, checkpoint keys, FLOPs, recompute
+ * groups, the small models of `braid verify` and the graph builder walk over the kinds and name none of them.
+ *
+ * Kinds are defined in layers/, one file each, and listed in layers/cores.def and layers/joints.def. This header is
+ * below config and ckpt, which therefore see the kinds without seeing how a layer is built: types of the folders above
+ * are only named here. */
+#ifndef BRAID_KIND_H
+#define BRAID_KIND_H
+
+#include "base/base.h"
+
+struct config;
+struct build;
+struct core_io;
+struct sublayer;
+
+/* ---- options ---------------------------------------------------------------------------------------- */
+
+/* An option that not every model reads. An option that no kind lists is read by all of them. */
+struct option_use {
+    const char *name;
+    bool (*read)(const struct config *c); /* false: something it needs is off; may be NULL */
+    const char *needs;                    /* what that is */
+};
+/* A rule over several options, checked after the automatic values are derived, whether the pattern has the kind or
+ * not. The message is followed by the values and origins of the named options. */
+struct rule {
+    const char *name;
+    bool (*broken)(const struct config *c);
+    const char *message;
+    const char *options[4];
+};
+/* A size of the small model that `braid verify` makes of a user's. */
+struct tiny_size {
+    const char *name;
+    int64_t value;
+    bool always; /* else only where the user's value is larger */
+};
+/* What a kind may ask while it is made small: the layers of both models, one symbol each. */
+struct tiny_model {
+    const struct config *user;
+    const char *user_symbols, *symbols;
+};
+enum { KIND_MAX_REFUSED = 12 };
+struct kind_options {
+    const struct option_use *uses;
+    int n_uses;
+    const char *refused[KIND_MAX_REFUSED]; /* options that say what this kind cannot do */
+    const struct rule *rules;
+    int n_rules;
+    const struct tiny_size *tiny;
+    int n_tiny;
+    /* What a size cannot say; may be NULL. */
+    int (*shrink)(struct config *c, const struct tiny_model *m, struct err *e);
+};
+#define KIND_ROWS(field, table) .field = (table), .n_##field = countof(table)
+
+/* ---- checkpoint keys ---------------------------------------------------------------------------------- */
+
+/* Which part of a Transformer layer the kind stands for. Its hyper-connections are named after it. */
+enum key_place {
+    KEY_PLACE_ALONE,     /* a layer of its own: hyper_connection. */
+    KEY_PLACE_ATTENTION, /* self_attention_hyper_connection. */
+    KEY_PLACE_MLP,       /* mlp_hyper_connection. */
+};
+/* A tensor that a distributed checkpoint of Megatron's stores in parts, so that each can be cut among ranks;
+ * together they are the rows of one tensor. */
+enum { KEY_MAX_PARTS = 6 };
+struct key_split {
+    const char *leaf;
+    const char *parts[KEY_MAX_PARTS];
+};
+enum { KEY_MAX_PREFIXES = 8 };
+struct kind_keys {
+    const char *family; /* kinds of one family store the same names, so they cannot share a layer number */
+    enum key_place place;
+    bool mixes;       /* mixes positions: comes first where two layers share a number */
+    bool transformer; /* the layer that a plain Transformer has in this place */
+    bool optional;    /* a file may have none of these layers, or all of them more than the model */
+    /* How its keys begin after "decoder.layers.N."; the longest match of all kinds decides. */
+    const char *prefixes[KEY_MAX_PREFIXES];
+    const struct key_split *splits;
+    int n_splits;
+    /* Rows of each part of one of these splits. NULL without splits. */
+    void (*part_rows)(const struct config *c, const struct key_split *s, int64_t rows[KEY_MAX_PARTS]);
+};
+
+/* ---- recompute ------------------------------------------------------------------------------------------ */
+
+/* A name of Megatron's in plan.recompute, and the slots that it means here. */
+enum { RECOMPUTE_MAX_MEMBERS = 4 };
+struct recompute_group {
+    const char *name, *members[RECOMPUTE_MAX_MEMBERS];
+};
+enum { KIND_MAX_GROUPS = 4 };
+
+/* ---- cores ------------------------------------------------------------------------------------------------ */
+
+struct core_kind {
+    char symbol;
+    const char *name;     /* in tables: "mlp" */
+    const char *title;    /* in messages: "MLP" */
+    const char *norm_key; /* where Megatron keeps the gain of the norm in front of it */
+    const char *excludes; /* symbols that cannot stand in one part of a pattern with it; NULL: none */
+    const char *excludes_message;
+    bool ends_group;  /* must be the last layer of its group */
+    bool has_experts; /* parallel.ep distributes its experts over ranks */
+    struct kind_options options;
+    struct kind_keys keys;
+    struct recompute_group recompute[KIND_MAX_GROUPS];
+    /* Forward FLOPs of one token at length seq, by the Megatron convention. */
+    double (*flops)(const struct config *c, int64_t seq);
+    /* Draws random numbers in training, beside dropout; NULL: never. */
+    bool (*draws)(const struct config *c);
+    /* Declares parameters, slots and nodes, and creates io->f. NULL: known to the pattern, but not built. */
+    int (*declare)(struct build *b, struct core_io *io);
+};
+enum { KIND_MAX_CORES = 15 };
+const struct core_kind *const *core_kinds(int *n); /* in the order of cores.def; layers/cores.c */
+const struct core_kind *core_find(char symbol);    /* NULL: unknown symbol */
+/* The pattern has a layer of this kind. */
+bool core_in(const struct core_kind *k, const char *pattern);
+bool core_same_family(const struct core_kind *a, const struct core_kind *b);
+
+/* ---- joints ------------------------------------------------------------------------------------------------- */
+
+struct joint_kind {
+    const char *name;
+    struct kind_options options;
+    struct recompute_group recompute[KIND_MAX_GROUPS];
+    bool (*chosen)(const struct config *c); /* the model's options ask for it; NULL: where no other is asked for */
+    /* Closes prev (f NO_SLOT: nothing to close, x is the embedding, or with wide the streams of an MTP entry) and
+     * opens next. norm_key: key of the gain. last: next is the head; what goes on is h, and where the joint has
+     * several streams also x, which multi-token prediction adds its gradient to. */
+    int (*declare)(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key,
+                   bool last);
+    /* The first half alone, in front of a pipeline cut: next gets x, dx, wide and the carry, and opens nothing. With
+     * nothing to close, x goes on as it is, a single stream as several where the joint has them. */
+    int (*close)(struct build *b, const struct sublayer *prev, struct sublayer *next);
+    /* The other side of that cut: slots for what crosses. b->layer: the first layer after it. */
+    void (*arrive)(struct build *b, struct sublayer *entry);
+    /* Training, after the recompute policy: replays of what was dropped may be joined. NULL: they stay as
+     * declared. */
+    int (*settle)(struct build *b);
+};
+const struct joint_kind *const *joint_kinds(int *n); /* in the order of joints.def; layers/cores.c */
+const struct joint_kind *joint_of(const struct config *c);
+
+/* ---- all kinds ------------------------------------------------------------------------------------------------ */
+
+/* The options of kind i, cores first; core is NULL for a joint. False: there are no more. */
+struct kind_at {
+    const struct kind_options *options;
+    const struct core_kind *core;
+};
+bool kind_at(int i, struct kind_at *out);
+/* The slots that a group's name means, or NULL. */
+const struct recompute_group *kind_recompute(const char *name, int i);
+
+#endif
