@@ -88,7 +88,7 @@ struct cmd_ranks {
 /* What launcher and config say; after cmd_config, before cmd_finish (the global batch depends on it). */
 int cmd_count_ranks(struct config *c, struct cmd_ranks *r, struct err *e);
 /* Does this process speak for the run? With threads all of them are in one process. */
-static inline bool cmd_speaks(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
+static inline bool cmd_is_rank0(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
 /* After an error before the ranks met (options, files): they meet to end together, and rank 0 says it. */
 int cmd_tell_ranks(const struct config *c, int status, struct err *e);
 /* Until its end a stop signal that is blocked (SIGINT, SIGTERM, SIGHUP) ends the process at once, with a message. Begin may give NULL, which

@@ -215,25 +215,25 @@ static int time_steps(struct trainer *t, const struct steps_job *j, struct err *
     enum { WARM = 2 };
     double seconds[MAX_STEPS];
     int n = j->steps;
-    bool speaks = trainer_speaks(t);
+    bool is_rank0 = trainer_is_rank0(t);
     uint64_t bits = 0;
     struct step_result r = {0};
     for (int i = 0; i < n + WARM; i++) {
         TRY(trainer_step(t, &r, e));
         const double said[2] = {r.loss, r.grad_norm};
         bits = hash64(said, sizeof said, bits);
-        if (i == 0 && speaks)
+        if (i == 0 && is_rank0)
             printf("start_to_first_step_s: %.3f\n", time_now() - j->opened);
         if (i >= WARM)
             seconds[i - WARM] = r.seconds;
-        if (speaks)
+        if (is_rank0)
             show_step(i, n + WARM, r.seconds);
     }
-    if (speaks)
+    if (is_rank0)
         show_step(n + WARM, n + WARM, 0);
     if (j->bits)
         TRY(add_param_bits(t, &bits, e));
-    if (!speaks)
+    if (!is_rank0)
         return ST_OK;
     qsort(seconds, (size_t)n, sizeof seconds[0], ascending);
     TRY(print_steps(t, j->json, seconds[n / 2], seconds[0], n, r.tokens, e));
@@ -255,7 +255,7 @@ static int profile(struct trainer *t, struct err *e)
     t->exec.trace = t->trace;
     if (st == ST_OK)
         st = trace_table(trace, &out, e);
-    if (st == ST_OK && trainer_speaks(t))
+    if (st == ST_OK && trainer_is_rank0(t))
         fputs(out.text, stdout);
 out:
     trace_close(trace);

@@ -45,7 +45,7 @@ int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct ten
 int comm_reduce_scatter(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece, struct tensor *work);
 /* The same pieces: every rank's own piece of x goes to all. */
 int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece);
-/* send, recv [size, cap, ...]: slab r goes to rank r, slab r of recv comes from it. Of a slab only the first rows[r] of its cap
+/* send, recv [size, cap, ...]: buffer r goes to rank r, buffer r of recv comes from it. Of a buffer only the first rows[r] of its cap
  * rows count: send_rows, recv_rows I32 [size], in device memory, or absent (data NULL: all). A transport may move more;
  * what lies behind them in recv is undefined. */
 int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
@@ -149,7 +149,7 @@ struct mesh {
     int pp_rank, dp_rank, ep_rank, edp_rank;
     struct comm *all, *dp_comm, *ep_comm, *edp_comm, *pp_comm;
     struct comm *ends_comm; /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
-    int64_t ep_rows;        /* rows a slab between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
+    int64_t ep_rows;        /* rows a buffer between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
     bool ep_nodes;          /* experts exchange rows through ep_comm even if it has one member (loop) */
 };
 struct mesh_sizes {

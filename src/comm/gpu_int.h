@@ -21,8 +21,8 @@ int gpu_comm_stream_open(void **out, struct err *e);
 void gpu_comm_stream_close(void *stream);
 int gpu_comm_stream_after(void *stream, struct lane *l); /* what comes next on it waits for the lane */
 /* Marks the point where a stream has read a buffer; the event is made at first use. */
-int gpu_comm_letter_mark(void **event, void *stream, struct err *e);
-bool gpu_comm_letter_free(void *event);
+int gpu_comm_message_mark(void **event, void *stream, struct err *e);
+bool gpu_comm_message_free(void *event);
 void gpu_comm_event_close(void *event);
 #else
 static inline int gpu_comm_none(struct err *e) { return err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA"); }
@@ -46,8 +46,8 @@ static inline void *gpu_comm_stream(struct lane *l) { return (void)l, NULL; }
 static inline int gpu_comm_stream_open(void **out, struct err *e) { return (void)out, gpu_comm_none(e); }
 static inline void gpu_comm_stream_close(void *stream) { (void)stream; }
 static inline int gpu_comm_stream_after(void *stream, struct lane *l) { return (void)stream, gpu_comm_none(l->err); }
-static inline int gpu_comm_letter_mark(void **event, void *stream, struct err *e) { return (void)event, (void)stream, gpu_comm_none(e); }
-static inline bool gpu_comm_letter_free(void *event) { return event == NULL; }
+static inline int gpu_comm_message_mark(void **event, void *stream, struct err *e) { return (void)event, (void)stream, gpu_comm_none(e); }
+static inline bool gpu_comm_message_free(void *event) { return event == NULL; }
 static inline void gpu_comm_event_close(void *event) { (void)event; }
 #endif
 

@@ -70,9 +70,9 @@ int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct
 int model_init_params(struct model *m, struct err *e);
 
 /* Host views; valid on host devices. */
-/* As trained: the master where there is one. On the device. */
+/* As trained: the fp32 master weight where there is one. On the device. */
 struct tensor model_param(const struct model *m, int index);
-/* Master and working copy from a dense host tensor of the wide type. */
+/* Fills master weight and working copy from a dense host tensor of the wide type. */
 int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
 struct tensor model_grad(const struct model *m, int index);
 /* Persistent memory that layers share by offset (metrics, tables, routes), from and to the host. */

@@ -41,7 +41,7 @@ enum task_kind {
     KIND_CUT,
     KIND_REDUCE,
     KIND_GATHER,
-    KIND_TALK, /* counts, norms: a few numbers */
+    KIND_SUMMARY, /* counts, norms: a few numbers */
     KIND_COUNT,
 };
 const char *task_kind_name(enum task_kind k);
@@ -85,7 +85,7 @@ struct step_cost {
     const struct machine *m;
     const struct node_times *times;
     const struct trainer *t;
-    int64_t places; /* rows of all slabs of this rank, and those that an even routing fills */
+    int64_t places; /* rows of all buffers of this rank, and those that an even routing fills */
     int64_t filled;
 };
 struct step_cost step_cost_of(const struct machine *m, const struct node_times *times, const struct trainer *t);

@@ -9,7 +9,7 @@ struct param_entry {
     struct param p;
     int64_t offset;       /* bytes into the parameter arena: the copy that layers work with */
     int64_t grad_offset;  /* bytes into the gradient arena; -1: not trained by any plan so far */
-    int64_t master_offset; /* bytes into the arena of masters, where the copy is narrower than what is trained; else -1 */
+    int64_t master_offset; /* bytes into the arena of fp32 master weights, where the copy is narrower than what is trained; else -1 */
     int64_t optim_offset; /* bytes into the optimizer arena: first moment, then second */
 };
 struct param_table {

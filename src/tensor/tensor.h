@@ -160,7 +160,7 @@ struct param {
 int64_t param_elems(const struct param *p);
 /* The optimizer changes it. */
 static inline bool param_trained(const struct param *p) { return !p->buffer && !p->frozen; }
-/* Of the copy that layers work with, on a device of this real type. */
+/* Type of the copy that layers work with, on a device of this real type. */
 static inline enum dtype param_dtype(const struct param *p, enum dtype real)
 {
     return p->n_values > 0 ? DT_I32 : p->rank == 1 || p->wide ? wide_of(real) : real;

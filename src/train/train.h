@@ -26,7 +26,7 @@ int place_on_paper(struct rank_place *p, const struct config *cfg, int rank, str
 void place_close(struct rank_place *p);
 
 /* Why a run ends early; what any rank wants, all do. */
-enum stop_wish { STOP_NOT, STOP_TIME, STOP_SIGNAL };
+enum stop_request { STOP_NOT, STOP_TIME, STOP_SIGNAL };
 
 struct trainer {
     const struct config *cfg;
@@ -62,25 +62,25 @@ struct trainer {
     double scale[1 + MTP_MAX_DEPTHS]; /* of the losses in the current step */
     int64_t labels[1 + MTP_MAX_DEPTHS];       /* of all ranks */
     double mean_loss[1 + MTP_MAX_DEPTHS];     /* of the last step, main loss first */
-    enum stop_wish (*stop_wish)(struct trainer *t); /* asked after each step; NULL: nobody wants to stop */
+    enum stop_request (*stop_request)(struct trainer *t); /* asked after each step; NULL: nobody wants to stop */
     double deadline;                          /* monotonic seconds; 0: none */
     struct dir_lock *lock;                    /* of run.dir, on the rank that writes there; NULL: each save takes it */
     struct ckpt_data *data;                   /* identity of every data file; owned, with the paths */
     int n_data;
     char *data_note;                          /* what changed in them since the checkpoint, and was accepted; NULL: nothing */
     bool data_failed;                         /* the last step could not read its data, on some rank; nothing was updated */
-    int64_t replayed;                         /* steps, and batches of evaluations, taken again with larger buffers */
+    int64_t replayed;                         /* steps, and batches of evaluations, repeated with larger buffers */
     bool noted_bits, noted_eval;              /* the log says once what an evaluation lacks */
 };
 /* One rank writes logs, checkpoints and to the terminal. */
-static inline bool trainer_speaks(const struct trainer *t) { return t->model.mesh.rank == 0; }
+static inline bool trainer_is_rank0(const struct trainer *t) { return t->model.mesh.rank == 0; }
 
 /* What the step said. */
 struct step_result {
     double loss, grad_norm, lr, seconds;
     int64_t tokens;
     bool skipped;
-    enum stop_wish stop; /* the same on all ranks */
+    enum stop_request stop; /* the same on all ranks */
 };
 
 /* Opens device, model, plans, data; commits memory; fills parameters from init or `from` (may be
@@ -111,7 +111,7 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
 /* Gradients of the last step that are exactly zero, over all ranks, each element once. Every rank calls it. */
 int trainer_count_zeros(struct trainer *t, double *zeros, struct err *e);
-/* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are taken again. */
+/* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are allocated again. */
 int trainer_replan(struct trainer *t, struct err *e);
 /* Which bytes the data files hold: recorded with every checkpoint, compared over ranks, and with what `from` (may be NULL)
  * recorded. A difference is ST_CONFLICT, unless data.accept_change is on. Every rank calls it. */
