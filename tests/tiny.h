@@ -49,11 +49,18 @@ static inline void tiny_config(struct config *c, const char *options)
 static inline const char *const *tiny_models(int *n)
 {
     static const char *const models[] = {
-        "model.pattern=*-*- model.dropout=0.1",
+        "model.pattern=*-*- model.dropout=0.1 model.attention_dropout=0.2",
         /* every part of a dense model that has a slot of its own */
         "model.pattern=*-*- model.qk_norm=on model.attn_gate=on model.attn_sink=learnable "
         "model.attn_window=5 "
         "model.attn_window_skip=3 model.bias=on model.dropout=0.2 data.eod=on data.eod_mask=on",
+        /* LayerNorm and learned positions, in prediction depths and packed documents too; q and k normed by row */
+        "model.pattern=*-M*-/*- model.norm=layer model.position=learned model.max_position=100 model.act=gelu "
+        "model.bias=on model.dropout=0.1 "
+        "model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 model.mamba_chunk=3 data.eod=on "
+        "data.eod_mask=on",
+        "model.pattern=*E*- model.qk_norm=row model.attn_bias=on model.mlp_bias=on model.norm_zero_centered=on "
+        "model.experts=4 model.router_linear_bias=on model.expert_bias=on",
         "model.pattern=M*M- model.mamba_head_dim=4 model.mamba_state=5 model.mamba_groups=2 "
         "model.mamba_chunk=3",
         "model.pattern=M-*M model.mamba_heads=3 model.mamba_head_dim=5 model.mamba_state=4 "
@@ -67,7 +74,7 @@ static inline const char *const *tiny_models(int *n)
         "model.router_bias=on model.router_groups=3 model.router_group_topk=2 "
         "model.router_scale=2.5 model.shared_ffn=8 model.router_hash_layers=1",
         "model.pattern=+-+ model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
-        "model.mla_q_rank=10 model.bias=on model.dropout=0.1 data.eod=on data.eod_mask=on",
+        "model.mla_q_rank=10 model.bias=on model.dropout=0.1 model.attention_dropout=0.3 data.eod=on data.eod_mask=on",
         "model.pattern=+E- model.mla_kv_rank=12 model.mla_nope=6 model.mla_rope=4 model.mla_v=5 "
         "model.experts=4 model.seq_aux_loss=0.1 model.shared_ffn=8",
         "model.pattern=*-/*-/*- model.mtp_scale=0.3",

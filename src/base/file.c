@@ -90,6 +90,16 @@ int file_map_read(const struct file_map *m, const char *path, size_t at, void *o
     return err_hint(e, "put the file back as it was; the same command then continues");
 }
 
+void file_map_forget(const struct file_map *m, size_t at, size_t n)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (m->data == NULL || m->ino == 0 || at > m->size || n > m->size - at)
+        return; /* plain memory has no file to be read from again */
+    size_t first = (at + page - 1) / page * page, end = (at + n) / page * page;
+    if (end > first) /* advice: where it is refused, pages stay */
+        (void)madvise((void *)(uintptr_t)(m->data + first), end - first, MADV_DONTNEED);
+}
+
 void file_map_close(struct file_map *m)
 {
     if (m->data != NULL)

@@ -23,6 +23,8 @@ void file_map_close(struct file_map *m);
 /* Copies bytes [at, at + n) of a map. Touching a map whose file became shorter ends the process by SIGBUS; this copy
  * is done by the kernel and returns an error instead. path: the mapped file, for the check and the message. */
 int file_map_read(const struct file_map *m, const char *path, size_t at, void *out, size_t n, struct err *e);
+/* Whole pages of [at, at + n) leave this process's memory; who looks at them again reads the file again. */
+void file_map_forget(const struct file_map *m, size_t at, size_t n);
 
 /* file_id.c: which bytes a file holds, whatever its name and times. */
 struct file_id {

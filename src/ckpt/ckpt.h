@@ -38,6 +38,8 @@ const char *st_metadata(const struct st_file *f, const char *key);         /* NU
  * that hold every value and to reals; anything else is ST_UNSUPPORTED. On any error but an integer
  * out of range, dst is untouched. */
 int st_read(const struct st_entry *entry, const struct tensor *dst, struct err *e);
+/* The entry's bytes are not needed again soon: large files are read in little memory. */
+void st_forget(const struct st_file *f, const struct st_entry *entry);
 
 struct st_item {
     const char *name;

@@ -294,6 +294,13 @@ const char *st_metadata(const struct st_file *f, const char *key)
     return NULL;
 }
 
+void st_forget(const struct st_file *f, const struct st_entry *entry)
+{
+    const uint8_t *at = entry->view.data;
+    if (f->map.data != NULL && at >= f->map.data)
+        file_map_forget(&f->map, (size_t)(at - f->map.data), (size_t)tensor_bytes(&entry->view));
+}
+
 int st_read(const struct st_entry *entry, const struct tensor *dst, struct err *e)
 {
     char name[NAME_TEXT], have[128], want[128];

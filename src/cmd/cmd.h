@@ -21,6 +21,7 @@ int cmd_import(int argc, char **argv);
 int cmd_export(int argc, char **argv);
 /* The options of a Hugging Face folder's model, and its weights to start from. */
 int cmd_init_from(struct config *c, const char *folder, bool say, struct err *e);
+int ckpt_merge(int argc, char **argv, struct err *e);   /* words after `braid ckpt merge` */
 int ckpt_convert(int argc, char **argv, struct err *e); /* words after `braid ckpt convert` */
 int cmd_data(int argc, char **argv);
 int cmd_help(int argc, char **argv);
@@ -86,7 +87,7 @@ struct cmd_ranks {
 };
 /* What launcher and config say; after cmd_config, before cmd_finish (the global batch depends on it). */
 int cmd_count_ranks(struct config *c, struct cmd_ranks *r, struct err *e);
-/* Does this process speak for the run? With threads all of them are in one process. */
+/* Does this process log and print for the run? With threads all of them are in one process. */
 static inline bool cmd_is_rank0(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
 /* After an error before the ranks met (options, files): they meet to end together, and rank 0 prints it. */
 int cmd_tell_ranks(const struct config *c, int status, struct err *e);

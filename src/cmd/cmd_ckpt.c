@@ -19,6 +19,7 @@ static const char usage[] =
     "[--pattern=P]\n"
     "                                [--glu-interleave=N] [--from-interleave=N]\n"
     "                                the same values under other keys; see below\n"
+    "       braid ckpt merge SRC DST  a run folder DST whose weights have SRC's LoRA adapters added\n"
     "\n"
     "DIR, A and B: a run folder (diff: its newest checkpoint), a checkpoint folder step-..., or "
     "for\n"
@@ -308,8 +309,9 @@ int cmd_ckpt(int argc, char **argv)
             return 0;
         }
     int which = -1;
-    if (argc > 1 && strcmp(argv[1], "convert") == 0) {
-        if (ckpt_convert(argc - 2, argv + 2, &e) == ST_OK)
+    bool converts = argc > 1 && strcmp(argv[1], "convert") == 0, merges = argc > 1 && strcmp(argv[1], "merge") == 0;
+    if (converts || merges) {
+        if ((converts ? ckpt_convert : ckpt_merge)(argc - 2, argv + 2, &e) == ST_OK)
             return fflush(stdout) == 0 ? 0 : 1;
         err_print(&e, stderr);
         return 1;
@@ -321,7 +323,7 @@ int cmd_ckpt(int argc, char **argv)
         err_set(&e, ST_USAGE,
                 argc > 1 ? "ckpt has no subcommand '%s'" : "ckpt needs a subcommand%s",
                 argc > 1 ? argv[1] : "");
-        err_hint(&e, near ? "did you mean '%s'?" : "ls, verify, diff or convert; see braid ckpt --help%s",
+        err_hint(&e, near ? "did you mean '%s'?" : "ls, verify, diff, convert or merge; see braid ckpt --help%s",
                  near ? near : "");
     } else if (argc - 2 != wanted[which]) {
         err_set(&e, ST_USAGE, "ckpt %s takes %d argument%s, and %d were given", names[which],

@@ -43,9 +43,9 @@ static int write_out(struct job *j, const char *path, struct err *e)
     int st = add_item(j, items, &n, "logits", &logits, NULL, e);
     for (int k = 0; k < m->params.n && st == ST_OK; k++) {
         const struct param *q = &m->params.list[k].p;
-        struct tensor value = model_param(m, k), grad = q->buffer ? value : model_grad(m, k);
+        struct tensor value = model_param(m, k), grad = !param_trained(q) ? value : model_grad(m, k);
         st = add_item(j, items, &n, arena_printf(&j->names, "param.%s", q->key), &value, q, e);
-        if (st == ST_OK && !q->buffer)
+        if (st == ST_OK && param_trained(q))
             st = add_item(j, items, &n, arena_printf(&j->names, "grad.%s", q->key), &grad, q, e);
     }
     if (st == ST_OK)

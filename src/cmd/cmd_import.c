@@ -1,30 +1,36 @@
 /* braid import: a Hugging Face folder becomes a run folder with one checkpoint. braid export: the other way round. */
 #include "cmd/cmd.h"
+#include "cmd/verify_hf_int.h"
 #include "train/interop.h"
-#include "train/probe.h"
 
 #include <string.h>
 #include <unistd.h>
 
 static const char import_usage[] =
-    "usage: braid import FOLDER OUT [--verify=GOLDEN.safetensors] [--section.key=value ...]\n\n"
+    "usage: braid import FOLDER OUT [--verify[=PYTHON | =GOLDEN.safetensors]] [--section.key=value ...]\n\n"
     "FOLDER holds config.json and safetensors files as transformers writes them; FP8 (128 x 128 blocks) and MXFP4 weights are\n"
-    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. --verify compares with another program's\n"
-    "values: the file holds tokens [batch, seq], logits, and maybe the gradient grad.NAME of every tensor of the folder; beyond\n"
-    "1e-5 of the largest logit or 1e-4 of a gradient's norm the exit code is 1. Then:\n"
+    "dequantised. OUT, which must not exist, becomes a run folder with one checkpoint. --verify runs the folder's model in\n"
+    "transformers (with python3, or the PYTHON that is named) on a fixed prompt and prints how far logits are apart. With a file\n"
+    "no Python is needed: it holds tokens [batch, seq], logits, and maybe the gradient grad.NAME of every tensor of the folder;\n"
+    "beyond 1e-5 of the largest logit or 1e-4 of a gradient's norm the exit code is 1. Then:\n"
     "  braid train --run.load=OUT --data.train=FILE --run.dir=runs/tuned      train on from it\n"
     "  braid generate OUT --generate.prompt=TEXT                              let it write\n"
     "  braid export OUT HF_FOLDER                                             back again\n";
 
 static const char export_usage[] =
     "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n"
+    "                                   [--verify[=PYTHON | =GOLDEN.safetensors]]\n"
     "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n"
+    "       braid export CHECKPOINT OUT --format=peft [--dtype=f32|bf16] [--base=NAME]\n"
     "       braid export CHECKPOINT OUT --format=megatron [--dtype=bf16|f32] [--layout=flat|logical|stacked]\n\n"
     "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT must not exist.\n"
     "hf: a folder that transformers loads with from_pretrained. The family is the first that can express the model;\n"
-    "    --family=NAME asks for one.\n"
+    "    --family=NAME asks for one. --verify runs the folder in transformers and compares, as for braid import.\n"
     "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in transformers.\n"
     "    Matrices are stored as --dtype says, vectors and routers as F32.\n"
+    "    Both merge LoRA adapters into the weights.\n"
+    "peft: the LoRA adapters alone, a folder that PEFT loads beside the base: PeftModel.from_pretrained(model, OUT). --base is\n"
+    "    the name of the base in adapter_config.json.\n"
     "megatron: a folder with the names and parts of Megatron's distributed checkpoints, moments and fp32 master weights included;\n"
     "    tools/megatron_dist.py makes a torch_dist checkpoint of it. --layout=stacked is for Megatron's GPT models, the default\n"
     "    for its hybrid models. docs/MEGATRON.md explains both.\n";
@@ -83,37 +89,32 @@ int cmd_init_from(struct config *c, const char *folder, bool say, struct err *e)
     return st;
 }
 
-static int verify(const struct config *given, const char *golden, const char *folder, const char *run_dir, struct err *e)
+/* The checkpoint just written beside the folder it came from. */
+static int verify_import(const struct config *c, const char *with, const char *folder, const char *run_dir,
+                         struct err *e)
 {
-    struct config c = *given; /* sizes of a batch change in the copy; strings stay the original's */
-    struct probe p = {.loss = 0};
-    struct probe_batch b = {.batch = 0};
-    struct probe_difference d;
-    struct st_file *in = NULL;
+    struct hf_check k = {.with = with, .folder = folder, .scratch = run_dir};
     struct ckpt *from = NULL;
-    int st;
-    TRY(st_open(&in, golden, e));
-    TRY_OUT(probe_batch_read(&b, in, golden, e));
-    TRY_OUT(ckpt_open(&from, run_dir, e));
-    TRY_OUT(probe_run(&p, &c, &b, from, e));
-    TRY_OUT(probe_compare(&p, &c, golden, folder, &d, e));
-    printf("verify: logits differ by %.2e of the largest, KL %.2e nats", d.logits, d.kl);
-    if (d.n_gradients > 0)
-        printf("; %d gradients by at most %.2e of their norm (%s)", d.n_gradients, d.gradient, d.worst);
-    printf("\n");
-    if (!(d.logits <= 1e-5) || !(d.gradient <= 1e-4))
-        st = err_set(e, ST_CONFLICT, "%s differs from %s by more than fp32 rounding", run_dir, golden);
-out:
-    probe_release(&p);
-    probe_batch_release(&b);
+    TRY(ckpt_open(&from, run_dir, e));
+    k.from = from;
+    int st = verify_hf(c, &k, e);
     ckpt_close(from);
-    st_close(in);
     return st;
+}
+
+/* The folder just written: beside the checkpoint in transformers, or as braid reads it beside stored values. */
+static int verify_export(const struct config *c, const struct export_opts *o, const char *with, const struct ckpt *from,
+                         struct err *e)
+{
+    bool stored = str_ends(with, ".safetensors");
+    struct hf_check k = {.with = with, .folder = o->path, .from = stored ? NULL : from, .scratch = o->path};
+    k.rounded = o->dtype != DT_F32;
+    return verify_hf(c, &k, e);
 }
 
 static int run_import(struct config *c, struct hf_folder **f, struct buf *notes, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "verify"}};
+    struct config_extra extra[] = {{.name = "verify", .alone = "python3"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
@@ -141,7 +142,7 @@ static int run_import(struct config *c, struct hf_folder **f, struct buf *notes,
     }
     print_notes(notes);
     printf("imported %s model: %s\n", hf_family_name(*f), to);
-    return extra[0].value != NULL ? verify(c, extra[0].value, from, to, e) : ST_OK;
+    return extra[0].value != NULL ? verify_import(c, extra[0].value, from, to, e) : ST_OK;
 }
 
 int cmd_import(int argc, char **argv)
@@ -164,22 +165,33 @@ int cmd_import(int argc, char **argv)
 
 /* The words of braid export that say what is written. */
 struct target {
-    bool gguf, megatron;
+    bool gguf, megatron, peft;
+    const char *base;   /* for PEFT */
     const char *layout; /* of keys, for Megatron; NULL: by the pattern */
     enum gguf_type type;
     struct export_opts opts;
 };
 
+/* The words of `braid export`, in the order of its table. */
+enum { EXPORT_FORMAT, EXPORT_FAMILY, EXPORT_DTYPE, EXPORT_SHARD, EXPORT_LAYOUT, EXPORT_BASE, EXPORT_VERIFY };
+
 static int read_target(struct target *t, const struct config_extra *extra, struct err *e)
 {
-    const char *format = extra[0].value, *dtype = extra[2].value ? extra[2].value : "bf16", *shard = extra[3].value;
-    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0)
-        return err_set(e, ST_USAGE, "--format=%s: hf, gguf and megatron can be written", format);
+    const char *format = extra[EXPORT_FORMAT].value, *shard = extra[EXPORT_SHARD].value;
+    t->peft = format != NULL && strcmp(format, "peft") == 0;
+    const char *dtype = extra[EXPORT_DTYPE].value ? extra[EXPORT_DTYPE].value : t->peft ? "f32" : "bf16";
+    if (format != NULL && strcmp(format, "hf") != 0 && strcmp(format, "gguf") != 0 && strcmp(format, "megatron") != 0 && !t->peft)
+        return err_set(e, ST_USAGE, "--format=%s: hf, gguf, peft and megatron can be written", format);
+    t->base = extra[EXPORT_BASE].value;
+    if (t->base != NULL && !t->peft)
+        return err_set(e, ST_USAGE, "--base belongs to --format=peft");
     t->gguf = format != NULL && strcmp(format, "gguf") == 0;
     t->megatron = format != NULL && strcmp(format, "megatron") == 0;
-    if ((t->gguf || t->megatron) && (extra[1].value != NULL || shard != NULL))
+    if ((t->gguf || t->megatron) && (extra[EXPORT_FAMILY].value != NULL || shard != NULL))
         return err_set(e, ST_USAGE, "--family and --shard belong to --format=hf");
-    t->layout = extra[4].value;
+    if ((t->gguf || t->megatron || t->peft) && extra[EXPORT_VERIFY].value != NULL)
+        return err_set(e, ST_USAGE, "--verify belongs to --format=hf");
+    t->layout = extra[EXPORT_LAYOUT].value;
     if (t->layout != NULL && !t->megatron)
         return err_set(e, ST_USAGE, "--layout belongs to --format=megatron");
     if (t->gguf && !gguf_type_from_name(dtype, &t->type))
@@ -190,7 +202,7 @@ static int read_target(struct target *t, const struct config_extra *extra, struc
     t->opts.shard_bytes = 5000000000;
     if (shard != NULL && (!parse_i64(shard, &t->opts.shard_bytes) || t->opts.shard_bytes < 1))
         return err_set(e, ST_USAGE, "--shard=%s is no number of bytes, such as 5g", shard);
-    t->opts.family = extra[1].value;
+    t->opts.family = extra[EXPORT_FAMILY].value;
     return ST_OK;
 }
 
@@ -223,7 +235,12 @@ static int to_megatron(const struct ckpt *from, const struct config *c, const st
 
 static int run_export(struct config *c, struct ckpt **from, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "format"}, {.name = "family"}, {.name = "dtype"}, {.name = "shard"}, {.name = "layout"}};
+    struct config_extra extra[] = {
+        [EXPORT_FORMAT] = {.name = "format"}, [EXPORT_FAMILY] = {.name = "family"},
+        [EXPORT_DTYPE] = {.name = "dtype"},   [EXPORT_SHARD] = {.name = "shard"},
+        [EXPORT_LAYOUT] = {.name = "layout"}, [EXPORT_BASE] = {.name = "base"},
+        [EXPORT_VERIFY] = {.name = "verify", .alone = "python3"},
+    };
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct bar bar = bar_new();
     struct interop_progress progress = {draw, &bar};
@@ -241,6 +258,15 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
         printf("exported as GGUF: %s\n", t.opts.path);
         return ST_OK;
     }
+    if (t.peft) {
+        TRY(export_peft(*from, c, &t.opts, t.base, e));
+        printf("exported for PEFT: %s\n", t.opts.path);
+        return ST_OK;
+    }
+    if (t.megatron && c->lora.rank > 0) {
+        err_set(e, ST_UNSUPPORTED, "%s has LoRA adapters, which Megatron's checkpoints have no place for", ckpt_path(*from));
+        return err_hint(e, "`braid ckpt merge` adds them to the weights first");
+    }
     if (t.megatron)
         return to_megatron(*from, c, &t, e);
     TRY(hf_family_of(c, t.opts.family, &t.opts.family, e));
@@ -252,9 +278,9 @@ static int run_export(struct config *c, struct ckpt **from, int argc, char **arg
     t.opts.n_extra_files = st > 0 ? st : 0;
     st = st < 0 ? -st : export_hf(*from, c, &t.opts, e);
     arena_release(&names);
-    if (st == ST_OK)
-        printf("exported as %s: %s\n", t.opts.family, t.opts.path);
-    return st;
+    TRY(st);
+    printf("exported as %s: %s\n", t.opts.family, t.opts.path);
+    return extra[EXPORT_VERIFY].value != NULL ? verify_export(c, &t.opts, extra[EXPORT_VERIFY].value, *from, e) : ST_OK;
 }
 
 int cmd_export(int argc, char **argv)

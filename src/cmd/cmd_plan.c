@@ -91,13 +91,14 @@ static int run(struct config *c, int argc, char **argv, struct trainer *t, struc
     model_print_stack(&t->model, &out);
     totals(t, &out);
     model_print_kernels(c, &t->dev, &out);
+    st = groups_print(&t->model, &out, e);
     buf_add(&out, "\n");
     memory_print(&t->model.mem, &out);
     buf_add(&out, "\n");
     plan_print_memory(&t->train.p, &out);
     plan_print_memory(&t->eval.p, &out);
     plan_print_memory(&t->optim.p, &out);
-    if (place.mesh.world > 1)
+    if (st == ST_OK && place.mesh.world > 1)
         st = all_ranks(c, &place.mesh, &out, e);
     if (params) {
         buf_add(&out, "\n");

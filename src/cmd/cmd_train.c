@@ -87,6 +87,7 @@ static void hold_stop_signals(void)
 static void announce(const struct trainer *t)
 {
     struct buf text;
+    struct err e = {0};
     char count[32], memory[32];
     int64_t bytes = 0;
     for (int a = 0; a < ARENA_COUNT; a++)
@@ -102,6 +103,8 @@ static void announce(const struct trainer *t)
             human_bytes((double)bytes, memory, sizeof memory), text.text ? text.text : "");
     buf_clear(&text);
     model_print_kernels(t->cfg, &t->dev, &text);
+    if (groups_print(&t->model, &text, &e) != ST_OK)
+        buf_addf(&text, "note: %s\n", e.msg);
     fputs(text.text ? text.text : "", stderr);
     if (t->cfg->run.dir[0] == '\0')
         fprintf(stderr, "no run folder: the model will not be saved; --run.dir=DIR keeps it\n");
@@ -138,7 +141,7 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
     t->lock = trainer_is_rank0(t) ? j->lock : NULL;
     TRY(trainer_identify_data(t, j->warm ? NULL : j->from, e));
     if (j->warm)
-        TRY(load_params(&t->model, j->from, e));
+        TRY(load_base(&t->model, j->from, e));
     if (j->from == NULL && c->run.load_weights[0] != '\0')
         TRY(cmd_take_weights(&t->model, e));
     if (!c->run.quiet && trainer_is_rank0(t))

@@ -87,9 +87,10 @@ static int set_once(struct parsing *p, const struct option *o, const char *writt
 static int take_option(struct parsing *p, const struct option *o, const struct word *w, int *at)
 {
     const char *value = w->value;
-    if (value == NULL && o->type == OPT_BOOL) {
+    if (value == NULL && (o->type == OPT_BOOL || option_has_choice(o, "on"))) {
         bool ignored;
-        bool follows = *at + 1 < p->argc && parse_bool(p->argv[*at + 1], &ignored);
+        const char *next = *at + 1 < p->argc ? p->argv[*at + 1] : "";
+        bool follows = parse_bool(next, &ignored) || option_has_choice(o, next);
         value = follows ? p->argv[++*at] : "on";
     } else if (value == NULL) {
         value = take_value(p, at);
@@ -137,6 +138,24 @@ out:
     return st;
 }
 
+/* --group.NAME.key */
+static int take_group(struct parsing *p, const struct word *w, int *at)
+{
+    int start = *at;
+    size_t n = strlen(w->name);
+    const char *value = w->value ? w->value : take_value(p, at);
+    if (value == NULL)
+        return need_value(p, w->name);
+    for (int i = 0; i < start && !p->apply; i++)
+        if (str_starts(p->argv[i], "--") && strncmp(p->argv[i] + 2, w->name, n) == 0 && (p->argv[i][2 + n] == '\0' || p->argv[i][2 + n] == '='))
+            return err_set(p->e, ST_USAGE, "--%s is given twice on the command line", w->name);
+    if (strchr(w->name + strlen(GROUP_SECTION "."), '.') == NULL) {
+        err_set(p->e, ST_USAGE, "--%s says nothing about the group", w->name);
+        return err_hint(p->e, "write --%s.match=GLOBS, and lr, weight_decay or freeze beside it", w->name);
+    }
+    return p->apply ? group_set(p->c, w->name, value, (struct config_origin){.source = CFG_FROM_COMMAND}, p->e) : ST_OK;
+}
+
 static int take_extra(struct parsing *p, const struct word *w, int *at, bool *found)
 {
     *found = false;
@@ -145,7 +164,7 @@ static int take_extra(struct parsing *p, const struct word *w, int *at, bool *fo
         if (strcmp(x->name, w->name) != 0)
             continue;
         *found = true;
-        const char *value = w->value ? w->value : take_value(p, at);
+        const char *value = w->value ? w->value : x->alone ? x->alone : take_value(p, at);
         if (value == NULL)
             return need_value(p, w->name);
         if (!p->apply && x->value != NULL)
@@ -257,6 +276,8 @@ static int take_word(struct parsing *p, int *at)
     const struct option *o = option_find(w.name);
     if (o != NULL)
         return take_option(p, o, &w, at);
+    if (group_named(w.name))
+        return take_group(p, &w, at);
     TRY(take_alias(p, &w, at, &found));
     if (found)
         return ST_OK;

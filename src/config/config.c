@@ -120,7 +120,12 @@ static int enum_index(const struct option *o, const char *text)
     return -1;
 }
 
-static int set_string(struct config *c, const struct option *o, const char *text,
+bool option_has_choice(const struct option *o, const char *text)
+{
+    return o->type == OPT_ENUM && enum_index(o, text) >= 0;
+}
+
+static int set_string(struct config *c, const char **to, const struct option *o, const char *text,
                       struct config_origin origin, struct err *e)
 {
     char prefix[320];
@@ -131,14 +136,14 @@ static int set_string(struct config *c, const struct option *o, const char *text
     char *copy = arena_strdup(&c->strings, text);
     if (copy == NULL)
         return err_set(e, ST_NOMEM, "no memory for the value of %s", o->name);
-    *(const char **)field(c, o) = copy;
+    *to = copy;
     return ST_OK;
 }
 
-int option_set(struct config *c, const struct option *o, const char *text,
-               struct config_origin origin, struct err *e)
+int option_store(struct config *c, void *base, const struct option *o, const char *text, struct config_origin origin,
+                 struct err *e)
 {
-    void *to = field(c, o);
+    void *to = (char *)base + o->offset;
     int64_t i;
     double d;
     switch (o->type) {
@@ -164,20 +169,32 @@ int option_set(struct config *c, const struct option *o, const char *text,
         break;
     case OPT_ENUM: {
         int index = enum_index(o, text);
+        bool on;
+        if (index < 0 && parse_bool(text, &on)) /* true and yes where there is an on */
+            index = enum_index(o, on ? "on" : "off");
         if (index < 0)
             return bad_value(o, text, origin, "is not one of the choices", e);
         *(int *)to = index;
         break;
     }
-    case OPT_STRING: TRY(set_string(c, o, text, origin, e)); break;
+    case OPT_STRING: TRY(set_string(c, to, o, text, origin, e)); break;
     }
+    return ST_OK;
+}
+
+int option_set(struct config *c, const struct option *o, const char *text,
+               struct config_origin origin, struct err *e)
+{
+    TRY(option_store(c, c, o, text, origin, e));
     c->origin[option_index(o)] = origin;
     return ST_OK;
 }
 
-void option_text(const struct config *c, const struct option *o, struct buf *out)
+void option_text(const struct config *c, const struct option *o, struct buf *out) { option_text_of(c, o, out); }
+
+void option_text_of(const void *base, const struct option *o, struct buf *out)
 {
-    const void *from = field(c, o);
+    const void *from = (const char *)base + o->offset;
     switch (o->type) {
     case OPT_BOOL: buf_add(out, *(const bool *)from ? "on" : "off"); break;
     case OPT_INT:
@@ -224,14 +241,14 @@ int config_set(struct config *c, const char *name, const char *value, const char
                struct err *e)
 {
     const struct option *o = option_find(name);
-    if (o == NULL)
+    if (o == NULL && !group_named(name))
         return unknown_name(name, e);
     struct config_origin origin = {.source = CFG_FROM_COMMAND};
     if (label != NULL) {
         origin.source = CFG_FROM_FILE;
         origin.label = arena_strdup(&c->strings, label);
     }
-    return option_set(c, o, value, origin, e);
+    return o == NULL ? group_set(c, name, value, origin, e) : option_set(c, o, value, origin, e);
 }
 
 int config_set_i64(struct config *c, const char *name, int64_t value, struct err *e)
@@ -377,7 +394,8 @@ int config_load_saved(struct config *c, const char *text, size_t len, const char
     TRY_OUT(derive_depths(c, e));
     for (int i = 0; i < config_n_options; i++) {
         const struct option *o = &config_options[i];
-        if ((o->flags & OPT_MODEL) && user_set(c, o) && !same_model(c, &saved, o)) {
+        bool adapted = mode == CFG_SAVED_MODEL && saved.lora.rank == 0 && str_starts(o->name, "lora."); /* a base gets adapters */
+        if ((o->flags & OPT_MODEL) && user_set(c, o) && !adapted && !same_model(c, &saved, o)) {
             st = conflict(c, &saved, o, label, e);
             goto out;
         }
@@ -393,6 +411,8 @@ int config_load_saved(struct config *c, const char *text, size_t len, const char
         else
             TRY_OUT(take_saved(c, &saved, o, kept_label, e));
     }
+    if (mode == CFG_SAVED_ALL)
+        st = groups_load_saved(c, &saved, label, changes, e);
 out:
     config_release(&saved);
     return st;

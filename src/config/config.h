@@ -28,6 +28,10 @@
     X(CFG_SINK_NONE, "none")                                                                       \
     X(CFG_SINK_OFF_BY_ONE, "off_by_one")                                                           \
     X(CFG_SINK_LEARNABLE, "learnable")
+#define CONFIG_NORM(X) X(CFG_NORM_RMS, "rms") X(CFG_NORM_LAYER, "layer")
+#define CONFIG_QK_NORM(X)                                                                          \
+    X(CFG_QK_NORM_OFF, "off") X(CFG_QK_NORM_HEAD, "on") X(CFG_QK_NORM_ROW, "row")
+#define CONFIG_POSITION(X) X(CFG_POSITION_ROPE, "rope") X(CFG_POSITION_LEARNED, "learned")
 #define CONFIG_ROPE(X)                                                                             \
     X(CFG_ROPE_NONE, "none") X(CFG_ROPE_HALF, "half") X(CFG_ROPE_INTERLEAVED, "interleaved")
 #define CONFIG_ROPE_SCALING(X)                                                                     \
@@ -80,9 +84,14 @@
     X(CFG_LOAD_ALLOW_NONE, "none") X(CFG_LOAD_ALLOW_MISSING, "missing")                            \
     X(CFG_LOAD_ALLOW_UNEXPECTED, "unexpected") X(CFG_LOAD_ALLOW_BOTH, "both")
 
+#define CONFIG_FREEZE(X) X(CFG_FREEZE_AUTO, "auto") X(CFG_FREEZE_ON, "on") X(CFG_FREEZE_OFF, "off")
+
 #define CONFIG_ENUM_ID(id, text) id,
 enum config_act { CONFIG_ACT(CONFIG_ENUM_ID) };
 enum config_sink { CONFIG_SINK(CONFIG_ENUM_ID) };
+enum config_norm { CONFIG_NORM(CONFIG_ENUM_ID) };
+enum config_qk_norm { CONFIG_QK_NORM(CONFIG_ENUM_ID) };
+enum config_position { CONFIG_POSITION(CONFIG_ENUM_ID) };
 enum config_rope { CONFIG_ROPE(CONFIG_ENUM_ID) };
 enum config_rope_scaling { CONFIG_ROPE_SCALING(CONFIG_ENUM_ID) };
 enum config_router { CONFIG_ROUTER(CONFIG_ENUM_ID) };
@@ -102,6 +111,7 @@ enum config_fused { CONFIG_FUSED(CONFIG_ENUM_ID) };
 enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
 enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
 enum config_load_allow { CONFIG_LOAD_ALLOW(CONFIG_ENUM_ID) };
+enum config_freeze { CONFIG_FREEZE(CONFIG_ENUM_ID) };
 
 /* The type of a field decides the type of its option: bool, int64_t, double, const char *, and int
  * for one of the enums above. Strings are never NULL and live as long as the config. Fields marked
@@ -116,23 +126,29 @@ struct config_model {
     int64_t vocab, vocab_multiple; /* vocab 0: set by config_set_auto once the tokenizer is known */
     int act;                       /* enum config_act */
     double act_clamp, act_alpha, act_offset;
+    int norm; /* enum config_norm */
     double norm_eps;
-    bool norm_zero_centered, qk_norm, attn_gate;
+    bool norm_zero_centered;
+    int qk_norm; /* enum config_qk_norm */
+    bool attn_gate;
     int64_t attn_window, attn_window_skip;
     int attn_sink;        /* enum config_sink */
     double softmax_scale; /* (auto) */
-    bool qkv_bias, bias;
-    int rope; /* enum config_rope */
+    bool qkv_bias, attn_bias, mlp_bias, bias;
+    int position;         /* enum config_position */
+    int64_t max_position; /* (auto) */
+    int rope;             /* enum config_rope */
     double rope_base, rope_percent;
     int rope_scaling; /* enum config_rope_scaling */
     double rope_factor;
     int64_t rope_original;
     double rope_low, rope_high, rope_beta_fast, rope_beta_slow, rope_mscale, rope_mscale_all_dim;
+    bool rope_truncate;
     int64_t no_rope_freq;
     bool tied;
     double init_std, embed_init_std; /* embed_init_std: (auto) */
     int init_scale;                  /* enum config_init_scale */
-    double dropout;
+    double dropout, attention_dropout;
     double mtp_scale;
     int64_t mla_q_rank, mla_kv_rank, mla_nope, mla_rope, mla_v;
     double mla_norm_eps, mla_softmax_scale;
@@ -155,9 +171,9 @@ struct config_model {
     int64_t glu_interleave;
     int router_score; /* enum config_router */
     bool router_pre_softmax, router_norm;
-    int64_t router_groups, router_group_topk;
+    int64_t router_groups, router_group_topk, router_group_best; /* router_group_best: (auto) */
     double router_scale;
-    bool router_bias;
+    bool router_bias, router_linear_bias;
     double router_bias_rate;
     int64_t router_hash_layers;
     double aux_loss, seq_aux_loss, global_aux_loss, router_z_loss;
@@ -242,6 +258,12 @@ struct config_gpu {
     const char *gemm_table;
 };
 
+struct config_lora {
+    int64_t rank; /* 0: no adapters */
+    double alpha; /* (auto) */
+    const char *targets;
+};
+
 struct config_generate {
     const char *prompt, *prompt_file, *stop;
     bool special;
@@ -250,6 +272,17 @@ struct config_generate {
     int64_t top_k;
     double top_p;
     int64_t seed, samples;
+};
+
+/* [group.NAME]: parameters that are trained in their own way. Where globs of several groups match a parameter, the last
+ * of these groups has it. */
+enum { CONFIG_MAX_GROUPS = 32, CONFIG_GROUP_NAME = 32 };
+struct config_group {
+    const char *name;
+    const char *match;   /* globs over checkpoint names of parameters, separated by commas or spaces */
+    double lr;           /* factor of the learning rate */
+    double weight_decay; /* below 0: as without the group */
+    int freeze;          /* enum config_freeze; auto: trained, but for the base weights of LoRA */
 };
 
 /* Where an option's value came from. */
@@ -275,7 +308,10 @@ struct config {
     struct config_mhc_run mhc;
     struct config_gpu gpu;
     struct config_parallel parallel;
+    struct config_lora lora;
     struct config_generate generate;
+    struct config_group group[CONFIG_MAX_GROUPS]; /* in the order in which they were first named */
+    int n_groups;
     /* private */
     struct arena strings;
     struct config_origin *origin; /* one per option */
@@ -302,10 +338,16 @@ int config_set_i64(struct config *c, const char *name, int64_t value, struct err
 /* A value only found at run time for an option left at 0 (model.vocab from the tokenizer). */
 int config_set_auto(struct config *c, const char *name, int64_t value, struct err *e);
 
+/* The group of a parameter with this checkpoint name: an index, or -1. */
+int config_group_of(const struct config *c, const char *key);
+/* Does one glob of a list, separated by commas or spaces, match? */
+bool config_globs_match(const char *globs, const char *name);
+
 /* What the command line holds beside options. */
 struct config_extra { /* a "--name value" that belongs to one command, such as --out */
     const char *name, *help;
-    const char *value; /* NULL until given; points into argv */
+    const char *alone; /* the value of "--name" by itself; NULL: one must follow */
+    const char *value; /* NULL until given; points into argv, or is alone */
 };
 struct config_args {
     struct config_extra *extra; /* in: may be NULL */

@@ -5,6 +5,8 @@
 #include "config/config.h"
 #include "kind/kind.h"
 
+#include <string.h>
+
 enum {
     CONFIG_MAX_FILE = 1 << 20,   /* bytes of an INI file */
     CONFIG_MAX_STRING = 1 << 16, /* bytes of a string value */
@@ -58,14 +60,20 @@ int option_index(const struct option *o);
 size_t option_section_len(const struct option *o);
 static inline const char *option_key(const struct option *o)
 {
-    return o->name + option_section_len(o) + 1;
+    return strrchr(o->name, '.') + 1;
 }
 
 /* Parse, check bounds, store, remember the origin. Errors name the origin. */
 int option_set(struct config *c, const struct option *o, const char *text,
                struct config_origin origin, struct err *e);
+/* The option is one of several words, and text is one of them. */
+bool option_has_choice(const struct option *o, const char *text);
+/* The same into any struct, which o->offset is of, without an origin. Strings are copied into c. */
+int option_store(struct config *c, void *base, const struct option *o, const char *text, struct config_origin origin,
+                 struct err *e);
 /* The value as text, unquoted; exact: it parses back to the same value. */
 void option_text(const struct config *c, const struct option *o, struct buf *out);
+void option_text_of(const void *base, const struct option *o, struct buf *out);
 bool option_equal(const struct config *a, const struct config *b, const struct option *o);
 bool option_is_automatic(const struct config *c, const struct option *o); /* holds 0 = automatic */
 void option_range_text(const struct option *o, struct buf *out); /* "1 to 65536", "a | b | c" */
@@ -88,6 +96,24 @@ const char *origin_text(struct config_origin o, char *out, size_t size);
  * message too. dashes: "--" on the command line, "" elsewhere, NULL for a bare key of an INI section. more: names that
  * are valid beside options. Returns ST_USAGE. */
 int suggest_option(const char *name, const char *dashes, const char *const *more, int n_more, struct err *e);
+
+/* ---- groups.c: [group.NAME] --------------------------------------------------------------------- */
+
+#define GROUP_SECTION "group"
+extern const struct option group_options[]; /* offsets in struct config_group */
+extern const int config_n_group_options;
+/* "group.NAME.key" or, with key NULL, "group.NAME": is it one? */
+bool group_named(const char *text);
+/* The row of a key, or an error that names those there are. */
+int group_key(const char *key, const struct option **out, struct err *e);
+/* "group.NAME.key" = text; the group is made when it is named first. */
+int group_set(struct config *c, const char *name, const char *text, struct config_origin origin, struct err *e);
+int groups_check(const struct config *c, struct err *e);
+void groups_write(const struct config *c, struct buf *out);
+/* A resumed run: the groups of the checkpoint, unless the user named some; those must have the same members. */
+int groups_load_saved(struct config *c, const struct config *saved, const char *label, struct buf *changes, struct err *e);
+/* A string as an INI value: quoted where it must be (write.c). */
+void write_string(struct buf *out, const char *text);
 
 /* ---- megatron.c: flags of other names ---------------------------------------------------------- */
 

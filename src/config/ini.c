@@ -16,12 +16,17 @@ struct ini_reading {
     const char *text, *end;
     const char *label; /* in the config's arena: origins keep it */
     int line;
-    const char *section;       /* of the table; NULL before the first */
+    const char *section;       /* of the table, or group.NAME in the config's arena; NULL before the first */
     bool indented;             /* the current line starts with a space or tab */
     const struct option *open; /* the option whose value may still be continued */
     int open_line;
+    char group_name[160]; /* "group.NAME.key", where open is a row of group_options */
     struct buf value;
     int seen_line[CONFIG_MAX_OPTIONS];
+    struct seen_group {
+        char name[160];
+        int line;
+    } seen_group[CONFIG_MAX_GROUPS * 4]; /* keys of groups that were set, up to the first line 0 */
     struct err *e;
     int status;     /* first failure */
     int error_line; /* and its line */
@@ -122,8 +127,9 @@ static bool close_value(struct ini_reading *r)
     r->open = NULL;
     struct config_origin origin = {CFG_FROM_FILE, r->label, r->open_line};
     int st = buf_check(&r->value, r->e);
+    const char *text = r->value.text ? r->value.text : "";
     if (st == ST_OK)
-        st = option_set(r->c, o, r->value.text ? r->value.text : "", origin, r->e);
+        st = group_named(o->name) ? group_set(r->c, r->group_name, text, origin, r->e) : option_set(r->c, o, text, origin, r->e);
     if (st != ST_OK)
         fail_at(r, r->open_line, st);
     return st == ST_OK;
@@ -231,7 +237,7 @@ static bool unknown_section(struct ini_reading *r, const char *section)
     if (near != NULL)
         err_hint(r->e, "did you mean [%s]?", near);
     else
-        err_hint(r->e, "the sections are [model] [train] [data] [run] [plan] [mhc] [gpu] [parallel] [generate]");
+        err_hint(r->e, "the sections are [model] [train] [data] [run] [plan] [mhc] [gpu] [parallel] [lora] [generate] [group.NAME]");
     return false;
 }
 
@@ -251,6 +257,19 @@ static bool unknown_key(struct ini_reading *r, const char *key)
     return false;
 }
 
+/* The line in which this key of a group was set, 0: in none so far; NULL: there are too many. */
+static int *seen_in_group(struct ini_reading *r, const char *name)
+{
+    for (int i = 0; i < countof(r->seen_group); i++) {
+        struct seen_group *s = &r->seen_group[i];
+        if (s->line == 0)
+            snprintf(s->name, sizeof s->name, "%s", name);
+        if (strcmp(s->name, name) == 0)
+            return &s->line;
+    }
+    return NULL;
+}
+
 static bool begin_pair(struct ini_reading *r, const char *key)
 {
     char name[160];
@@ -260,17 +279,27 @@ static bool begin_pair(struct ini_reading *r, const char *key)
     }
     snprintf(name, sizeof name, "%s.%.100s", r->section, key);
     const struct option *o = option_find(name);
+    if (group_named(name) && group_key(key, &o, r->e) != ST_OK) {
+        fail_at(r, r->line, ST_USAGE);
+        err_in(r->e, "%s:%d", r->label, r->line);
+        return false;
+    }
     if (o == NULL)
         return unknown_key(r, key);
-    int *seen = &r->seen_line[option_index(o)];
+    int *seen = group_named(name) ? seen_in_group(r, name) : &r->seen_line[option_index(o)];
+    if (seen == NULL) {
+        FAIL(r, "%s:%d: more than %d groups of parameters", r->label, r->line, CONFIG_MAX_GROUPS);
+        return false;
+    }
     if (*seen != 0) {
-        FAIL(r, "%s:%d: %s was already set in line %d", r->label, r->line, o->name, *seen);
+        FAIL(r, "%s:%d: %s was already set in line %d", r->label, r->line, name, *seen);
         err_hint(r->e, "keep one of the two lines");
         return false;
     }
     *seen = r->line;
     r->open = o;
     r->open_line = r->line;
+    snprintf(r->group_name, sizeof r->group_name, "%s", name);
     buf_clear(&r->value);
     return true;
 }
@@ -288,6 +317,22 @@ static int take_pair(void *user, const char *section, const char *key, const cha
 }
 
 /* ---- reading -------------------------------------------------------------------------------- */
+
+/* A group is there from its first line on, whatever it holds. */
+static bool begin_group(struct ini_reading *r, const char *name)
+{
+    int st = strchr(name + strlen(GROUP_SECTION "."), '.') == NULL
+                 ? group_set(r->c, name, "", (struct config_origin){CFG_FROM_FILE, r->label, r->line}, r->e)
+                 : err_set(r->e, ST_USAGE, "[%.63s] names no group of parameters: it is written [group.NAME]", name);
+    r->section = st == ST_OK ? arena_strdup(&r->c->strings, name) : NULL;
+    if (st == ST_OK && r->section == NULL)
+        st = err_set(r->e, ST_NOMEM, "no memory to read %s", r->label);
+    if (st != ST_OK) {
+        fail_at(r, r->line, st);
+        err_in(r->e, "%s:%d", r->label, r->line);
+    }
+    return st == ST_OK;
+}
 
 /* [name]. Done here because inih ignores text behind the bracket, and a section without keys. */
 static bool begin_section(struct ini_reading *r, const char *first, const char *end)
@@ -310,6 +355,8 @@ static bool begin_section(struct ini_reading *r, const char *first, const char *
             return close_value(r);
         }
     }
+    if (group_named(name))
+        return close_value(r) && begin_group(r, name);
     return unknown_section(r, name);
 }
 

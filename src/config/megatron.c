@@ -12,6 +12,7 @@
 #define MESH    "parallel.pp cuts the stack into stages, parallel.ep spreads experts, other ranks share the batch"
 #define FP32    "gradients, master weights and moments are fp32"
 #define SAVES   "a checkpoint is one folder of safetensors, whatever ranks wrote it"
+#define GROUPS "a [group.NAME] section with match = embedding.*, output_layer.* and a factor lr trains both ends at a rate of their own"
 #define ADAMW   "the optimizer is AdamW with one learning rate: train.lr, train.beta1, train.beta2, train.weight_decay"
 #define NO_FP8  "gpu.precision is bf16 or fp32"
 #define STAGES  "stages are cut evenly, by parallel.first_layers and last_layers, or with | in model.pattern"
@@ -58,15 +59,16 @@ static bool documents(const struct config *c) { return config_separates(c); }
 /* clang-format off */
 const struct flag config_flags[] = {
     /* ---- the model -------------------------------------------------------------------------- */
-    IS("normalization", "RMSNorm", "norms are RMSNorm"),
-    NOT("normalization", "*", "norms are RMSNorm; model.norm_eps and model.norm_zero_centered set them"),
+    SETS("normalization", "RMSNorm", "model.norm", "rms"),
+    SETS("normalization", "LayerNorm", "model.norm", "layer"),
+    NOT("normalization", "*", "norms are RMSNorm or LayerNorm (model.norm)"),
     IS("position-embedding-type", "rope", "model.rope is half unless --rotary-interleaved is given"),
     SETS("position-embedding-type", "none", "model.rope", "none"),
     SETS("position-embedding-type", "yarn", "model.rope_scaling", "yarn"),
-    NOT("position-embedding-type", "*", "positions are rotary (model.rope) or none"),
+    SETS("position-embedding-type", "learned_absolute", "model.position", "learned"),
+    NOT("position-embedding-type", "*", "positions are rotary (model.rope), learned (model.position) or none"),
     IS("use-rotary-position-embeddings", NULL, "model.rope is half unless --rotary-interleaved is given"),
     IS("no-position-embedding", NULL, "there are no learned positions"),
-    IS("max-position-embeddings", "*", "rotary tables have the length of train.seq"),
     IS("rope-type", "rope", "model.rope is half unless --rotary-interleaved is given"),
     SETS("rope-type", "yarn", "model.rope_scaling", "yarn"),
     IS("rotary-seq-len-interpolation-factor", "1", "model.rope_scaling stretches rotary frequencies"),
@@ -74,8 +76,6 @@ const struct flag config_flags[] = {
     IF("group-query-attention", NULL, kv_heads_given, "the number of groups is needed: --num-query-groups"),
     IF("multi-latent-attention", NULL, latent,
         "latent attention is + in --hybrid-layer-pattern, such as '[+-]x3[+E]x58'"),
-    IS("attention-dropout", "0", "attention weights are not dropped"),
-    NOT("attention-dropout", "*", "attention weights are never dropped; model.dropout drops outputs of layers"),
     NOT("fp32-residual-connection", NULL, "the residual stream has the type of gpu.precision; fp32 makes it fp32"),
     NOT("apply-residual-connection-post-layernorm", NULL, "norms stand in front of each layer"),
     NOT("init-method-xavier-uniform", NULL, "weights are initialised from a normal distribution: model.init_std"),
@@ -135,8 +135,8 @@ const struct flag config_flags[] = {
     IS("use-precision-aware-optimizer", NULL, FP32),
     IS("optimizer", "adam", ADAMW),
     NOT("optimizer", "*", ADAMW),
-    NOT("decoupled-lr", "*", ADAMW),
-    NOT("decoupled-min-lr", "*", ADAMW),
+    NOT("decoupled-lr", "*", GROUPS),
+    NOT("decoupled-min-lr", "*", GROUPS),
     IS("weight-decay-incr-style", "constant", "weight decay is the same in every step"),
     NOT("weight-decay-incr-style", "*", "weight decay is the same in every step"),
     IS("lr-warmup-init", "0", "the warm-up starts at 0"),

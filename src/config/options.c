@@ -7,6 +7,9 @@
 #define VALUE_TEXT(id, text) text,
 static const char *const act_values[] = {CONFIG_ACT(VALUE_TEXT) NULL};
 static const char *const sink_values[] = {CONFIG_SINK(VALUE_TEXT) NULL};
+static const char *const norm_values[] = {CONFIG_NORM(VALUE_TEXT) NULL};
+static const char *const qk_norm_values[] = {CONFIG_QK_NORM(VALUE_TEXT) NULL};
+static const char *const position_values[] = {CONFIG_POSITION(VALUE_TEXT) NULL};
 static const char *const rope_values[] = {CONFIG_ROPE(VALUE_TEXT) NULL};
 static const char *const rope_scaling_values[] = {CONFIG_ROPE_SCALING(VALUE_TEXT) NULL};
 static const char *const router_values[] = {CONFIG_ROUTER(VALUE_TEXT) NULL};
@@ -102,13 +105,16 @@ const struct option config_options[] = {
         "The a in x * sigmoid(a x), for quick_gelu and quick_geglu.")),
     ROW(model.act_offset, "0", OPT_MODEL, RANGE(-100, 100), HELP(
         "Gated activations only: act(gate) * (up + this). 1 in gpt-oss.")),
+    ROW(model.norm, "rms", OPT_MODEL, ONE_OF(norm_values), HELP(
+        "Norm in front of each layer and of the head: rms is RMSNorm, layer is LayerNorm with a bias, as in GPT-2. The norms "
+        "inside Mamba-2 layers stay RMSNorm.")),
     ROW(model.norm_eps, "1e-5", OPT_MODEL | OPT_ABOVE, RANGE(0, 1), ALIAS("norm-epsilon"), HELP(
-        "Added to the mean square inside RMSNorm.")),
+        "Added to the mean square (RMSNorm) or the variance (LayerNorm).")),
     ROW(model.norm_zero_centered, "off", OPT_MODEL, FLAG("apply-layernorm-1p", "on"), HELP(
         "Store norm weights as their difference from 1, so that weight decay pulls them to 1.")),
-    ROW(model.qk_norm, "off", OPT_MODEL, FLAG("qk-layernorm", "on"), HELP(
-        "RMSNorm on each query and key head before rotary embedding; keeps attention logits "
-        "small. Latent attention (+) always norms its latents instead.")),
+    ROW(model.qk_norm, "off", OPT_MODEL, ONE_OF(qk_norm_values), FLAG("qk-layernorm", "on"), HELP(
+        "RMSNorm of queries and keys before rotary embedding, which keeps attention logits small: on norms each head by "
+        "itself, row all heads of a token together, as in OLMoE. Latent attention (+) always norms its latents instead.")),
     ROW(model.attn_gate, "off", OPT_MODEL, FLAG("attention-output-gate", "on"), HELP(
         "Multiply the attention output by a learned sigmoid gate, as Qwen3-Next does.")),
     ROW(model.attn_window, "0", OPT_MODEL, RANGE(0, 1 << 30), HELP(
@@ -123,9 +129,18 @@ const struct option config_options[] = {
         "Factor on attention logits.")),
     ROW(model.qkv_bias, "off", OPT_MODEL, FLAG("add-qkv-bias", "on"), HELP(
         "Bias on the query, key and value projection only, as in Qwen2.")),
+    ROW(model.attn_bias, "off", OPT_MODEL, HELP(
+        "Bias on the projections of attention (*): query, key, value and output. attention_bias in Hugging Face.")),
+    ROW(model.mlp_bias, "off", OPT_MODEL, HELP(
+        "Bias on the linear layers of MLPs (-). mlp_bias in Hugging Face.")),
     ROW(model.bias, "off", OPT_MODEL, FLAG("disable-bias-linear", "off"), HELP(
         "Bias on the linear layers of attention (*) and MLP (-), and on the output projection of latent attention (+), as in "
         "Megatron. Experts have expert_bias; shared experts, Mamba-2 and gated delta nets have none.")),
+    ROW(model.position, "rope", OPT_MODEL, ONE_OF(position_values), HELP(
+        "How tokens know their position: rope rotates queries and keys as model.rope says, learned adds a trained vector for "
+        "each position to the embedding, as in GPT-2, and rotates nothing.")),
+    ROW(model.max_position, "0", OPT_MODEL, RANGE(0, 1 << 30), AUTO("train.seq"), ALIAS("max-position-embeddings"), HELP(
+        "Number of learned positions. For models without them it is only written to exports, as max_position_embeddings.")),
     ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
         FLAG("rotary-interleaved", "interleaved"), HELP(
         "Rotary position embedding: half rotates channel c with c + dim/2, interleaved rotates "
@@ -156,6 +171,8 @@ const struct option config_options[] = {
         "0, the factor is 0.1 ln(rope_factor) + 1.")),
     ROW(model.rope_mscale_all_dim, "0", OPT_MODEL, RANGE(0, 1e3), ALIAS("mscale-all-dim"), HELP(
         "yarn scaling: weight in the factor that rope_mscale's is divided by.")),
+    ROW(model.rope_truncate, "on", OPT_MODEL, HELP(
+        "yarn scaling: round the channels between which frequencies change to whole numbers; off in gpt-oss.")),
     ROW(model.no_rope_freq, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("no-rope-freq"), HELP(
         "Every k-th attention layer, counted from 1, has no rotary embedding. 0 = all have it.")),
     ROW(model.tied, "on", OPT_MODEL, FLAG("untie-embeddings-and-output-weights", "off"), HELP(
@@ -171,6 +188,8 @@ const struct option config_options[] = {
     ROW(model.dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("hidden-dropout"),
         HELP("Share of each layer's output, and of the embedding, dropped while training, as in Megatron; never while "
         "evaluating.")),
+    ROW(model.attention_dropout, "0", OPT_RUN | OPT_INHERIT | OPT_BELOW, RANGE(0, 1), ALIAS("attention-dropout"), HELP(
+        "Probability that an attention weight is dropped after the softmax, in training. On a GPU attention then runs on portable kernels.")),
     ROW(model.mtp_scale, "0.1", OPT_RUN | OPT_INHERIT, RANGE(0, 100), ALIAS("mtp-loss-scaling-factor"),
         HELP("Weight of the multi-token prediction losses together; each depth gets an equal share.")),
     ROW(model.mla_q_rank, "0", OPT_MODEL, RANGE(0, 65536), ALIAS("q-lora-rank"),
@@ -274,11 +293,15 @@ const struct option config_options[] = {
         "them. 0 = no groups.")),
     ROW(model.router_group_topk, "0", OPT_MODEL, RANGE(0, 64), ALIAS("moe-router-group-topk"), HELP(
         "Groups whose experts a token may use; 0 = all.")),
+    ROW(model.router_group_best, "0", OPT_MODEL, RANGE(0, 64), AUTO("topk / router_group_topk, at least 1"), HELP(
+        "A group scores the sum of this many of its best experts. Always 2 in Hugging Face's DeepSeek-V3.")),
     ROW(model.router_scale, "1", OPT_MODEL | OPT_ABOVE, RANGE(0, 1e4),
         ALIAS("moe-router-topk-scaling-factor"), HELP("Factor on the routing probabilities.")),
     ROW(model.router_bias, "off", OPT_MODEL, FLAG("moe-router-enable-expert-bias", "on"), HELP(
         "Balance without a loss: a bias per expert that only takes part in the choice and is moved "
         "after each step. Needs sigmoid or sqrtsoftplus.")),
+    ROW(model.router_linear_bias, "off", OPT_MODEL, HELP(
+        "A trained bias on the router's logits, as in gpt-oss.")),
     ROW(model.router_bias_rate, "1e-3", OPT_RUN | OPT_INHERIT, RANGE(0, 1),
         ALIAS("moe-router-bias-update-rate"), HELP("How far router_bias moves each step.")),
     ROW(model.router_hash_layers, "0", OPT_MODEL, RANGE(0, 4096), ALIAS("moe-n-hash-layers"), HELP(
@@ -573,6 +596,16 @@ const struct option config_options[] = {
     ROW(parallel.loop_ranks, "8", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), HELP(
         "parallel.comm=loop: the rank plays one of so many, of whose rows all but one share leave it.")),
 
+    /* ---- [lora] --------------------------------------------------------------------------- */
+    ROW(lora.rank, "0", OPT_MODEL, RANGE(0, 65536), HELP(
+        "Rank of the adapters: each linear layer that lora.targets names gets y = x W^T + alpha / rank (x A^T) B^T, A random, "
+        "B zero at first. All other parameters are frozen, unless a [group.NAME] has freeze = off. 0: no adapters.")),
+    ROW(lora.alpha, "0", OPT_MODEL, RANGE(0, 1e6), AUTO("lora.rank"), HELP(
+        "The adapters' output is scaled by alpha / rank.")),
+    ROW(lora.targets, "all-linear", OPT_MODEL, HELP(
+        "Linear layers that get adapters, separated by commas: all-linear, module names of Hugging Face (q_proj, v_proj, down_proj) or of "
+        "Megatron (linear_qkv, linear_qkv.q, linear_fc2), or globs over checkpoint names (decoder.layers.1*.mlp.*). Attention, latent "
+        "attention, MLPs, shared experts, Mamba-2 and gated delta net have them; routers, experts, embedding and head do not.")),
     /* ---- [generate] ----------------------------------------------------------------------- */
     ROW(generate.prompt, "", OPT_RUN, HELP(
         "Text to continue. Names of special tokens in it become those tokens.")),
@@ -608,6 +641,7 @@ const struct section config_sections[] = {
     {"mhc", "Hyper-connections: how they are run."},
     {"gpu", "How a GPU is used, with run.device=cuda."},
     {"parallel", "Many ranks: how a run is distributed over them."},
+    {"lora", "Fine-tuning of low-rank adapters beside frozen weights."},
     {"generate", "Text generation."},
 };
 const int config_n_sections = countof(config_sections);
@@ -633,6 +667,8 @@ const char *config_option_name(int i)
 
 bool config_has_section(const char *section)
 {
+    if (strcmp(section, GROUP_SECTION) == 0)
+        return true;
     for (int i = 0; i < config_n_sections; i++)
         if (strcmp(config_sections[i].name, section) == 0)
             return true;

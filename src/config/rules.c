@@ -40,6 +40,24 @@ static void derive_f64(struct config *c, const char *name, double *field, double
     }
 }
 
+/* Learned positions take the place of rotation; a user who asks for both is told by a rule. */
+static void derive_rope(struct config *c)
+{
+    bool learned = c->model.position == CFG_POSITION_LEARNED, ours = was_derived(c, "model.rope");
+    if (!ours && !(learned && config_source_of(c, "model.rope").source == CFG_FROM_DEFAULT))
+        return;
+    c->model.rope = learned ? CFG_ROPE_NONE : CFG_ROPE_HALF;
+    derived(c, "model.rope");
+}
+
+/* As Megatron: what a token takes of a group on average, and at most all of it. */
+static int64_t automatic_group_best(const struct config_model *m)
+{
+    if (m->router_group_topk < 1 || m->router_groups < 1)
+        return 0;
+    return min_i64(max_i64(m->topk / m->router_group_topk, 1), max_i64(m->experts / m->router_groups, 1));
+}
+
 void derive_values(struct config *c)
 {
     struct config_model *m = &c->model;
@@ -68,6 +86,10 @@ void derive_values(struct config *c)
         derive_i64(c, "model.mhc_streams", &m->mhc_streams, 4);
     else if (was_derived(c, "model.mhc_streams"))
         m->mhc_streams = 0;
+    derive_i64(c, "model.max_position", &m->max_position, t->seq);
+    derive_i64(c, "model.router_group_best", &m->router_group_best, automatic_group_best(m));
+    derive_rope(c);
+    derive_f64(c, "lora.alpha", &c->lora.alpha, (double)c->lora.rank);
     derive_f64(c, "model.embed_init_std", &m->embed_init_std, m->init_std);
     /* A microbatch for every rank that shares the batch. */
     derive_i64(c, "train.global_batch", &t->global_batch, t->micro_batch * max_i64(c->parallel.ranks / max_i64(c->parallel.pp, 1), 1));
@@ -213,6 +235,21 @@ static bool pattern_and_ratios(const struct config *c)
              memcmp(made, m->pattern, n) == 0);
 }
 
+static bool learned_and_rotary(const struct config *c)
+{
+    return c->model.position == CFG_POSITION_LEARNED && c->model.rope != CFG_ROPE_NONE;
+}
+
+static bool too_few_positions(const struct config *c)
+{
+    return c->model.position == CFG_POSITION_LEARNED && c->train.seq > c->model.max_position;
+}
+
+static bool norms_without_layer_norm(const struct config *c)
+{
+    return c->model.norm == CFG_NORM_LAYER && (c->model.mhc_streams > 0 || c->model.qk_norm != CFG_QK_NORM_OFF);
+}
+
 static bool batch_not_multiple(const struct config *c)
 {
     return c->train.global_batch % c->train.micro_batch != 0;
@@ -356,6 +393,15 @@ static const struct rule general_rules[] = {
     {"transformer-layers", too_many_layers,
      "model.layers alone makes a Transformer of at most 1024 layers",
      {"model.layers", "model.pattern", "model.attn_ratio", "model.mlp_ratio"}},
+    {"learned-or-rotary", learned_and_rotary,
+     "learned positions take the place of rotary embedding: model.rope must be none",
+     {"model.position", "model.rope"}},
+    {"positions-hold-a-sequence", too_few_positions,
+     "there must be a learned position for every token of a sequence: model.max_position is below train.seq",
+     {"model.max_position", "train.seq", "model.position"}},
+    {"layer-norm-alone", norms_without_layer_norm,
+     "hyper-connections and q/k norms are built for RMSNorm: model.norm must be rms",
+     {"model.norm", "model.mhc_streams", "model.qk_norm"}},
     {"recompute-block-format", block_malformed,
      "plan.recompute_block must be off, auto or a number of layers from 1 to 4096",
      {"plan.recompute_block"}},
@@ -453,6 +499,7 @@ int config_finish(struct config *c, struct err *e)
     TRY(derive_depths(c, e));
     derive_values(c);
     TRY(config_refused(c, e));
+    TRY(groups_check(c, e));
     const struct rule *r;
     for (int i = 0; (r = config_rule(i)) != NULL; i++)
         if (r->broken(c))

@@ -38,6 +38,7 @@ static bool has_depths(const struct config *c)
     const char *depth = strchr(c->model.pattern, '/');
     return depth != NULL && strspn(depth, "/") < strlen(depth);
 }
+static bool adapts(const struct config *c) { return c->lora.rank > 0; }
 static bool decays(const struct config *c) { return c->train.schedule != CFG_SCHEDULE_CONSTANT; }
 static bool skips(const struct config *c) { return c->train.nonfinite == CFG_NONFINITE_SKIP; }
 static bool has_dir(const struct config *c) { return c->run.dir[0] != '\0'; }
@@ -73,6 +74,8 @@ static const struct option_use general_uses[] = {
     {"gpu.gemm_table", on_gpu, "run.device = cuda"},
     {"gpu.index", on_gpu, "run.device = cuda"},
     {"gpu.sms", on_gpu, "run.device = cuda"},
+    {"lora.alpha", adapts, "lora.rank above 0"},
+    {"lora.targets", adapts, "lora.rank above 0"},
     {"parallel.first_layers", virtual_stages, "parallel.pp above 1"},
     {"parallel.last_layers", virtual_stages, "parallel.pp above 1"},
     {"parallel.pp_group", virtual_stages, "parallel.pp above 1"},

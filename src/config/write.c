@@ -55,6 +55,14 @@ static void add_quoted(struct buf *out, const char *s)
     buf_add(out, "\"");
 }
 
+void write_string(struct buf *out, const char *text)
+{
+    if (is_plain(text))
+        buf_add(out, text);
+    else
+        add_quoted(out, text);
+}
+
 static bool written_as_automatic(const struct config *c, const struct option *o)
 {
     return (o->flags & OPT_RUN) && o->automatic != NULL &&
@@ -88,8 +96,8 @@ static void write_option(const struct config *c, const struct option *o, struct 
         out->failed = true;
     else if (written_as_automatic(c, o))
         buf_add(out, "0");
-    else if (o->type == OPT_STRING && !is_plain(text.text))
-        add_quoted(out, text.text);
+    else if (o->type == OPT_STRING)
+        write_string(out, text.text ? text.text : "");
     else
         buf_add(out, text.text);
     buf_release(&text);
@@ -106,6 +114,7 @@ void config_write(const struct config *c, struct buf *out, bool with_sources)
             if (in_section(&config_options[i], &config_sections[s]))
                 write_option(c, &config_options[i], out, with_sources);
     }
+    groups_write(c, out);
 }
 
 /* ---- help ------------------------------------------------------------------------------------ */
@@ -182,6 +191,10 @@ static void help_option(const struct option *o, struct buf *out)
     buf_release(&facts);
 }
 
+static const char group_help[] =
+    "Parameters that are trained in their own way, one section for each group; on the command line --group.NAME.key=value. "
+    "Where globs of several groups match a parameter, the last of these groups has it.";
+
 void config_help(struct buf *out, const char *section)
 {
     if (section == NULL)
@@ -198,6 +211,12 @@ void config_help(struct buf *out, const char *section)
             if (in_section(&config_options[i], &config_sections[s]))
                 help_option(&config_options[i], out);
     }
+    if (section != NULL && strcmp(section, GROUP_SECTION) != 0)
+        return;
+    buf_addf(out, "%s[group.NAME]\n", section ? "" : "\n");
+    add_wrapped(out, group_help, 2, 2, 0);
+    for (int i = 0; i < config_n_group_options; i++)
+        help_option(&group_options[i], out);
 }
 
 /* One line for each option whose name matches one of the globs, in the order of the table: name, default, first
@@ -365,6 +384,11 @@ void config_write_docs(struct buf *out)
             if (in_section(&config_options[i], &config_sections[s]))
                 docs_option(&config_options[i], out);
     }
+    buf_addf(out, "\n## [group.NAME]\n\n%s\n\n", group_help);
+    buf_add(out, "| option | type | default | range | Megatron | fixed | meaning |\n"
+                 "|---|---|---|---|---|---|---|\n");
+    for (int i = 0; i < config_n_group_options; i++)
+        docs_option(&group_options[i], out);
     buf_add(out, "\n## Rules\n\nChecked after automatic values (0 = ...) are filled in.\n\n");
     const struct rule *r;
     for (int i = 0; (r = config_rule(i)) != NULL; i++) {

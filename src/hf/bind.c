@@ -42,6 +42,14 @@ int64_t hf_pattern_layers(const struct config *c)
     return n;
 }
 
+int64_t hf_pattern_depths(const struct config *c)
+{
+    int64_t n = 0;
+    for (const char *p = c->model.pattern; *p; p++)
+        n += *p == '/';
+    return n;
+}
+
 static bool rule_fits(const struct hf_rule *r, const struct hf_key *k)
 {
     if (k->depth >= 0 && k->layer < 0)
@@ -66,8 +74,8 @@ char *hf_part_name(struct arena *a, const struct hf_family *fam, const char *roo
 {
     struct buf b;
     buf_init(&b, HF_NAME);
-    if (*name == '@') {
-        buf_addf(&b, "%s", root);
+    if (*name == '@' || *name == '/') {
+        buf_addf(&b, "%s", *name == '@' ? root : "");
         name++;
     } else if (k->depth >= 0 && fam->mtp_layers != NULL) {
         buf_addf(&b, "%s%lld.", fam->mtp_layers, (long long)k->depth);
@@ -109,6 +117,39 @@ static bool has_tensor(struct hf_folder *f, const char *name)
     return hf_find(f, name, &t);
 }
 
+int hf_add_predictions(struct hf_folder *f, struct config *c, struct err *e)
+{
+    struct hf_key k = {.rest = "enorm.weight", .layer = -1, .depth = 0};
+    const struct hf_rule *r = f->family->depth != NULL ? hf_next_rule(f->family, &k, NULL) : NULL;
+    const char *last = "";
+    struct buf pattern;
+    if (r == NULL)
+        return ST_OK;
+    buf_init(&pattern, 0);
+    buf_add(&pattern, c->model.pattern);
+    for (;; k.depth++) {
+        char *name = hf_part_name(&f->memory, f->family, f->root, c, &k, r->part[0].name, -1);
+        bool same = name != NULL && strcmp(name, last) == 0; /* a family without numbers has one depth */
+        if (name == NULL || same || !has_tensor(f, name))
+            break;
+        buf_addf(&pattern, "/%s", f->family->depth);
+        last = name;
+    }
+    int st = buf_check(&pattern, e);
+    if (st == ST_OK && k.depth > 0)
+        st = hf_set_text(&f->json, c, "model.pattern", pattern.text, e);
+    buf_release(&pattern);
+    return st;
+}
+
+const struct hf_rule *hf_copy_rule(const struct hf_family *fam, const struct config *c, const struct hf_copy *copy)
+{
+    bool head = strcmp(copy->key, "output_layer.weight") == 0;
+    struct hf_key k = {
+        .rest = head && c->model.tied ? "embedding.word_embeddings.weight" : copy->key, .layer = -1, .depth = -1};
+    return hf_next_rule(fam, &k, NULL);
+}
+
 /* The rule whose first tensor is there; else the first one, for the message. */
 static int choose_rule(struct hf_folder *f, int param, struct err *e)
 {
@@ -148,6 +189,11 @@ static int check_link(struct hf_folder *f, const struct hf_link *l, struct err *
     if (!tensor_same_shape(&is, &should))
         return err_set(e, ST_INVALID, "%s: tensor '%s' is %s, but config.json makes it %s", f->path, l->name,
                        tensor_text(&is, a, sizeof a), tensor_text(&should, b, sizeof b));
+    bool bytes = is.dtype == DT_U8 || is.dtype == DT_I8,
+         scale_bytes = t.scale != NULL && dtype_bytes(t.scale->view.dtype) == 1;
+    if (t.quant == HF_MXFP4 && (!bytes || !scale_bytes))
+        return err_set(e, ST_INVALID, "%s: tensor '%s' is MXFP4, whose blocks and scales must be bytes", f->path,
+                       l->name);
     if (is.dtype == DT_F8_E4M3 && t.quant != HF_FP8)
         return err_set(e, ST_INVALID, "%s: tensor '%s' is FP8 and has no '%s_scale_inv'", f->path, l->name, l->name);
     return ST_OK;
@@ -167,22 +213,44 @@ static bool harmless(const char *name)
     return false;
 }
 
+/* Tensor `copy` must hold what the tensor of this rule does. */
+static int check_same(struct hf_folder *f, struct hf_name *copy, const struct hf_rule *r, const char *why,
+                      struct err *e)
+{
+    struct hf_key k = {.layer = -1, .depth = -1};
+    struct st_difference diff;
+    struct hf_tensor original;
+    char *name = r ? hf_part_name(&f->memory, f->family, f->root, f->config, &k, r->part[0].name, -1) : NULL;
+    if (name == NULL || !hf_find(f, name, &original))
+        return err_set(e, ST_INTERNAL, "the tensor that '%s' copies was there before", copy->name);
+    TRY(st_compare(&original.data->view, &copy->entry->view, &diff, e));
+    if (diff.count != 0)
+        return err_set(e, ST_CONFLICT, "%s: %s, but '%s' differs from '%s' in %lld values", f->path, why, copy->name,
+                       name, (long long)diff.count);
+    copy->used = true;
+    return ST_OK;
+}
+
 /* A tied model's folder may carry the head all the same: then it must be the embedding. */
 static int check_tied_head(struct hf_folder *f, struct hf_name *head, struct err *e)
 {
-    struct hf_key k;
-    struct st_difference diff;
-    struct hf_tensor embedding;
-    hf_key_of("embedding.word_embeddings.weight", &k);
-    const struct hf_rule *r = hf_next_rule(f->family, &k, NULL);
-    char *name = r ? hf_part_name(&f->memory, f->family, f->root, f->config, &k, r->part[0].name, -1) : NULL;
-    if (name == NULL || !hf_find(f, name, &embedding))
-        return err_set(e, ST_INTERNAL, "the embedding was there before");
-    TRY(st_compare(&embedding.data->view, &head->entry->view, &diff, e));
-    if (diff.count != 0)
-        return err_set(e, ST_CONFLICT, "%s: config.json ties the head to the embedding, but '%s' differs from '%s' in %lld values", f->path,
-                       head->name, name, (long long)diff.count);
-    head->used = true;
+    static const struct hf_copy tied = {"output_layer.weight", NULL};
+    return check_same(f, head, hf_copy_rule(f->family, f->config, &tied), "config.json ties the head to the embedding",
+                      e);
+}
+
+/* A copy that a prediction depth carries of a tensor of the model. */
+static int check_copies(struct hf_folder *f, struct hf_name *n, struct err *e)
+{
+    for (const struct hf_copy *c = f->family->copies; c != NULL && c->key != NULL && !n->used; c++)
+        for (struct hf_key k = {.layer = -1}; k.depth < hf_pattern_depths(f->config) && !n->used; k.depth++) {
+            char *name = hf_part_name(&f->memory, f->family, f->root, f->config, &k, c->name, -1);
+            if (name == NULL)
+                return err_set(e, ST_NOMEM, "out of memory");
+            if (strcmp(name, n->name) == 0)
+                TRY(check_same(f, n, hf_copy_rule(f->family, f->config, c),
+                               "multi-token prediction shares embedding and head with the model", e));
+        }
     return ST_OK;
 }
 
@@ -191,6 +259,8 @@ static bool is_prediction(const struct hf_folder *f, const char *name)
 {
     struct hf_key k = {.rest = "enorm.weight", .layer = -1, .depth = 0};
     char prefix[HF_NAME];
+    if (hf_pattern_depths(f->config) > 0) /* they are imported */
+        return false;
     if (f->family->mtp_layers != NULL)
         return str_starts(name, "mtp.");
     int n = snprintf(prefix, sizeof prefix, "%s%s%lld.", f->root, f->family->layers, (long long)hf_pattern_layers(f->config));
@@ -203,6 +273,9 @@ static int check_leftovers(struct hf_folder *f, struct buf *notes, struct err *e
     for (int i = 0; i < f->n_names; i++) {
         struct hf_name *n = &f->names[i];
         if (n->used || harmless(n->name))
+            continue;
+        TRY(check_copies(f, n, e));
+        if (n->used)
             continue;
         if (strcmp(n->name, "lm_head.weight") == 0 && f->config->model.tied) {
             TRY(check_tied_head(f, n, e));
@@ -234,17 +307,35 @@ int hf_bind(struct hf_folder *f, const struct config *c, const struct param *con
     for (int i = 0; i < f->n_names; i++)
         f->names[i].used = false;
     for (int i = 0; i < f->n_links; i++)
-        if (!(f->gradients && params[f->links[i].param]->buffer))
+        if (!f->gradients || param_trained(params[f->links[i].param]))
             TRY(check_link(f, &f->links[i], e));
     return check_leftovers(f, notes, e);
 }
 
 /* ---- loading -------------------------------------------------------------------------------------------------- */
 
+/* The parameter is one tensor as it stands: embeddings and heads, the largest of all, are read without a copy. */
+static bool is_whole(const struct hf_folder *f, int i, const struct hf_tensor *t)
+{
+    const struct hf_link *l = &f->links[f->first[i]];
+    const struct hf_part *p = &l->rule->part[0];
+    return f->first[i + 1] == f->first[i] + 1 && l->expert < 0 && (l->rule->flags & ~(unsigned)HF_KEEP_F32) == 0 &&
+           l->rule->groups == NULL && p->stride == NULL && p->offset == NULL && p->pairs == NULL &&
+           t->quant == HF_PLAIN;
+}
+
 int hf_load(struct hf_folder *f, int i, const struct tensor *dst, struct err *e)
 {
     const struct param *p = f->params[i];
     struct hf_matrix m = hf_matrix_of(p);
+    struct hf_tensor whole;
+    if (f->first[i + 1] > f->first[i] && hf_find(f, f->links[f->first[i]].name, &whole) && is_whole(f, i, &whole)) {
+        struct tensor to = tensor_shape(DT_F32, whole.rank, whole.dim);
+        to.data = dst->data;
+        int st = st_read(whole.data, &to, e);
+        st_forget(f->files[whole.file], whole.data);
+        return st;
+    }
     for (int k = f->first[i]; k < f->first[i + 1]; k++) {
         const struct hf_link *l = &f->links[k];
         struct hf_span s;

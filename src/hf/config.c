@@ -186,7 +186,8 @@ static int read_field(const struct hf_json *j, const struct hf_field *f, struct 
     char name[HF_NAME];
     json_t *v;
     switch (f->kind) {
-    case HF_IGNORED: return ST_OK;
+    case HF_IGNORED:
+    case HF_NOTED: return ST_OK;
     case HF_ABSENT:
         for (const char *names = f->json; next_name(&names, name);)
             if (!says_no(hf_json_get(j, name)))
@@ -214,6 +215,32 @@ static const struct hf_field *find_field(const struct hf_family *fam, const char
     return NULL;
 }
 
+int hf_max_position(const struct hf_json *j, int64_t *out, struct err *e)
+{
+    TRY(hf_json_int(j, "max_position_embeddings", 0, out, e));
+    if (*out == 0)
+        TRY(hf_json_int(j, "n_positions", 0, out, e));
+    return *out >= 0 && *out <= 1 << 30 ? ST_OK
+                                        : hf_refuse(j, "max_position_embeddings", "a number of tokens is expected", e);
+}
+
+static int read_positions(const struct hf_json *j, struct config *c, struct err *e)
+{
+    int64_t most;
+    TRY(hf_max_position(j, &most, e));
+    return most > 0 ? hf_set_int(j, c, "model.max_position", most, e) : ST_OK;
+}
+
+static void note_field(const struct hf_field *f, const char *name, json_t *value, struct buf *notes)
+{
+    if (says_no(value))
+        return;
+    if (f == NULL)
+        buf_addf(notes, "config.json: field '%.60s' is not known to braid and was left aside\n", name);
+    else if (f->kind == HF_NOTED)
+        buf_addf(notes, "config.json: %.60s: %s\n", name, f->text);
+}
+
 int hf_config_read(const struct hf_family *fam, const struct hf_json *j, struct config *c, struct buf *notes, struct err *e)
 {
     const char *name;
@@ -222,17 +249,30 @@ int hf_config_read(const struct hf_family *fam, const struct hf_json *j, struct 
         for (const struct hf_field *f = fam->fields[i]; f->json != NULL; f++)
             TRY(read_field(j, f, c, e));
     TRY(fam->read(j, c, e));
-    json_object_foreach(j->text, name, value)
-    {
-        if (notes != NULL && find_field(fam, name) == NULL && !says_no(value))
-            buf_addf(notes, "config.json: field '%.60s' is not known to braid and was left aside\n", name);
-    }
+    TRY(read_positions(j, c, e));
+    if (notes != NULL)
+        json_object_foreach(j->text, name, value) note_field(find_field(fam, name), name, value, notes);
     return ST_OK;
 }
 
-int hf_options(const struct hf_folder *f, struct config *c, struct buf *notes, struct err *e)
+/* Sequences as long as the model's, unless the user says how long. */
+static int default_seq(const struct hf_folder *f, struct config *c, struct buf *notes, struct err *e)
 {
-    return hf_config_read(f->family, &f->json, c, notes, e);
+    int64_t most;
+    TRY(hf_max_position(&f->json, &most, e));
+    if (most == 0 || config_source_of(c, "train.seq").source != CFG_FROM_DEFAULT)
+        return ST_OK;
+    if (most > HF_DEFAULT_SEQ && notes != NULL)
+        buf_addf(notes, "train.seq = %d; the model allows %lld tokens: --train.seq=N\n", HF_DEFAULT_SEQ,
+                 (long long)most);
+    return hf_set_int(&f->json, c, "train.seq", min_i64(most, HF_DEFAULT_SEQ), e);
+}
+
+int hf_options(struct hf_folder *f, struct config *c, struct buf *notes, struct err *e)
+{
+    TRY(hf_config_read(f->family, &f->json, c, notes, e));
+    TRY(hf_add_predictions(f, c, e));
+    return default_seq(f, c, notes, e);
 }
 
 /* ---- writing -------------------------------------------------------------------------------------------------- */
@@ -253,7 +293,7 @@ static int write_field(const struct hf_field *f, const struct config *c, json_t 
     bool on;
     int st = ST_OK;
     struct buf text;
-    if (!next_name(&names, name) || f->kind == HF_ABSENT || f->kind == HF_IGNORED)
+    if (!next_name(&names, name) || f->kind == HF_ABSENT || f->kind == HF_IGNORED || f->kind == HF_NOTED)
         return ST_OK;
     if (f->kind == HF_FIXED)
         return hf_put(out, name, json_loads(f->text, JSON_DECODE_ANY, NULL), e);

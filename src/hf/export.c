@@ -11,11 +11,18 @@
 /* Options of the model that no config.json holds: how it was begun, and how its memory lies. */
 static bool outside_config(const char *option)
 {
-    static const char *const names[] = {"model.layers",     "model.attn_ratio",     "model.mlp_ratio",  "model.mtp_pattern", "model.mtp_layers",
-                                        "model.init_std",   "model.embed_init_std", "model.init_scale", "model.mhc_gating",  "model.dropout",
-                                        "model.glu_interleave", "model.vocab_multiple", "model.mamba_chunk", "model.gdn_chunk", "model.aux_loss",
-                                        "model.seq_aux_loss", "model.global_aux_loss", "model.router_z_loss", "model.router_jitter",
-                                        "model.router_bias_rate", "model.mtp_scale", "model.router_force_balance"};
+    static const char *const names[] = {"model.layers",          "model.attn_ratio",
+                                        "model.mlp_ratio",       "model.mtp_pattern",
+                                        "model.mtp_layers",      "model.init_std",
+                                        "model.embed_init_std",  "model.init_scale",
+                                        "model.mhc_gating",      "model.dropout",
+                                        "model.glu_interleave",  "model.vocab_multiple",
+                                        "model.mamba_chunk",     "model.gdn_chunk",
+                                        "model.aux_loss",        "model.seq_aux_loss",
+                                        "model.global_aux_loss", "model.router_z_loss",
+                                        "model.router_jitter",   "model.router_bias_rate",
+                                        "model.mtp_scale",       "model.router_force_balance",
+                                        "model.max_position",    "model.attention_dropout"};
     for (int i = 0; i < countof(names); i++)
         if (strcmp(option, names[i]) == 0)
             return true;
@@ -44,10 +51,38 @@ static int first_difference(const struct config *c, const struct config *again, 
     return st;
 }
 
-/* A family can express a model if its config.json, read again, gives the same options. */
-static int expresses(const struct hf_family *fam, const struct config *c, enum dtype dtype, json_t **out, struct err *e)
+/* model.bias is the biases of attention and of MLPs; other programs name those. */
+static void name_biases(struct config *c)
 {
-    struct config again;
+    if (!c->model.bias || strchr(c->model.pattern, '+') != NULL)
+        return;
+    c->model.bias = false;
+    c->model.attn_bias = c->model.mlp_bias = true;
+}
+
+/* The tensors say how many prediction depths there are; those of this family are all alike. */
+static int add_depths(const struct hf_family *fam, const struct config *c, struct config *again, struct err *e)
+{
+    const char *depths = strchr(c->model.pattern, '/');
+    struct buf text;
+    if (depths == NULL || fam->depth == NULL)
+        return ST_OK;
+    buf_init(&text, 0);
+    buf_addf(&text, "%s%s", again->model.pattern, depths);
+    int st = buf_check(&text, e);
+    if (st == ST_OK)
+        st = config_set(again, "model.pattern", text.text, NULL, e);
+    buf_release(&text);
+    return st;
+}
+
+/* A family can express a model if its config.json, read again, gives the same options. */
+static int expresses(const struct hf_family *fam, const struct config *given, enum dtype dtype, json_t **out,
+                     struct err *e)
+{
+    struct config plain = *given, *c = &plain, again; /* strings stay the original's */
+    char seq[32];
+    name_biases(c);
     struct hf_json j = {.label = "the exported config.json"};
     int st;
     *out = NULL;
@@ -55,7 +90,11 @@ static int expresses(const struct hf_family *fam, const struct config *c, enum d
     TRY_OUT(hf_config_write(fam, c, dtype, &j.root, e));
     j.text = j.root;
     TRY_OUT(hf_config_read(fam, &j, &again, NULL, e));
+    TRY_OUT(add_depths(fam, c, &again, e));
+    snprintf(seq, sizeof seq, "%lld", (long long)c->train.seq);
+    TRY_OUT(config_set(&again, "train.seq", seq, NULL, e));
     TRY_OUT(config_finish(&again, e));
+    name_biases(&again);
     st = first_difference(c, &again, fam, e);
 out:
     config_release(&again);
@@ -200,9 +239,9 @@ static int write_shard(struct writer *w, int shard, struct err *e)
     return st;
 }
 
-static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e)
+int hf_write_json(const char *dir, const char *name, const json_t *json, struct err *e)
 {
-    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL, *path = path_join(w->tmp, name);
+    char *text = json ? json_dumps(json, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(17)) : NULL, *path = path_join(dir, name);
     struct buf b;
     buf_init(&b, 0);
     if (text != NULL)
@@ -213,6 +252,8 @@ static int write_json(struct writer *w, const char *name, const json_t *json, st
     free(path);
     return st;
 }
+
+static int write_json(struct writer *w, const char *name, const json_t *json, struct err *e) { return hf_write_json(w->tmp, name, json, e); }
 
 static int write_index(struct writer *w, struct err *e)
 {

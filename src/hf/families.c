@@ -209,12 +209,67 @@ static const struct hf_rule bamba_rules[] = {
     MAMBA("mamba"),
     END};
 
+/* Weights of GPT-2's linear layers are [in, out]; q, k and v are one tensor. */
+#define CONV1D(our_key, their_name) {.key = (our_key), .flags = HF_TRANSPOSED, .part = {{.name = (their_name)}}}
+#define GPT2_QKV(what, how)                                                                                   \
+    {                                                                                                         \
+        .key = "self_attention.linear_qkv." what, .groups = "G", .flags = (how),                              \
+        .part = {{.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD"},                                \
+                 {.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD", .offset = "HD"},                \
+                 {.name = "attn.c_attn." what, .rows = "HD", .stride = "3HD", .offset = "2HD"}}               \
+    }
+static const struct hf_rule gpt2_rules[] = {
+    ONE("embedding.word_embeddings.weight", "@wte.weight"),
+    ONE("embedding.position_embeddings.weight", "@wpe.weight"),
+    ONE("decoder.final_layernorm.weight", "@ln_f.weight"),
+    ONE("decoder.final_layernorm.bias", "@ln_f.bias"),
+    ONE("output_layer.weight", "lm_head.weight"),
+    ONE("self_attention.linear_qkv.layer_norm_weight", "ln_1.weight"),
+    ONE("self_attention.linear_qkv.layer_norm_bias", "ln_1.bias"),
+    GPT2_QKV("weight", HF_TRANSPOSED),
+    GPT2_QKV("bias", 0),
+    CONV1D("self_attention.linear_proj.weight", "attn.c_proj.weight"),
+    ONE("self_attention.linear_proj.bias", "attn.c_proj.bias"),
+    ONE("mlp.linear_fc1.layer_norm_weight", "ln_2.weight"),
+    ONE("mlp.linear_fc1.layer_norm_bias", "ln_2.bias"),
+    CONV1D("mlp.linear_fc1.weight", "mlp.c_fc.weight"),
+    ONE("mlp.linear_fc1.bias", "mlp.c_fc.bias"),
+    CONV1D("mlp.linear_fc2.weight", "mlp.c_proj.weight"),
+    ONE("mlp.linear_fc2.bias", "mlp.c_proj.bias"),
+    END};
+
+/* All experts in one tensor, [in, out] unless it is MXFP4; gate and up take turns. */
+#define GPT_OSS_UP(our_what, their_name, how)                                                                 \
+    {                                                                                                         \
+        .key = "mlp.experts.linear_fc1." our_what, .flags = HF_FUSED | (how),                                 \
+        .part = {{.name = (their_name), .rows = "e", .chunk = "1", .stride = "2"},                            \
+                 {.name = (their_name), .rows = "e", .chunk = "1", .stride = "2", .offset = "1"}}             \
+    }
+static const struct hf_rule gpt_oss_rules[] = {
+    ONE("mlp.router.weight", "mlp.router.weight"),
+    ONE("mlp.router.bias", "mlp.router.bias"),
+    GPT_OSS_UP("weight", "mlp.experts.gate_up_proj", HF_TRANSPOSED),
+    GPT_OSS_UP("bias", "mlp.experts.gate_up_proj_bias", 0),
+    {.key = "mlp.experts.linear_fc2.weight", .flags = HF_FUSED | HF_TRANSPOSED, .part = {{.name = "mlp.experts.down_proj"}}},
+    {.key = "mlp.experts.linear_fc2.bias", .flags = HF_FUSED, .part = {{.name = "mlp.experts.down_proj_bias"}}},
+    END};
+
 /* A depth of DeepSeek's prediction is one more layer of the model. */
 static const struct hf_rule deepseek_prediction[] = {
     ONE("mtp.enorm.weight", "enorm.weight"),
     ONE("mtp.hnorm.weight", "hnorm.weight"),
     ONE("mtp.eh_proj.weight", "eh_proj.weight"),
     ONE("mtp.final_layernorm.weight", "shared_head.norm.weight"),
+    END};
+
+static const struct hf_copy deepseek_copies[] = {
+    {"embedding.word_embeddings.weight", "embed_tokens.weight"}, {"output_layer.weight", "shared_head.head.weight"}, {NULL, NULL}};
+
+static const struct hf_rule qwen_prediction[] = {
+    ONE("mtp.enorm.weight", "/mtp.pre_fc_norm_embedding.weight"),
+    ONE("mtp.hnorm.weight", "/mtp.pre_fc_norm_hidden.weight"),
+    ONE("mtp.eh_proj.weight", "/mtp.fc.weight"),
+    ONE("mtp.final_layernorm.weight", "/mtp.norm.weight"),
     END};
 
 /* ---- fields --------------------------------------------------------------------------------------------------- */
@@ -246,6 +301,9 @@ static const struct hf_field transformer[] = {
 
 static const struct hf_field own_head_dim[] = {{"head_dim", HF_INT, "model.head_dim", "0"}, LAST};
 static const struct hf_field no_bias[] = {{"attention_bias", HF_ABSENT, NULL, NULL}, {"mlp_bias", HF_ABSENT, NULL, NULL}, LAST};
+static const struct hf_field attention_bias[] = {{"attention_bias", HF_BOOL, "model.attn_bias", "off"}, LAST};
+static const struct hf_field mlp_bias[] = {{"mlp_bias", HF_BOOL, "model.mlp_bias", "off"}, LAST};
+static const struct hf_field no_mlp_bias[] = {{"mlp_bias", HF_ABSENT, NULL, NULL}, LAST};
 static const struct hf_field mlp_width[] = {{"intermediate_size", HF_INT, "model.ffn", NULL}, LAST};
 
 static const struct hf_field mistral_fields[] = {{"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"}, LAST};
@@ -265,6 +323,38 @@ static const struct hf_field mixtral_fields[] = {
     {"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"},
     {"router_jitter_noise", HF_IGNORED, NULL, NULL}, /* training only */
     LAST};
+static const struct hf_field olmoe_fields[] = {
+    {"num_experts|num_local_experts", HF_INT, "model.experts", NULL},
+    {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
+    {"clip_qkv", HF_ABSENT, NULL, NULL},
+    LAST};
+static const struct hf_field gpt_oss_fields[] = {
+    {"num_local_experts|num_experts", HF_INT, "model.experts", NULL},
+    {"num_experts_per_tok|experts_per_token", HF_INT, "model.topk", NULL},
+    {"intermediate_size", HF_INT, "model.expert_ffn", NULL},
+    {"attention_bias", HF_BOOL, "model.attn_bias", "on"},
+    {"sliding_window", HF_INT_OR_NULL, "model.attn_window", "0"},
+    {"swiglu_limit", HF_REAL, "model.act_clamp", "7"},
+    {"swiglu_alpha", HF_REAL, "model.act_alpha", "1.702"},
+    {"layer_types|initial_context_length", HF_IGNORED, NULL, NULL},
+    LAST};
+static const struct hf_field gpt2_fields[] = {
+    {"n_embd|hidden_size", HF_INT, "model.hidden", NULL},
+    {"n_head|num_attention_heads", HF_INT, "model.heads", NULL},
+    {"n_positions|max_position_embeddings", HF_INT, "model.max_position", NULL},
+    {"n_inner", HF_INT, "model.ffn", "0"},
+    {"vocab_size", HF_INT, "model.vocab", NULL},
+    {"tie_word_embeddings", HF_BOOL, "model.tied", "on"},
+    {"initializer_range", HF_REAL, "model.init_std", "0.02"},
+    {"layer_norm_epsilon", HF_REAL, "model.norm_eps", "1e-5"},
+    {"activation_function", HF_FIXED, NULL, "\"gelu_new\""},
+    {"scale_attn_weights", HF_FIXED, NULL, "true"},
+    {"scale_attn_by_inverse_layer_idx|add_cross_attention", HF_ABSENT, NULL, NULL},
+    {"resid_pdrop|embd_pdrop|attn_pdrop", HF_NOTED, NULL, "dropout is not imported; --model.dropout sets it"},
+    {"n_layer|n_ctx|reorder_and_upcast_attn|summary_type|summary_use_proj|summary_activation|summary_proj_to_labels|summary_first_dropout|"
+     "task_specific_params|gradient_checkpointing",
+     HF_IGNORED, NULL, NULL},
+    LAST};
 static const struct hf_field qwen_next_fields[] = {
     {"shared_expert_intermediate_size", HF_INT, "model.shared_ffn", NULL},
     {"linear_num_key_heads", HF_INT, "model.gdn_key_heads", NULL},
@@ -272,7 +362,7 @@ static const struct hf_field qwen_next_fields[] = {
     {"linear_key_head_dim", HF_INT, "model.gdn_key_dim", NULL},
     {"linear_value_head_dim", HF_INT, "model.gdn_value_dim", NULL},
     {"linear_conv_kernel_dim", HF_INT, "model.gdn_conv", NULL},
-    {"layer_types|full_attention_interval", HF_IGNORED, NULL, NULL},
+    {"layer_types|full_attention_interval|num_nextn_predict_layers", HF_IGNORED, NULL, NULL},
     LAST};
 static const struct hf_field deepseek_fields[] = {
     {"n_routed_experts", HF_INT, "model.experts", NULL},
@@ -367,16 +457,16 @@ static const struct hf_field bamba_fields[] = {
 #define ROOTS {"model.", "model.language_model.", "language_model.model."}
 
 RULES(dense_tensors, ends, norms, attention, glu);
-FIELDS(llama_config, harmless, basics, transformer, own_head_dim, no_bias, mlp_width);
+FIELDS(llama_config, harmless, basics, transformer, own_head_dim, attention_bias, mlp_bias, mlp_width);
 FIELDS(mistral_config, harmless, basics, transformer, own_head_dim, mlp_width, mistral_fields);
 FIELDS(qwen2_config, harmless, basics, transformer, mlp_width, no_window);
-FIELDS(qwen3_config, harmless, basics, transformer, own_head_dim, no_bias, mlp_width, no_window);
+FIELDS(qwen3_config, harmless, basics, transformer, own_head_dim, attention_bias, no_mlp_bias, mlp_width, no_window);
 
 RULES(moe_tensors, ends, norms, attention, glu, experts);
-FIELDS(qwen3_moe_config, harmless, basics, transformer, own_head_dim, no_bias, mlp_width, no_window, moe_fields, qwen_moe_fields);
+FIELDS(qwen3_moe_config, harmless, basics, transformer, own_head_dim, attention_bias, no_mlp_bias, mlp_width, no_window, moe_fields, qwen_moe_fields);
 RULES(mixtral_tensors, ends, norms, attention, mixtral_experts, experts);
 FIELDS(mixtral_config, harmless, basics, transformer, own_head_dim, moe_fields, mixtral_fields);
-RULES(qwen3_next_tensors, ends, norms, gated_attention, delta_net, glu, qwen_shared, experts);
+RULES(qwen3_next_tensors, ends, norms, gated_attention, delta_net, glu, qwen_shared, experts, qwen_prediction);
 FIELDS(qwen3_next_config, harmless, basics, transformer, own_head_dim, no_bias, mlp_width, moe_fields, qwen_moe_fields, qwen_next_fields);
 RULES(deepseek_tensors, ends, norms, latent_attention, glu, experts, deepseek_prediction);
 FIELDS(deepseek_config, harmless, basics, deepseek_transformer, no_bias, mlp_width, deepseek_fields, moe_fields);
@@ -387,23 +477,38 @@ FIELDS(nemotron_config, harmless, basics, nemotron_fields);
 RULES(bamba_tensors, bamba_rules, attention);
 FIELDS(bamba_config, harmless, basics, transformer, no_bias, mlp_width, bamba_fields);
 
-static const struct hf_family llama = {"llama", "LlamaForCausalLM", ROOTS, "layers.", NULL, dense_tensors, llama_config, dense_read, dense_write};
-static const struct hf_family mistral = {"mistral", "MistralForCausalLM", ROOTS, "layers.", NULL, dense_tensors, mistral_config, dense_read, dense_write};
-static const struct hf_family qwen2 = {"qwen2", "Qwen2ForCausalLM", ROOTS, "layers.", NULL, dense_tensors, qwen2_config, qwen2_read, qwen2_write};
-static const struct hf_family qwen3 = {"qwen3", "Qwen3ForCausalLM", ROOTS, "layers.", NULL, dense_tensors, qwen3_config, qwen3_read, qwen3_write};
-static const struct hf_family qwen3_moe = {"qwen3_moe", "Qwen3MoeForCausalLM", ROOTS, "layers.", "mtp.layers.", moe_tensors, qwen3_moe_config,
-                                           qwen3_moe_read, qwen3_moe_write};
-static const struct hf_family mixtral = {"mixtral", "MixtralForCausalLM", ROOTS, "layers.", NULL, mixtral_tensors, mixtral_config, mixtral_read, mixtral_write};
-static const struct hf_family qwen3_next = {"qwen3_next", "Qwen3NextForCausalLM", ROOTS, "layers.", "mtp.layers.", qwen3_next_tensors,
-                                            qwen3_next_config, qwen3_next_read, qwen3_next_write};
-static const struct hf_family deepseek_v3 = {"deepseek_v3", "DeepseekV3ForCausalLM", ROOTS, "layers.", NULL, deepseek_tensors, deepseek_config,
-                                             deepseek_read, deepseek_write};
-static const struct hf_family mamba2 = {"mamba2", "Mamba2ForCausalLM", {"backbone.", "model."}, "layers.", NULL, mamba2_tensors, mamba2_config, mamba2_read,
-                                        mamba2_write};
-static const struct hf_family nemotron_h = {"nemotron_h", "NemotronHForCausalLM", {"backbone.", "model."}, "layers.", "mtp.layers.", nemotron_tensors,
-                                            nemotron_config, nemotron_read, nemotron_write};
-static const struct hf_family bamba = {"bamba", "BambaForCausalLM", ROOTS, "layers.", NULL, bamba_tensors, bamba_config, bamba_read, bamba_write};
+RULES(gpt2_tensors, gpt2_rules);
+FIELDS(gpt2_config, gpt2_fields, harmless);
+RULES(olmoe_tensors, ends, norms, attention, experts);
+FIELDS(olmoe_config, harmless, basics, transformer, own_head_dim, attention_bias, moe_fields, olmoe_fields);
+RULES(gpt_oss_tensors, ends, norms, attention, gpt_oss_rules);
+FIELDS(gpt_oss_config, harmless, basics, transformer, own_head_dim, gpt_oss_fields);
+
+#define FAMILY(name, class) .model_type = #name, .architecture = class
+#define TABLES(tensors_, config_, hook) .rules = (tensors_), .fields = (config_), .read = hook##_read, .write = hook##_write
+#define IN_LAYERS .roots = ROOTS, .layers = "layers."
+#define IN_BACKBONE .roots = {"backbone.", "model."}, .layers = "layers."
+
+static const struct hf_family llama = {FAMILY(llama, "LlamaForCausalLM"), IN_LAYERS, TABLES(dense_tensors, llama_config, dense)};
+static const struct hf_family mistral = {FAMILY(mistral, "MistralForCausalLM"), IN_LAYERS, TABLES(dense_tensors, mistral_config, dense)};
+static const struct hf_family qwen2 = {FAMILY(qwen2, "Qwen2ForCausalLM"), IN_LAYERS, TABLES(dense_tensors, qwen2_config, qwen2)};
+static const struct hf_family qwen3 = {FAMILY(qwen3, "Qwen3ForCausalLM"), IN_LAYERS, TABLES(dense_tensors, qwen3_config, qwen3)};
+static const struct hf_family qwen3_moe = {FAMILY(qwen3_moe, "Qwen3MoeForCausalLM"), IN_LAYERS, .mtp_layers = "mtp.layers.",
+                                           TABLES(moe_tensors, qwen3_moe_config, qwen3_moe)};
+static const struct hf_family mixtral = {FAMILY(mixtral, "MixtralForCausalLM"), IN_LAYERS, TABLES(mixtral_tensors, mixtral_config, mixtral)};
+static const struct hf_family qwen3_next = {FAMILY(qwen3_next, "Qwen3NextForCausalLM"), IN_LAYERS, .mtp_layers = "mtp.layers.", .depth = "*E",
+                                            TABLES(qwen3_next_tensors, qwen3_next_config, qwen3_next)};
+static const struct hf_family deepseek_v3 = {FAMILY(deepseek_v3, "DeepseekV3ForCausalLM"), IN_LAYERS, .depth = "+E", .copies = deepseek_copies,
+                                             TABLES(deepseek_tensors, deepseek_config, deepseek)};
+static const struct hf_family mamba2 = {FAMILY(mamba2, "Mamba2ForCausalLM"), IN_BACKBONE, TABLES(mamba2_tensors, mamba2_config, mamba2)};
+static const struct hf_family nemotron_h = {FAMILY(nemotron_h, "NemotronHForCausalLM"), IN_BACKBONE, .mtp_layers = "mtp.layers.",
+                                            TABLES(nemotron_tensors, nemotron_config, nemotron)};
+static const struct hf_family bamba = {FAMILY(bamba, "BambaForCausalLM"), IN_LAYERS, TABLES(bamba_tensors, bamba_config, bamba)};
+static const struct hf_family gpt2 = {FAMILY(gpt2, "GPT2LMHeadModel"), .roots = {"transformer.", ""}, .layers = "h.",
+                                      TABLES(gpt2_tensors, gpt2_config, gpt2)};
+static const struct hf_family olmoe = {FAMILY(olmoe, "OlmoeForCausalLM"), IN_LAYERS, TABLES(olmoe_tensors, olmoe_config, olmoe)};
+static const struct hf_family gpt_oss = {FAMILY(gpt_oss, "GptOssForCausalLM"), IN_LAYERS, TABLES(gpt_oss_tensors, gpt_oss_config, gpt_oss)};
 
 /* In the order in which an export tries them: what many programs read comes first. */
-const struct hf_family *const hf_families[] = {&llama,      &mistral, &qwen2,      &qwen3, &mixtral, &qwen3_moe, &qwen3_next, &deepseek_v3,
-                                               &mamba2,     &bamba,   &nemotron_h, NULL};
+const struct hf_family *const hf_families[] = {&llama,       &mistral, &qwen2,   &qwen3, &mixtral, &qwen3_moe, &olmoe, &qwen3_next,
+                                               &deepseek_v3, &gpt_oss, &mamba2,  &bamba, &nemotron_h, &gpt2, NULL};

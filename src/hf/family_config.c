@@ -12,6 +12,8 @@ enum { MAX_LAYERS = 4096 };
 static int count_layers(const struct hf_json *j, int64_t *n, struct err *e)
 {
     TRY(hf_json_int(j, "num_hidden_layers", 0, n, e));
+    if (*n == 0)
+        TRY(hf_json_int(j, "n_layer", 0, n, e)); /* GPT-2's name */
     return *n >= 1 && *n <= MAX_LAYERS ? ST_OK : hf_refuse(j, "num_hidden_layers", "between 1 and 4096 layers are expected", e);
 }
 
@@ -67,7 +69,7 @@ static int split_pattern(const struct config *c, struct layers *out, struct err 
 }
 
 /* Writes num_hidden_layers if each layer is one of those allowed. */
-static int put_layers(const struct config *c, json_t *out, const struct layers *l, const char *const *allowed, struct err *e)
+static int put_layers(json_t *out, const struct layers *l, const char *const *allowed, struct err *e)
 {
     for (int64_t i = 0; i < l->n; i++) {
         bool known = false;
@@ -76,9 +78,22 @@ static int put_layers(const struct config *c, json_t *out, const struct layers *
         if (!known)
             return err_set(e, ST_UNSUPPORTED, "model.pattern: layer %lld is '%s', which this family does not have", (long long)i, l->list[i]);
     }
-    if (strchr(c->model.pattern, '/') != NULL)
-        return err_set(e, ST_UNSUPPORTED, "model.pattern: multi-token prediction is not written for this family");
     return hf_put(out, "num_hidden_layers", json_integer(l->n), e);
+}
+
+/* Multi-token prediction: at most so many depths of these symbols. */
+static int put_depths(const struct config *c, json_t *out, const char *symbols, int64_t most, struct err *e)
+{
+    size_t n = strlen(symbols);
+    int64_t depths = hf_pattern_depths(c);
+    for (const char *p = strchr(c->model.pattern, '/'); p != NULL; p = strchr(p + 1, '/'))
+        if (strncmp(p + 1, symbols, n) != 0 || (p[n + 1] != '/' && p[n + 1] != '\0'))
+            return err_set(e, ST_UNSUPPORTED,
+                           "model.pattern: depths of multi-token prediction can only be %s in this family", symbols);
+    if (depths > most)
+        return err_set(e, ST_UNSUPPORTED,
+                       "model.pattern: this family has at most %lld depths of multi-token prediction", (long long)most);
+    return hf_put(out, "num_nextn_predict_layers", json_integer(depths), e);
 }
 
 static int put_plain_pattern(const struct config *c, json_t *out, const char *symbols, struct err *e)
@@ -86,16 +101,22 @@ static int put_plain_pattern(const struct config *c, json_t *out, const char *sy
     const char *const allowed[] = {symbols, NULL};
     struct layers l;
     TRY(split_pattern(c, &l, e));
-    int st = put_layers(c, out, &l, allowed, e);
+    int st = put_layers(out, &l, allowed, e);
     free(l.list);
     return st;
+}
+
+static int put_positions(const struct config *c, json_t *out, struct err *e)
+{
+    return hf_put(out, "max_position_embeddings",
+                  json_integer(max_i64(max_i64(c->model.max_position, c->train.seq), 1)), e);
 }
 
 static int put_common(const struct config *c, json_t *out, struct err *e)
 {
     TRY(hf_rope_write(c, out, e));
     TRY(hf_put(out, "use_cache", json_true(), e));
-    return hf_put(out, "max_position_embeddings", json_integer(max_i64(c->train.seq, 1)), e);
+    return put_positions(c, out, e);
 }
 
 /* ---- dense ---------------------------------------------------------------------------------------------------- */
@@ -196,7 +217,7 @@ static int put_sparse(const struct config *c, json_t *out, const char *const *al
     json_t *dense = json_array(), *names = types ? json_array() : NULL;
     int st = split_pattern(c, &l, e);
     if (st == ST_OK)
-        st = put_layers(c, out, &l, allowed, e);
+        st = put_layers(out, &l, allowed, e);
     for (int64_t i = 0; st == ST_OK && i < l.n; i++) {
         if (l.list[i][1] == '-' && json_array_append_new(dense, json_integer(i)) != 0)
             st = err_set(e, ST_NOMEM, "out of memory");
@@ -267,6 +288,7 @@ int qwen3_next_write(const struct config *c, json_t *out, struct err *e)
 {
     static const char *const allowed[] = {"*E", "*-", "GE", "G-", NULL};
     TRY(put_sparse(c, out, allowed, true, e));
+    TRY(put_depths(c, out, "*E", 1, e));
     TRY(put_common(c, out, e));
     return hf_put(out, "partial_rotary_factor", json_real(c->model.rope_percent), e);
 }
@@ -274,6 +296,13 @@ int qwen3_next_write(const struct config *c, json_t *out, struct err *e)
 /* ---- DeepSeek-V3 ---------------------------------------------------------------------------------------------- */
 
 static const char *deepseek_layer(const void *ctx, int64_t i) { return i < *(const int64_t *)ctx ? "+-" : "+E"; }
+
+/* The class scores a group by its two best experts, whatever a token takes of it. */
+static int read_group_score(const struct hf_json *j, struct config *c, struct err *e)
+{
+    return c->model.router_groups == 0 ? hf_set_int(j, c, "model.router_group_topk", 0, e)
+                                       : hf_set_int(j, c, "model.router_group_best", 2, e);
+}
 
 int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
 {
@@ -291,8 +320,7 @@ int deepseek_read(const struct hf_json *j, struct config *c, struct err *e)
     TRY(hf_set_text(j, c, "model.mla_norm_eps", "1e-6", e));
     if (c->model.router_groups == 1)
         TRY(hf_set_int(j, c, "model.router_groups", 0, e));
-    if (c->model.router_groups == 0)
-        TRY(hf_set_int(j, c, "model.router_group_topk", 0, e));
+    TRY(read_group_score(j, c, e));
     return hf_rope_read(j, c, 10000, e);
 }
 
@@ -303,7 +331,7 @@ int deepseek_write(const struct config *c, json_t *out, struct err *e)
     struct layers l;
     int64_t dense = 0;
     TRY(split_pattern(c, &l, e));
-    int st = put_layers(c, out, &l, allowed, e);
+    int st = put_layers(out, &l, allowed, e);
     while (dense < l.n && l.list[dense][1] == '-')
         dense++;
     for (int64_t i = dense; st == ST_OK && i < l.n; i++)
@@ -319,7 +347,7 @@ int deepseek_write(const struct config *c, json_t *out, struct err *e)
     TRY(hf_put(out, "num_key_value_heads", json_integer(m->heads), e));
     TRY(hf_put(out, "n_group", json_integer(max_i64(m->router_groups, 1)), e));
     TRY(hf_put(out, "topk_group", json_integer(m->router_groups > 0 ? m->router_group_topk : 1), e));
-    TRY(hf_put(out, "num_nextn_predict_layers", json_integer(0), e));
+    TRY(put_depths(c, out, "+E", 16, e));
     return put_common(c, out, e);
 }
 
@@ -402,11 +430,9 @@ int nemotron_read(const struct hf_json *j, struct config *c, struct err *e)
     TRY(hf_set_text(j, c, "model.rope", "none", e));
     TRY(hf_set_text(j, c, "model.router_score", "sigmoid", e));
     TRY(hf_set_text(j, c, "model.router_bias", strchr(c->model.pattern, 'E') ? "on" : "off", e));
-    if (c->model.router_groups <= 1) {
+    if (c->model.router_groups <= 1)
         TRY(hf_set_int(j, c, "model.router_groups", 0, e));
-        TRY(hf_set_int(j, c, "model.router_group_topk", 0, e));
-    }
-    return ST_OK;
+    return read_group_score(j, c, e);
 }
 
 int nemotron_write(const struct config *c, json_t *out, struct err *e)
@@ -417,7 +443,7 @@ int nemotron_write(const struct config *c, json_t *out, struct err *e)
     json_t *kinds = json_array();
     int st = split_pattern(c, &l, e);
     if (st == ST_OK)
-        st = put_layers(c, out, &l, allowed, e);
+        st = put_layers(out, &l, allowed, e);
     if (st == ST_OK && l.n > MAX_LAYERS)
         st = err_set(e, ST_UNSUPPORTED, "more than 4096 layers");
     for (int64_t i = 0; st == ST_OK && i < l.n; i++) {
@@ -438,7 +464,7 @@ int nemotron_write(const struct config *c, json_t *out, struct err *e)
     TRY(hf_put(out, "topk_group", json_integer(max_i64(c->model.router_group_topk, 1)), e));
     TRY(hf_put(out, "n_shared_experts", json_integer(c->model.shared_ffn > 0), e));
     TRY(hf_put(out, "use_cache", json_true(), e));
-    return hf_put(out, "max_position_embeddings", json_integer(max_i64(c->train.seq, 1)), e);
+    return put_positions(c, out, e);
 }
 
 static const char *bamba_layer(const void *ctx, int64_t i)
@@ -465,7 +491,7 @@ int bamba_write(const struct config *c, json_t *out, struct err *e)
     json_t *list = json_array();
     int st = split_pattern(c, &l, e);
     if (st == ST_OK)
-        st = put_layers(c, out, &l, allowed, e);
+        st = put_layers(out, &l, allowed, e);
     for (int64_t i = 0; st == ST_OK && i < l.n; i++)
         if (l.list[i][0] == '*' && json_array_append_new(list, json_integer(i)) != 0)
             st = err_set(e, ST_NOMEM, "out of memory");
@@ -477,5 +503,113 @@ int bamba_write(const struct config *c, json_t *out, struct err *e)
     TRY(hf_put(out, "attn_layer_indices", list, e));
     TRY(hf_put(out, "mamba_expand", json_integer(max_i64(c->model.mamba_heads * c->model.mamba_head_dim / c->model.hidden, 1)), e));
     TRY(put_step_limit(c, out, e));
+    return put_common(c, out, e);
+}
+
+/* ---- GPT-2 ---------------------------------------------------------------------------------------------------- */
+
+int gpt2_read(const struct hf_json *j, struct config *c, struct err *e)
+{
+    static const char *const fixed[][2] = {{"model.act", "gelu"},
+                                           {"model.norm", "layer"},
+                                           {"model.position", "learned"},
+                                           {"model.rope", "none"},
+                                           {"model.bias", "on"}};
+    TRY(set_pattern(j, c, same_layer, "*-", e));
+    for (int i = 0; i < countof(fixed); i++)
+        TRY(hf_set_text(j, c, fixed[i][0], fixed[i][1], e));
+    return ST_OK;
+}
+
+int gpt2_write(const struct config *c, json_t *out, struct err *e)
+{
+    TRY(put_plain_pattern(c, out, "*-", e));
+    TRY(hf_put(out, "n_layer", json_incref(json_object_get(out, "num_hidden_layers")), e));
+    if (json_object_del(out, "num_hidden_layers") != 0)
+        return err_set(e, ST_INTERNAL, "the number of layers was there before");
+    TRY(hf_put(out, "use_cache", json_true(), e));
+    TRY(hf_put(out, "resid_pdrop", json_real(c->model.dropout), e));
+    TRY(hf_put(out, "embd_pdrop", json_real(c->model.dropout), e));
+    return hf_put(out, "attn_pdrop", json_real(0), e);
+}
+
+/* ---- OLMoE ---------------------------------------------------------------------------------------------------- */
+
+int olmoe_read(const struct hf_json *j, struct config *c, struct err *e)
+{
+    TRY(set_pattern(j, c, same_layer, "*E", e));
+    TRY(hf_set_text(j, c, "model.act", "swiglu", e));
+    TRY(hf_set_text(j, c, "model.qk_norm", "row", e));
+    TRY(read_topk_norm(j, c, false, e));
+    return hf_rope_read(j, c, 10000, e);
+}
+
+int olmoe_write(const struct config *c, json_t *out, struct err *e)
+{
+    TRY(put_plain_pattern(c, out, "*E", e));
+    TRY(hf_put(out, "norm_topk_prob", json_boolean(!c->model.router_pre_softmax), e));
+    return put_common(c, out, e);
+}
+
+/* ---- gpt-oss -------------------------------------------------------------------------------------------------- */
+
+/* Layers that slide and layers that see everything: every k-th of the latter kind is what braid can say. */
+static int read_layer_types(const struct hf_json *j, struct config *c, struct err *e)
+{
+    json_t *types = hf_json_get(j, "layer_types"), *one;
+    size_t i, n = json_array_size(types);
+    int64_t every = types == NULL ? 2 : 0;
+    json_array_foreach(types, i, one)
+    {
+        const char *type = json_string_value(one);
+        bool full = type != NULL && strcmp(type, "full_attention") == 0;
+        if (type == NULL || (!full && strcmp(type, "sliding_attention") != 0))
+            return hf_refuse(j, "layer_types", "only full_attention and sliding_attention are expected here", e);
+        if (full && every == 0)
+            every = (int64_t)i + 1;
+        if (full != (every > 0 && ((int64_t)i + 1) % every == 0))
+            return hf_refuse(j, "layer_types",
+                             "the layers with full attention must be every k-th one (model.attn_window_skip)", e);
+    }
+    if (c->model.attn_window > 0 && every == 1) { /* none slides */
+        TRY(hf_set_int(j, c, "model.attn_window", 0, e));
+        every = 0;
+    }
+    return hf_set_int(j, c, "model.attn_window_skip",
+                      c->model.attn_window > 0 && (n == 0 || every <= (int64_t)n) ? every : 0, e);
+}
+
+static int put_layer_types(const struct config *c, json_t *out, struct err *e)
+{
+    const struct config_model *m = &c->model;
+    int64_t n = json_integer_value(json_object_get(out, "num_hidden_layers"));
+    json_t *types = json_array();
+    for (int64_t i = 0; i < n; i++) {
+        bool full = m->attn_window == 0 || (m->attn_window_skip > 0 && (i + 1) % m->attn_window_skip == 0);
+        if (json_array_append_new(types, json_string(full ? "full_attention" : "sliding_attention")) != 0) {
+            json_decref(types);
+            return err_set(e, ST_NOMEM, "out of memory");
+        }
+    }
+    return hf_put(out, "layer_types", types, e);
+}
+
+int gpt_oss_read(const struct hf_json *j, struct config *c, struct err *e)
+{
+    static const char *const fixed[][2] = {{"model.act", "quick_geglu"},       {"model.act_offset", "1"},
+                                           {"model.attn_sink", "learnable"},   {"model.expert_bias", "on"},
+                                           {"model.router_linear_bias", "on"}, {"model.router_score", "softmax"},
+                                           {"model.router_pre_softmax", "off"}};
+    TRY(set_pattern(j, c, same_layer, "*E", e));
+    for (int i = 0; i < countof(fixed); i++)
+        TRY(hf_set_text(j, c, fixed[i][0], fixed[i][1], e));
+    TRY(read_layer_types(j, c, e));
+    return hf_rope_read(j, c, 150000, e);
+}
+
+int gpt_oss_write(const struct config *c, json_t *out, struct err *e)
+{
+    TRY(put_plain_pattern(c, out, "*E", e));
+    TRY(put_layer_types(c, out, e));
     return put_common(c, out, e);
 }

@@ -17,5 +17,8 @@ HF_FAMILY_CONFIG(deepseek);
 HF_FAMILY_CONFIG(mamba2);
 HF_FAMILY_CONFIG(nemotron);
 HF_FAMILY_CONFIG(bamba);
+HF_FAMILY_CONFIG(gpt2);
+HF_FAMILY_CONFIG(olmoe);
+HF_FAMILY_CONFIG(gpt_oss);
 
 #endif

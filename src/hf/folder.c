@@ -23,8 +23,11 @@ static int by_name(const void *a, const void *b)
 static int open_shard(struct hf_folder *f, const char *name, struct err *e)
 {
     char *path = path_join(f->path, name);
-    if (path == NULL)
+    f->file_names[f->n_files] = arena_strdup(&f->memory, name);
+    if (path == NULL || f->file_names[f->n_files] == NULL) {
+        free(path);
         return err_set(e, ST_NOMEM, "out of memory");
+    }
     int st = st_open(&f->files[f->n_files], path, e);
     free(path);
     if (st == ST_OK)
@@ -64,7 +67,7 @@ static int list_tensors(struct hf_folder *f, struct err *e)
             const struct st_entry *entry = st_entry(f->files[i], k);
             const char *name = !f->gradients ? entry->name : str_starts(entry->name, "grad.") ? entry->name + 5 : NULL;
             if (name != NULL)
-                f->names[f->n_names++] = (struct hf_name){.name = name, .entry = entry};
+                f->names[f->n_names++] = (struct hf_name){.name = name, .entry = entry, .file = i};
         }
     qsort(f->names, (size_t)f->n_names, sizeof *f->names, by_name);
     for (int i = 1; i < f->n_names; i++)
@@ -79,15 +82,40 @@ static struct hf_name *name_at(struct hf_folder *f, const char *name)
     return bsearch(&want, f->names, (size_t)f->n_names, sizeof *f->names, by_name);
 }
 
-/* The index must say of every tensor which file holds it: a missing shard is found before anything is loaded. */
+/* Every tensor is in the file that the index names for it: a missing, stale or exchanged shard is found before anything
+ * is loaded. */
+static int compare_index(struct hf_folder *f, json_t *map, struct err *e)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach(map, name, value)
+    {
+        const struct hf_name *n = name_at(f, name);
+        const char *file = json_string_value(value);
+        if (n == NULL)
+            err_set(e, ST_CORRUPT, "%s: tensor '%.160s' should be in %.80s, but no file of the folder holds it",
+                    f->path, name, file ? file : "a file");
+        else if (file == NULL || strcmp(file, f->file_names[n->file]) != 0)
+            err_set(e, ST_CORRUPT, "%s: tensor '%.160s' should be in %.80s by the index, but %s holds it", f->path,
+                    name, file ? file : "a file", f->file_names[n->file]);
+        else
+            continue;
+        return err_hint(e, "a shard is missing, truncated or another one's: fetch the folder again");
+    }
+    for (int i = 0; i < f->n_names; i++)
+        if (json_object_get(map, f->names[i].name) == NULL)
+            return err_set(e, ST_CORRUPT, "%s: tensor '%.160s' in %s is not in the index", f->path, f->names[i].name,
+                           f->file_names[f->names[i].file]);
+    return ST_OK;
+}
+
 static int check_index(struct hf_folder *f, struct err *e)
 {
     char *path = path_join(f->path, "model.safetensors.index.json"), *text = NULL;
     size_t len;
     int st = ST_OK;
     json_error_t je;
-    json_t *root = NULL, *value;
-    const char *name;
+    json_t *root = NULL;
     if (path == NULL)
         return err_set(e, ST_NOMEM, "out of memory");
     if (!file_exists(path))
@@ -99,16 +127,7 @@ static int check_index(struct hf_folder *f, struct err *e)
         st = err_set(e, ST_CORRUPT, "%s: %s", path, root == NULL ? je.text : "no object \"weight_map\"");
         goto out;
     }
-    json_object_foreach(map, name, value)
-    {
-        if (name_at(f, name) == NULL) {
-            const char *file = json_string_value(value);
-            st = err_set(e, ST_CORRUPT, "%s: tensor '%.160s' should be in %.80s, but no file of the folder holds it", f->path, name,
-                         file ? file : "a file");
-            err_hint(e, "a shard is missing or truncated: fetch the folder again");
-            goto out;
-        }
-    }
+    st = compare_index(f, map, e);
 out:
     json_decref(root);
     free(text);
@@ -122,6 +141,7 @@ static int open_files(struct hf_folder *f, struct err *e)
     int n = 0, st;
     TRY(list_shards(f, &names, &n, e));
     TRY_OUT(mem_array((void **)&f->files, (size_t)n, sizeof *f->files, e));
+    TRY_OUT(mem_array((void **)&f->file_names, (size_t)n, sizeof *f->file_names, e));
     for (int i = 0; i < n; i++)
         TRY_OUT(open_shard(f, names[i], e));
     TRY_OUT(list_tensors(f, e));
@@ -217,6 +237,7 @@ void hf_close(struct hf_folder *f)
     hf_json_close(&f->json);
     free(f->path);
     free(f->files);
+    free(f->file_names);
     free(f->names);
     free(f->links);
     free(f->first);
@@ -229,7 +250,7 @@ const char *hf_family_name(const struct hf_folder *f) { return f->family->model_
 
 /* ---- tensors -------------------------------------------------------------------------------------------------- */
 
-static bool use(struct hf_folder *f, const char *name, const char *suffix, const struct st_entry **out)
+static bool use(struct hf_folder *f, const char *name, const char *suffix, const struct st_entry **out, int *file)
 {
     char text[HF_NAME + 32];
     int n = snprintf(text, sizeof text, "%s%s", name, suffix);
@@ -238,21 +259,24 @@ static bool use(struct hf_folder *f, const char *name, const char *suffix, const
         return false;
     found->used = true;
     *out = found->entry;
+    *file = found->file;
     return true;
 }
 
 /* False: the folder has no such tensor. */
 int hf_find(struct hf_folder *f, const char *name, struct hf_tensor *out)
 {
+    int scale_file;
     *out = (struct hf_tensor){.quant = HF_PLAIN};
-    if (use(f, name, "", &out->data)) {
+    if (use(f, name, "", &out->data, &out->file)) {
         out->rank = out->data->view.rank;
         memcpy(out->dim, out->data->view.dim, sizeof out->dim);
-        if (out->data->view.dtype == DT_F8_E4M3 && use(f, name, "_scale_inv", &out->scale))
+        if (out->data->view.dtype == DT_F8_E4M3 && use(f, name, "_scale_inv", &out->scale, &scale_file))
             out->quant = HF_FP8;
         return true;
     }
-    if (!use(f, name, "_blocks", &out->data) || !use(f, name, "_scales", &out->scale) || out->data->view.rank < 2)
+    if (!use(f, name, "_blocks", &out->data, &out->file) || !use(f, name, "_scales", &out->scale, &scale_file) ||
+        out->data->view.rank < 2)
         return false;
     /* [.., blocks, 16 bytes of two values each] */
     out->quant = HF_MXFP4;
@@ -337,6 +361,7 @@ int hf_read(struct hf_folder *f, const struct hf_tensor *t, const char *name, co
         read_mxfp4(t, f->values);
     else
         TRY(st_read(t->data, &dst, e));
+    st_forget(f->files[t->file], t->data);
     f->held = t->data;
     *out = f->values;
     return ST_OK;

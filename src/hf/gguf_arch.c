@@ -61,10 +61,15 @@ static int check(const struct gguf_arch *a, const struct config *c, struct err *
     if (m->attn_window > 0)
         return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s attends to all earlier tokens; this model has attn_window = %lld", arch,
                        (long long)m->attn_window);
+    if (str_starts(arch, "qwen3") && (m->attn_bias || m->qkv_bias || m->bias))
+        return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s has no biases; this model's attention has", arch);
     if (experts && m->router_pre_softmax)
         return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s divides routing weights by their sum; this model has router_pre_softmax = on", arch);
     if (experts && strchr(m->pattern, '-') != NULL)
         return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s has experts in every layer; this model's pattern has MLP layers too", arch);
+    if (m->rope_scaling == CFG_ROPE_SCALING_YARN && !m->rope_truncate)
+        return err_set(e, ST_UNSUPPORTED,
+                       "llama.cpp's %s rounds the channels of yarn scaling; this model has rope_truncate = off", arch);
     if (m->rope_percent != 1)
         return err_set(e, ST_UNSUPPORTED, "llama.cpp's %s rotates whole heads; this model has rope_percent = %g", arch, m->rope_percent);
     if (m->rope_scaling == CFG_ROPE_SCALING_LLAMA3 && m->head_dim / 2 > GGUF_MAX_ROPE)
@@ -96,7 +101,6 @@ struct number {
     bool real, experts;
 };
 static const struct number numbers[] = {
-    {"context_length", "train.seq", false, false},
     {"embedding_length", "model.hidden", false, false},
     {"attention.head_count", "model.heads", false, false},
     {"attention.head_count_kv", "model.kv_heads", false, false},
@@ -154,6 +158,8 @@ int gguf_arch_keys(const struct gguf_arch *a, const struct config *c, struct hea
     char name[128];
     snprintf(name, sizeof name, "%s.block_count", arch);
     gguf_u32(h, name, hf_pattern_layers(c));
+    snprintf(name, sizeof name, "%s.context_length", arch);
+    gguf_u32(h, name, max_i64(c->model.max_position, c->train.seq));
     snprintf(name, sizeof name, "%s.feed_forward_length", arch);
     gguf_u32(h, name, experts ? c->model.expert_ffn : c->model.ffn);
     for (int i = 0; i < countof(numbers); i++)

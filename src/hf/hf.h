@@ -24,9 +24,9 @@ int hf_open_gradients(struct hf_folder **out, const char *path, const char *file
 void hf_close(struct hf_folder *f); /* NULL is allowed */
 const char *hf_family_name(const struct hf_folder *f); /* transformers' model_type */
 
-/* Sets options as if they were in a file of the folder's name. notes (may be NULL) gets a line for every field that was
- * left aside and might matter. */
-int hf_options(const struct hf_folder *f, struct config *c, struct buf *notes, struct err *e);
+/* Sets options as if they were in a file of the folder's name, among them train.seq where the user gave none. notes
+ * (may be NULL) gets a line for every field that was left aside and might matter. */
+int hf_options(struct hf_folder *f, struct config *c, struct buf *notes, struct err *e);
 
 /* params: those of the whole model, in any order. Everything is checked here: names, shapes, dtypes, tensors that nothing
  * uses. c and params must outlive the folder's use. notes gets what was left out on purpose. */

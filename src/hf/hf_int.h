@@ -13,7 +13,9 @@ enum { HF_NAME = 256, HF_MAX_PARTS = 6, HF_CONFIG_BYTES = 4 << 20, HF_INDEX_BYTE
 /* Some rows of a parameter, and the tensor they are in. Sizes are sums of products of letters (hf_size). With a chunk the
  * rows are taken out of a longer tensor: `chunk` rows from `offset` on, then `stride` further, and so on. */
 struct hf_part {
-    const char *name; /* '@' at the start: the root of the names, else below the layer; {e}: number of the expert */
+    /* '@' at the start: behind the root of the names; '/': as it stands; else below the layer. {e}: number of the
+     * expert */
+    const char *name;
     const char *rows; /* NULL: all rows of the parameter */
     const char *chunk, *stride, *offset;
     const char *pairs; /* channels of a head: its halves are interleaved in the tensor, 0, n/2, 1, n/2 + 1, ... */
@@ -42,6 +44,7 @@ enum hf_field_kind {
     HF_FIXED,   /* must have the value `text`, which is JSON; written so */
     HF_ABSENT,  /* must be absent, null, false or 0: braid has nothing for it */
     HF_IGNORED, /* says nothing about the mathematics */
+    HF_NOTED,   /* ignored, with the note `text` where it is not 0 */
 };
 struct hf_field {
     const char *json;
@@ -49,6 +52,7 @@ struct hf_field {
     const char *option; /* "model.hidden" */
     const char *text;   /* where the file is silent: the option's text; NULL: the field is required */
 };
+enum { HF_DEFAULT_SEQ = 2048 }; /* train.seq of an imported model is its longest sequence, at most this */
 
 struct hf_json { /* config.json while it is read: the part that describes the language model */
     json_t *root;  /* owned */
@@ -56,11 +60,18 @@ struct hf_json { /* config.json while it is read: the part that describes the la
     const char *label;
 };
 
+/* A tensor of a prediction depth that is a copy of one of the model's: written, and read only to be compared. */
+struct hf_copy {
+    const char *key, *name; /* key: of our parameter */
+};
+
 struct hf_family {
     const char *model_type, *architecture;
     const char *roots[4];   /* prefixes that '@' stands for; the first is written */
     const char *layers;     /* "layers.": behind the root, before the number */
     const char *mtp_layers; /* the same for a prediction depth; NULL: its layers follow those of the model */
+    const char *depth;      /* layers of a prediction depth, such as "+E"; NULL: the family has none */
+    const struct hf_copy *copies; /* ends with a row without a key; may be NULL */
     const struct hf_rule *const *rules; /* ends with NULL */
     const struct hf_field *const *fields; /* each ends with a row without a name; the list with NULL */
     /* What the tables cannot say: the pattern, rotary embedding, routing. */
@@ -84,8 +95,12 @@ int hf_refuse(const struct hf_json *j, const char *field, const char *why, struc
 int hf_set_int(const struct hf_json *j, struct config *c, const char *option, int64_t value, struct err *e);
 int hf_set_real(const struct hf_json *j, struct config *c, const char *option, double value, struct err *e);
 int hf_set_text(const struct hf_json *j, struct config *c, const char *option, const char *value, struct err *e);
+/* The longest sequence of the model; 0: config.json does not say. */
+int hf_max_position(const struct hf_json *j, int64_t *out, struct err *e);
 int hf_config_read(const struct hf_family *fam, const struct hf_json *j, struct config *c, struct buf *notes, struct err *e);
 int hf_config_write(const struct hf_family *fam, const struct config *c, enum dtype dtype, json_t **out, struct err *e);
+/* A JSON file in a folder; NULL is lack of memory (export.c). */
+int hf_write_json(const char *dir, const char *name, const json_t *json, struct err *e);
 /* Sets a member of an object; NULL values and lack of memory are one error. */
 int hf_put(json_t *object, const char *name, json_t *value, struct err *e);
 
@@ -99,6 +114,7 @@ int hf_rope_write(const struct config *c, json_t *out, struct err *e);
 enum hf_quant { HF_PLAIN, HF_FP8, HF_MXFP4 };
 struct hf_tensor { /* as the model sees it: dequantised */
     const struct st_entry *data, *scale;
+    int file; /* of data */
     enum hf_quant quant;
     int rank;
     int64_t dim[TENSOR_MAX_RANK];
@@ -106,6 +122,7 @@ struct hf_tensor { /* as the model sees it: dequantised */
 struct hf_name { /* one tensor of the folder */
     const char *name;
     const struct st_entry *entry;
+    int file; /* which of the folder's holds it */
     bool used;
 };
 struct hf_link { /* one part of one parameter (and expert) */
@@ -122,6 +139,7 @@ struct hf_folder {
     const char *root; /* what '@' is in this folder */
     bool gradients;   /* of a model, instead of its values */
     struct st_file **files;
+    char **file_names; /* of the files, without the folder */
     int n_files;
     struct hf_name *names; /* sorted */
     int n_names;
@@ -177,6 +195,12 @@ char *hf_part_name(struct arena *a, const struct hf_family *fam, const char *roo
 /* Appends the links of one parameter by one rule. */
 int hf_link_rule(struct hf_folder *f, int param, const struct hf_key *k, const struct hf_rule *r, struct err *e);
 int64_t hf_pattern_layers(const struct config *c); /* numbered layers of the main part */
+int64_t hf_pattern_depths(const struct config *c); /* of multi-token prediction */
+/* Adds the prediction depths whose tensors are in the folder to model.pattern. */
+int hf_add_predictions(struct hf_folder *f, struct config *c, struct err *e);
+/* The rule by which a copy in a prediction depth is made of a parameter; NULL: no such copy. A tied model has its
+ * embedding in place of the head. */
+const struct hf_rule *hf_copy_rule(const struct hf_family *fam, const struct config *c, const struct hf_copy *copy);
 const struct hf_rule *hf_next_rule(const struct hf_family *fam, const struct hf_key *k, const struct hf_rule *after);
 
 #endif

@@ -26,6 +26,24 @@ static int list_tensors(struct hf_out *w, struct err *e)
     return ST_OK;
 }
 
+/* What each prediction depth carries of the model a second time. */
+static int link_copies(struct hf_folder *f, struct err *e)
+{
+    for (const struct hf_copy *c = f->family->copies; c != NULL && c->key != NULL; c++) {
+        const struct hf_rule *r = hf_copy_rule(f->family, f->config, c);
+        for (int i = 0; i < f->n_params && r != NULL; i++)
+            for (struct hf_key k = {.layer = -1};
+                 strcmp(f->params[i]->key, r->key) == 0 && k.depth < hf_pattern_depths(f->config); k.depth++) {
+                char *name = hf_part_name(&f->memory, f->family, f->root, f->config, &k, c->name, -1);
+                if (name == NULL)
+                    return err_set(e, ST_NOMEM, "out of memory");
+                TRY(mem_grow((void **)&f->links, &f->links_cap, (size_t)f->n_links + 1, sizeof *f->links, e));
+                f->links[f->n_links++] = (struct hf_link){.param = i, .expert = -1, .rule = r, .part = 0, .name = name};
+            }
+    }
+    return ST_OK;
+}
+
 int hf_out_open(struct hf_out *w, const struct hf_export *x, const struct hf_family *fam, struct err *e)
 {
     struct hf_folder *f = &w->links;
@@ -44,6 +62,7 @@ int hf_out_open(struct hf_out *w, const struct hf_export *x, const struct hf_fam
             return err_set(e, ST_UNSUPPORTED, "a %s model has nothing for our parameter %s", fam->model_type, f->params[i]->key);
         TRY(hf_link_rule(f, i, &k, r, e));
     }
+    TRY(link_copies(f, e));
     return list_tensors(w, e);
 }
 

@@ -52,6 +52,9 @@ static int read_scaling(const struct hf_json *j, struct config *c, const char *f
             TRY(hf_json_int(&part, "original_max_position_embeddings", original, &original, e));
             TRY(hf_set_int(j, c, "model.rope_original", original, e));
         }
+        if (k == CFG_ROPE_SCALING_YARN)
+            TRY(hf_set_text(j, c, "model.rope_truncate", json_is_false(json_object_get(o, "truncate")) ? "off" : "on",
+                            e));
         if (json_object_get(o, "attention_factor") != NULL && !json_is_null(json_object_get(o, "attention_factor")))
             return hf_refuse(j, field, "an attention_factor of its own has no option in braid", e);
         return ST_OK;
@@ -101,6 +104,8 @@ static int scaling_object(const struct config *c, json_t *o, struct err *e)
     TRY(hf_put(o, "rope_type", json_string(kinds[k].type), e));
     for (const struct number *n = kinds[k].numbers; n != NULL && n->field != NULL; n++)
         TRY(put_number(o, c, n, e));
+    if (k == CFG_ROPE_SCALING_YARN && !c->model.rope_truncate)
+        TRY(hf_put(o, "truncate", json_false(), e));
     return kinds[k].original ? hf_put(o, "original_max_position_embeddings", json_integer(c->model.rope_original), e) : ST_OK;
 }
 

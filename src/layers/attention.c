@@ -2,8 +2,8 @@
  *
  * Shapes: T = batch * seq rows, H query heads, G kv heads, D head size.
  *   qkv  [T, (H(+H) + 2G) D] = h Wqkv^T + b      sections [q | gate? | k | v] (disk: by kv group)
- *   qk   [T, (H + G) D]      = rope(norm(q, k))  only with q/k norm; without it q and k are rotated
- *                                                in place, inside the node that wrote them
+ *   qk   [T, (H + G) D]      = rope(norm(q, k))  only with q/k norm, of each head or of all heads of a row; without
+ *                                                it q and k are rotated in place, inside the node that wrote them
  *   o    [T, H D], lse       = attention(q, k, v)
  *   og   [T, H D]            = o * sigmoid(gate) only with the output gate
  *   f    [T, hidden]         = og Wo^T + b
@@ -14,6 +14,7 @@
 #include "ops/cache/cache.h"
 #include "ops/gate/gate.h"
 #include "ops/gemm/gemm.h"
+#include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
 
 #include <math.h>
@@ -24,7 +25,8 @@ struct attention {
     int64_t q_at, gate_at, k_at, v_at;               /* first columns; gate_at -1: none */
     int64_t window;
     double scale, eps;
-    bool rope, interleaved, qk_norm, zero_centered, sink_zero;
+    bool rope, interleaved, zero_centered, sink_zero;
+    bool qk_norm, row_norm; /* row_norm: of all heads together */
 };
 
 struct attention_slots {
@@ -76,7 +78,8 @@ static void set_sizes(const struct build *b, struct attention *m)
     const struct config_model *c = &b->cfg->model;
     int64_t number = b->number;
     *m = (struct attention){.batch = b->batch, .seq = b->seq, .heads = c->heads, .kv_heads = c->kv_heads, .dim = c->head_dim,
-                            .scale = c->softmax_scale, .eps = c->norm_eps, .qk_norm = c->qk_norm,
+                            .scale = c->softmax_scale, .eps = c->norm_eps,
+                            .qk_norm = c->qk_norm != CFG_QK_NORM_OFF, .row_norm = c->qk_norm == CFG_QK_NORM_ROW,
                             .zero_centered = c->norm_zero_centered, .sink_zero = c->attn_sink == CFG_SINK_OFF_BY_ONE,
                             .interleaved = c->rope == CFG_ROPE_INTERLEAVED};
     bool full = c->attn_window_skip > 0 && number % c->attn_window_skip == 0;
@@ -148,8 +151,9 @@ static void declare_params(struct build *b, const struct attention *m, struct at
     struct param pb = param_vector("self_attention.linear_qkv.bias", m->width, INIT_ZERO);
     struct param o = param_matrix("self_attention.linear_proj.weight", c->hidden, m->heads * m->dim, output_std(b));
     struct param ob = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
-    struct param qn = param_vector("self_attention.q_layernorm.weight", m->dim, gain);
-    struct param kn = param_vector("self_attention.k_layernorm.weight", m->dim, gain);
+    struct param qn = param_vector("self_attention.q_layernorm.weight", m->row_norm ? m->heads * m->dim : m->dim, gain);
+    struct param kn =
+        param_vector("self_attention.k_layernorm.weight", m->row_norm ? m->kv_heads * m->dim : m->dim, gain);
     struct param sink = param_vector("self_attention.core_attention.softmax_offset", m->heads, INIT_ZERO);
     p.rows = pb.rows = by_group(m);
     split_rows(m, &p);
@@ -157,12 +161,17 @@ static void declare_params(struct build *b, const struct attention *m, struct at
     param_split(&o, 1, UNIT_HEADS, m->heads);
     param_split(&sink, 0, UNIT_HEADS, m->heads);
     param_replicate(&ob, GRAD_OVER_TOKENS);
-    param_replicate(&qn, GRAD_OVER_HEADS);
-    param_replicate(&kn, GRAD_OVER_HEADS);
+    if (m->row_norm) { /* a gain of its own for every head */
+        param_split(&qn, 0, UNIT_HEADS, m->heads);
+        param_split(&kn, 0, UNIT_GROUPS, m->kv_heads);
+    } else {
+        param_replicate(&qn, GRAD_OVER_HEADS);
+        param_replicate(&kn, GRAD_OVER_HEADS);
+    }
     *wqkv = build_weight(b, &p);
-    *bqkv = c->qkv_bias || c->bias ? build_weight(b, &pb) : no_weight();
+    *bqkv = c->qkv_bias || c->attn_bias || c->bias ? build_weight(b, &pb) : no_weight();
     *wo = build_weight(b, &o);
-    *bo = c->bias ? build_weight(b, &ob) : no_weight();
+    *bo = c->attn_bias || c->bias ? build_weight(b, &ob) : no_weight();
     s->q_norm = m->qk_norm ? build_weight(b, &qn) : no_weight();
     s->k_norm = m->qk_norm ? build_weight(b, &kn) : no_weight();
     s->sink = c->attn_sink == CFG_SINK_LEARNABLE ? build_weight(b, &sink) : no_weight();
@@ -173,13 +182,19 @@ static struct tensor shaped4(const struct build *b, int64_t n, int64_t heads, in
     return tensor_4d(NULL, b->dev->real, b->batch, n, heads, dim);
 }
 
+static slot_id declare_rstd(struct build *b, const struct attention *m, const char *name, int64_t heads)
+{
+    return m->row_norm ? graph_slot(b->g, name, tensor_1d(NULL, b->dev->wide, b->rows))
+                       : build_wide(b, name, b->rows, heads);
+}
+
 static void declare_slots(struct build *b, const struct attention *m, struct attention_slots *s)
 {
     int64_t o_cols = m->heads * m->dim;
     s->qkv = build_real(b, "qkv", b->rows, m->width);
     s->qk = m->qk_norm ? build_real(b, "qk", b->rows, (m->heads + m->kv_heads) * m->dim) : NO_SLOT;
-    s->rstd_q = m->qk_norm ? build_wide(b, "rstd_q", b->rows, m->heads) : NO_SLOT;
-    s->rstd_k = m->qk_norm ? build_wide(b, "rstd_k", b->rows, m->kv_heads) : NO_SLOT;
+    s->rstd_q = m->qk_norm ? declare_rstd(b, m, "rstd_q", m->heads) : NO_SLOT;
+    s->rstd_k = m->qk_norm ? declare_rstd(b, m, "rstd_k", m->kv_heads) : NO_SLOT;
     s->o = build_real(b, "o", b->rows, o_cols);
     s->og = m->gate_at >= 0 ? build_real(b, "og", b->rows, o_cols) : NO_SLOT;
     s->lse = graph_slot(b->g, "lse", tensor_3d(NULL, b->dev->wide, b->batch, m->heads, b->seq));
@@ -196,9 +211,26 @@ static void declare_slots(struct build *b, const struct attention *m, struct att
 
 /* ---- nodes ---------------------------------------------------------------------------------------------- */
 
+/* All heads of a token as one row. */
+static struct tensor whole_row(struct tensor t)
+{
+    t.rank = 2;
+    t.dim[1] *= t.dim[2];
+    t.stride[1] = 1;
+    return t;
+}
+
 static void declare_rotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s, struct tensor x, struct tensor y,
                              slot_id norm, slot_id rstd)
 {
+    if (m->row_norm) {
+        GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = whole_row(x), .w = of(g, norm), .y = whole_row(y), .rstd = of(g, rstd),
+                 .eps = m->eps, .zero_centered = m->zero_centered);
+        if (m->rope)
+            GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = y, .y = y, .cos = of(g, s->cos), .sin = of(g, s->sin),
+                     .pos = of(g, s->pos), .interleaved = m->interleaved);
+        return;
+    }
     GRAPH_OP(g, n, PH_FWD, rope_fwd, .x = x, .y = y, .w = of(g, norm), .rstd = of(g, rstd), .cos = of(g, s->cos), .sin = of(g, s->sin),
              .pos = of(g, s->pos), .eps = m->eps, .zero_centered = m->zero_centered, .interleaved = m->interleaved);
 }
@@ -207,7 +239,8 @@ static void declare_qkv(struct build *b, const struct attention *m, const struct
                         struct weight w, struct weight bias)
 {
     struct graph *g = b->g;
-    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = b->cfg->model.hidden, .out = m->width};
+    struct linear l = {.x = io->h, .y = s->qkv, .dy = s->dqkv, .dx = io->dh, .w = w, .bias = bias, .in = b->cfg->model.hidden, .out = m->width,
+                       .part = {{"q", m->k_at}, {"k", m->v_at - m->k_at}, {"v", m->width - m->v_at}}};
     int n = linear_forward(b, "qkv", &l);
     if (m->rope || m->qk_norm) {
         declare_rotation(g, n, m, s, raw_query(m, of(g, s->qkv)), query(g, m, s), s->q_norm.w, s->rstd_q);
@@ -230,7 +263,7 @@ static void declare_core_fwd(struct build *b, int n, const struct attention *m, 
     }
     GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = batched(m, query(g, m, s)), .k = k, .v = v, .o = heads(m, of(g, s->o)), .lse = of(g, s->lse),
              .sink = of(g, s->sink.w), .doc_start = doc_view(g, m, s->doc_start), .start = of(g, s->start), .scale = m->scale,
-             .window = m->window, .sink_zero = m->sink_zero);
+             .window = m->window, .sink_zero = m->sink_zero, .drop = attention_dropout(b));
     if (m->gate_at >= 0)
         GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, s->o), .g = gate(m, qkv), .y = of(g, s->og));
 }
@@ -239,6 +272,14 @@ static void declare_core_fwd(struct build *b, int n, const struct attention *m, 
 static void declare_unrotation(struct graph *g, int n, const struct attention *m, const struct attention_slots *s, struct tensor d, struct tensor x,
                                const struct weight *norm, slot_id rstd)
 {
+    if (m->row_norm) {
+        if (m->rope)
+            GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .cos = of(g, s->cos), .sin = of(g, s->sin),
+                     .pos = of(g, s->pos), .interleaved = m->interleaved);
+        GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = whole_row(d), .x = whole_row(x), .w = of(g, norm->w),
+                 .rstd = of(g, rstd), .dx = whole_row(d), .dw = of(g, norm->dw), .zero_centered = m->zero_centered);
+        return;
+    }
     GRAPH_OP(g, n, PH_BWD, rope_bwd, .dy = d, .dx = d, .x = m->qk_norm ? x : (struct tensor){0}, .w = of(g, norm->w), .rstd = of(g, rstd),
              .dw = of(g, norm->dw), .cos = of(g, s->cos), .sin = of(g, s->sin), .pos = of(g, s->pos), .zero_centered = m->zero_centered,
              .interleaved = m->interleaved);
@@ -253,7 +294,8 @@ static void declare_core_bwd(struct build *b, int n, const struct attention *m, 
     GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = heads(m, of(g, m->gate_at >= 0 ? s->dout : s->dog)), .q = batched(m, query(g, m, s)),
              .k = batched(m, keys(g, m, s)), .v = values(m, qkv), .o = heads(m, of(g, s->o)), .lse = of(g, s->lse), .sink = of(g, s->sink.w),
              .doc_start = doc_view(g, m, s->doc_start), .dq = batched(m, raw_query(m, dqkv)), .dk = batched(m, raw_keys(m, dqkv)),
-             .dv = values(m, dqkv), .dsink = of(g, s->sink.dw), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero);
+             .dv = values(m, dqkv), .dsink = of(g, s->sink.dw), .scale = m->scale, .window = m->window, .sink_zero = m->sink_zero,
+             .drop = attention_dropout(b));
     if (!m->rope && !m->qk_norm)
         return;
     declare_unrotation(g, n, m, s, raw_query(m, dqkv), raw_query(m, qkv), &s->q_norm, s->rstd_q);
@@ -324,7 +366,8 @@ static bool rope_llama3(const struct config *c)
 }
 static bool rope_yarn(const struct config *c) { return rotates(c) && c->model.rope_scaling == CFG_ROPE_SCALING_YARN; }
 static bool rope_stretched(const struct config *c) { return rope_llama3(c) || rope_yarn(c); }
-static bool no_other_bias(const struct config *c) { return !c->model.bias; }
+static bool no_other_bias(const struct config *c) { return !c->model.bias && !c->model.attn_bias; }
+static bool not_all_biases(const struct config *c) { return !c->model.bias; }
 
 static bool has_attention(const struct config *c) { return strchr(c->model.pattern, '*') != NULL; }
 static bool heads_do_not_divide_hidden(const struct config *c) { return has_attention(c) && c->model.head_dim == 0; }
@@ -402,8 +445,10 @@ static const struct option_use attention_uses[] = {
     {"model.attn_window", NULL, NULL},
     {"model.attn_window_skip", skip_reaches, "as many attention layers as it counts to"},
     {"model.attn_sink", NULL, NULL},
+    {"model.attention_dropout", NULL, NULL},
     {"model.softmax_scale", NULL, NULL},
-    {"model.qkv_bias", no_other_bias, "model.bias = off, which gives these biases too"},
+    {"model.qkv_bias", no_other_bias, "model.bias and model.attn_bias = off, which give these biases too"},
+    {"model.attn_bias", not_all_biases, "model.bias = off, which gives these biases too"},
     {"model.bias", NULL, NULL},
     {"model.rope", NULL, NULL},
     {"model.rope_base", rotates, "rotary embedding (model.rope, model.no_rope_freq)"},
@@ -415,6 +460,7 @@ static const struct option_use attention_uses[] = {
     {"model.rope_high", rope_llama3, "model.rope_scaling = llama3"},
     {"model.rope_beta_fast", rope_yarn, "model.rope_scaling = yarn"},
     {"model.rope_beta_slow", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_truncate", rope_yarn, "model.rope_scaling = yarn"},
     {"model.rope_mscale", rope_yarn, "model.rope_scaling = yarn"},
     {"model.rope_mscale_all_dim", rope_yarn, "model.rope_scaling = yarn"},
     {"model.no_rope_freq", no_rope_reaches, "rotary embedding, and as many attention layers as it counts to"},
@@ -487,6 +533,7 @@ const struct core_kind core_attention = {
     .options = {KIND_ROWS(uses, attention_uses), KIND_ROWS(rules, attention_rules), KIND_ROWS(tiny, attention_tiny), .shrink = attention_shrink},
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true, .prefixes = {"self_attention.", "input_layernorm."}},
     .recompute = {{"core_attn", {"attn.o", "attn.lse"}}},
+    .draws = attention_draws,
     .flops = attention_flops,
     .declare = attention_declare,
 };

@@ -2,12 +2,14 @@
 #include "layers/layer.h"
 #include "ops/colsum/colsum.h"
 #include "ops/gemm/gemm.h"
+#include "ops/layernorm/layernorm.h"
+#include "ops/rmsnorm/rmsnorm.h"
 #include "ops/rope/rope.h"
 
 #include <math.h>
 #include <string.h>
 
-struct weight no_weight(void) { return (struct weight){.w = NO_SLOT, .dw = NO_SLOT}; }
+struct weight no_weight(void) { return (struct weight){.w = NO_SLOT, .dw = NO_SLOT, .param = -1}; }
 
 struct param param_matrix(const char *name, int64_t out, int64_t in, double std)
 {
@@ -33,6 +35,15 @@ static struct tensor param_shape(const struct build *b, const struct param *p)
     return tensor_shape(param_dtype(p, b->dev->real), p->rank, p->dim);
 }
 
+/* A group's freeze decides; without one base weights of LoRA are frozen, and all else is trained. */
+static void set_group(const struct build *b, struct param *p)
+{
+    int k = config_group_of(b->cfg, p->key);
+    int freeze = k >= 0 ? b->cfg->group[k].freeze : CFG_FREEZE_AUTO;
+    p->group = k + 1;
+    p->frozen = !p->buffer && (freeze == CFG_FREEZE_ON || (freeze == CFG_FREEZE_AUTO && b->cfg->lora.rank > 0 && p->lora.of == 0));
+}
+
 struct weight build_weight(struct build *b, const struct param *decl)
 {
     char key[192], name[224];
@@ -42,6 +53,7 @@ struct weight build_weight(struct build *b, const struct param *decl)
     snprintf(key, sizeof key, "%s%s", b->prefix, decl->key);
     p.key = key;
     p.layer = b->prefix[0] ? b->layer : -1;
+    set_group(b, &p);
     if (b->g->err.code != ST_OK || param_add(b->params, &p, &index, &is_new, &b->g->err) != ST_OK)
         return no_weight();
     struct param_entry *row = &b->params->list[index];
@@ -51,10 +63,15 @@ struct weight build_weight(struct build *b, const struct param *decl)
         row->grad_offset = row->master_offset = -1;
     }
     struct weight w = no_weight();
+    w.param = index;
     w.w = graph_persistent(b->g, decl->key, shape, ARENA_PARAM, row->offset);
     if (training(b) && !p.buffer) {
         snprintf(name, sizeof name, "d.%s", decl->key);
         struct tensor grad = tensor_shape(b->dev->wide, p.rank, p.dim);
+        if (p.frozen) {
+            w.dw = graph_unwanted(b->g, name, grad);
+            return w;
+        }
         if (row->grad_offset < 0)
             row->grad_offset = memory_reserve(b->mem, ARENA_GRAD, tensor_bytes(&grad));
         if (row->master_offset < 0 && shape.dtype != grad.dtype)
@@ -168,6 +185,7 @@ int linear_forward(struct build *b, const char *name, const struct linear *l)
     int n = graph_node(g, name, LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, l->w.w), .c = of(g, l->y), .bias = of(g, l->bias.w), .trans_b = true, .alpha = 1);
     graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
+    lora_forward(b, n, l, name);
     return n;
 }
 
@@ -186,6 +204,7 @@ void linear_backward(struct build *b, int n, const struct linear *l)
     if (l->bias.w != NO_SLOT)
         GRAPH_OP(g, n, PH_DW, colsum, .x = of(g, l->dy), .out = of(g, l->bias.dw));
     graph_cost(g, n, PH_DW, cost.flops, cost.bytes);
+    lora_backward(b, n, l);
 }
 
 int linear_declare(struct build *b, const char *name, const struct linear *l)
@@ -195,11 +214,79 @@ int linear_declare(struct build *b, const char *name, const struct linear *l)
     return n;
 }
 
+/* ---- norm ------------------------------------------------------------------------------------------------ */
+
+struct norm norm_weights(struct build *b, const char *key, int64_t width)
+{
+    const struct config_model *c = &b->cfg->model;
+    struct norm n = {.b = no_weight(),
+                     .mean = NO_SLOT,
+                     .rstd = NO_SLOT,
+                     .eps = c->norm_eps,
+                     .layer = c->norm == CFG_NORM_LAYER,
+                     .zero_centered = c->norm_zero_centered};
+    struct param gain = param_vector(key, width, n.zero_centered ? INIT_ZERO : INIT_ONE);
+    param_replicate(&gain, GRAD_OVER_TOKENS);
+    n.w = build_weight(b, &gain);
+    if (!n.layer)
+        return n;
+    char bias_key[128];
+    snprintf(bias_key, sizeof bias_key, "%.*sbias", (int)(strlen(key) - strlen("weight")), key);
+    struct param bias = param_vector(bias_key, width, INIT_ZERO);
+    param_replicate(&bias, GRAD_OVER_TOKENS);
+    n.b = build_weight(b, &bias);
+    return n;
+}
+
+void norm_statistics(struct build *b, struct norm *n, const char *prefix, int64_t rows)
+{
+    char name[32];
+    struct tensor shape = tensor_1d(NULL, b->dev->wide, rows);
+    snprintf(name, sizeof name, "%srstd", prefix);
+    n->rstd = graph_slot(b->g, name, shape);
+    snprintf(name, sizeof name, "%smean", prefix);
+    n->mean = n->layer ? graph_slot(b->g, name, shape) : NO_SLOT;
+}
+
+void norm_forward(struct graph *g, int node, enum phase_id ph, const struct norm *n, struct tensor x, struct tensor y)
+{
+    if (n->layer)
+        GRAPH_OP(g, node, ph, layernorm_fwd, .x = x, .w = of(g, n->w.w), .b = of(g, n->b.w), .y = y,
+                 .mean = of(g, n->mean), .rstd = of(g, n->rstd), .eps = n->eps, .zero_centered = n->zero_centered);
+    else
+        GRAPH_OP(g, node, ph, rmsnorm_fwd, .x = x, .w = of(g, n->w.w), .y = y, .rstd = of(g, n->rstd), .eps = n->eps,
+                 .zero_centered = n->zero_centered);
+}
+
+void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x,
+                   struct tensor dres, struct tensor dx)
+{
+    if (n->layer)
+        GRAPH_OP(g, node, PH_BWD, layernorm_bwd, .dy = dy, .x = x, .w = of(g, n->w.w), .mean = of(g, n->mean),
+                 .rstd = of(g, n->rstd), .dres = dres, .dx = dx, .dw = of(g, n->w.dw), .db = of(g, n->b.dw),
+                 .zero_centered = n->zero_centered);
+    else
+        GRAPH_OP(g, node, PH_BWD, rmsnorm_bwd, .dy = dy, .x = x, .w = of(g, n->w.w), .rstd = of(g, n->rstd),
+                 .dres = dres, .dx = dx, .dw = of(g, n->w.dw), .zero_centered = n->zero_centered);
+}
+
+bool attention_draws(const struct config *c) { return c->model.attention_dropout > 0; }
+
+struct dropout_rule attention_dropout(const struct build *b)
+{
+    if (!training(b) || b->cfg->model.attention_dropout == 0)
+        return (struct dropout_rule){0};
+    char site[64];
+    snprintf(site, sizeof site, "dropout.attention.%d", b->layer);
+    return (struct dropout_rule){.p = b->cfg->model.attention_dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq,
+                                 .info = of(b->g, b->in.info)};
+}
+
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim)
 {
     const struct config_model *c = &cfg->model;
     return (struct rope_config){.dim = dim, .base = c->rope_base, .scaling = (enum rope_scaling)c->rope_scaling,
                                 .factor = c->rope_factor, .original = c->rope_original, .low = c->rope_low, .high = c->rope_high,
                                 .beta_fast = c->rope_beta_fast, .beta_slow = c->rope_beta_slow, .mscale = c->rope_mscale,
-                                .mscale_all_dim = c->rope_mscale_all_dim};
+                                .mscale_all_dim = c->rope_mscale_all_dim, .exact = !c->rope_truncate};
 }

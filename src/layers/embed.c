@@ -1,5 +1,7 @@
-/* The token embedding: x[t] = W[token[t]], then dropout. Its backward is a weight gradient only. */
+/* The embedding: x[t] = W[token[t]], where positions are learned + P[pos[t]], then dropout. Its backward is weight
+ * gradients only. */
 #include "layers/layer.h"
+#include "ops/addnorm/addnorm.h"
 #include "ops/dropout/dropout.h"
 #include "ops/embed/embed.h"
 
@@ -12,7 +14,30 @@ struct param embedding_param(const struct build *b)
     return p;
 }
 
-int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x, slot_id *dx)
+/* The trained vector of each position. A prediction depth reads it on the last stage, too. */
+static int declare_positions(struct build *b, struct weight *w)
+{
+    const struct config_model *c = &b->cfg->model;
+    int64_t needed = b->mode == BUILD_DECODE ? b->cache_len : b->seq;
+    *w = no_weight();
+    if (c->position != CFG_POSITION_LEARNED)
+        return ST_OK;
+    if (needed > c->max_position) {
+        err_set(&b->g->err, ST_USAGE,
+                "a sequence of %lld tokens needs more than the %lld positions that the model has learned",
+                (long long)needed, (long long)c->max_position);
+        return err_hint(&b->g->err, "prompt and generate.tokens, or train.seq, may have %lld tokens together",
+                        (long long)c->max_position);
+    }
+    struct param p =
+        param_matrix("embedding.position_embeddings.weight", c->max_position, c->hidden, c->embed_init_std);
+    p.shared_ends = b->mesh->pp > 1 && b->n_depths > 0;
+    param_replicate(&p, GRAD_OVER_TOKENS);
+    *w = build_weight(b, &p);
+    return b->g->err.code;
+}
+
+int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos, slot_id *x, slot_id *dx)
 {
     const struct config_model *c = &b->cfg->model;
     struct graph *g = b->g;
@@ -22,13 +47,19 @@ int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x,
     graph_scope(g, -1, scope);
     b->prefix[0] = '\0';
     struct param p = embedding_param(b);
-    struct weight w = build_weight(b, &p);
+    struct weight w = build_weight(b, &p), positions;
+    TRY(declare_positions(b, &positions));
     struct dropout_rule rule = {.p = c->dropout, .key = rng_key((uint64_t)b->cfg->run.seed, site), .seq = b->seq, .info = of(g, b->in.info)};
     *x = build_real(b, "e", b->rows, c->hidden);
     *dx = build_grad(b, "de", b->rows, c->hidden);
     double bytes = (double)(b->rows * c->hidden) * (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "embed", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, embed_fwd, .token = of(g, token), .w = of(g, w.w), .y = of(g, *x));
+    if (positions.w != NO_SLOT) {
+        slot_id of_pos = build_real(b, "position", b->rows, c->hidden);
+        GRAPH_OP(g, n, PH_FWD, embed_fwd, .token = of(g, pos), .w = of(g, positions.w), .y = of(g, of_pos));
+        GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, *x), .f = of(g, of_pos), .s = of(g, *x));
+    }
     if (drops)
         GRAPH_OP(g, n, PH_FWD, dropout, .x = of(g, *x), .y = of(g, *x), .rule = rule);
     graph_cost(g, n, PH_FWD, 0, 2 * bytes);
@@ -38,6 +69,8 @@ int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x,
     if (drops)
         GRAPH_OP(g, n, PH_DW, dropout, .x = of(g, *dx), .y = of(g, masked), .rule = rule);
     GRAPH_OP(g, n, PH_DW, embed_bwd, .token = of(g, token), .dy = of(g, masked), .dw = of(g, w.dw));
+    if (positions.w != NO_SLOT)
+        GRAPH_OP(g, n, PH_DW, embed_bwd, .token = of(g, pos), .dy = of(g, masked), .dw = of(g, positions.dw));
     graph_cost(g, n, PH_DW, (double)(b->rows * c->hidden), 2 * bytes);
     return g->err.code;
 }

@@ -117,7 +117,10 @@ static int boundary_dw(const struct step_ctx *c)
     struct mhc_boundary_dw_args a = {.dz = c->t[BOUNDARY_DW_DZ], .stat = c->t[BOUNDARY_DW_STAT], .y = c->t[BOUNDARY_DW_STREAM], .products = c->t[BOUNDARY_DW_PRODUCTS], .a_pre = c->t[BOUNDARY_DW_A_PRE],
                                      .a_post = c->t[BOUNDARY_DW_A_POST], .a_res = c->t[BOUNDARY_DW_A_RES], .dw = c->t[BOUNDARY_DW_DW], .da_pre = c->t[BOUNDARY_DW_DA_PRE], .da_post = c->t[BOUNDARY_DW_DA_POST],
                                      .da_res = c->t[BOUNDARY_DW_DA_RES], .dbeta = c->t[BOUNDARY_DW_DBETA], .work = c->t[BOUNDARY_DW_WORK], .rule = j->rule,
-                                     .acc_dw = c->add[BOUNDARY_DW_DW], .acc_params = c->add[BOUNDARY_DW_DBETA]};
+                                     .acc_dw = c->add[BOUNDARY_DW_DW],
+                                     /* One flag for all: of those that are trained, which add or do not together. */
+                                     .acc_params = c->add[BOUNDARY_DW_DA_PRE] || c->add[BOUNDARY_DW_DA_POST] || c->add[BOUNDARY_DW_DA_RES] ||
+                                                   c->add[BOUNDARY_DW_DBETA]};
     return c->ops->mhc_boundary_dw(c->lane, &a);
 }
 

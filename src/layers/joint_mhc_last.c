@@ -55,7 +55,7 @@ static int contract_bwd(const struct step_ctx *c)
                                       .m = c->t[CONTRACT_BWD_M], .rstd = c->t[CONTRACT_BWD_M_RSTD], .dx = c->t[CONTRACT_BWD_G], .dw = c->t[CONTRACT_BWD_DFN], .dbase = c->t[CONTRACT_BWD_DBASE],
                                       .dscale = c->t[CONTRACT_BWD_DSCALE], .work = c->t[CONTRACT_BWD_WORK], .eps = j->eps,
                                       .acc_dx = c->add[CONTRACT_BWD_G], /* a prediction depth read the streams too, and came first */
-                                      .acc_params = c->add[CONTRACT_BWD_DFN]};
+                                      .acc_params = c->add[CONTRACT_BWD_DFN] || c->add[CONTRACT_BWD_DBASE] || c->add[CONTRACT_BWD_DSCALE]};
     TRY(c->ops->rmsnorm_bwd(c->lane, &n));
     return c->ops->mhc_contract_bwd(c->lane, &a);
 }
@@ -98,7 +98,7 @@ static int leave_bwd(const struct step_ctx *c)
         .dh = c->t[LEAVE_BWD_DH], .y = c->t[LEAVE_BWD_STREAM], .stat = c->t[LEAVE_BWD_STAT], .coef = c->t[LEAVE_BWD_COEF], .gain = c->t[LEAVE_BWD_GAIN], .w = c->t[LEAVE_BWD_FN], .base = c->t[LEAVE_BWD_BASE], .scale = c->t[LEAVE_BWD_SCALE],
         .x = c->t[LEAVE_BWD_X], .f = c->t[LEAVE_BWD_F], .coef_in = c->t[LEAVE_BWD_COEF_IN], .dx = c->t[LEAVE_BWD_DX], .df = c->t[LEAVE_BWD_DF], .dcoef_in = c->t[LEAVE_BWD_DCOEF_IN], .dgain = c->t[LEAVE_BWD_DGAIN],
         .dw = c->t[LEAVE_BWD_DFN], .dbase = c->t[LEAVE_BWD_DBASE], .dscale = c->t[LEAVE_BWD_DSCALE], .work = c->t[LEAVE_BWD_WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[LEAVE_BWD_INFO]),
-        .eps = j->eps, .zero_centered = j->zero_centered, .acc_params = c->add[LEAVE_BWD_DFN], .acc_dgain = c->add[LEAVE_BWD_DGAIN]};
+        .eps = j->eps, .zero_centered = j->zero_centered, .acc_params = c->add[LEAVE_BWD_DFN] || c->add[LEAVE_BWD_DBASE] || c->add[LEAVE_BWD_DSCALE], .acc_dgain = c->add[LEAVE_BWD_DGAIN]};
     return c->ops->mhc_leave_bwd(c->lane, &a);
 }
 

@@ -1,4 +1,5 @@
-/* The plain residual joint: s = x + dropout(f), h = rmsnorm(s), one fused pass (ops/addnorm).
+/* The plain residual joint: s = x + dropout(f), h = norm(s); one fused pass (ops/addnorm) for RMSNorm, two for
+ * LayerNorm.
  *
  *   stream  [rows, hidden]  s; the first joint has nothing to add and passes the embedding on
  *   h       [rows, hidden]  normed input of the next core; rstd [rows]
@@ -23,18 +24,15 @@ static struct dropout_rule drop_rule(const struct build *b, bool closes)
 
 static int residual_declare(struct build *b, const struct sublayer *prev, struct sublayer *next, const char *norm_key, bool last)
 {
-    const struct config_model *c = &b->cfg->model;
     struct graph *g = b->g;
     bool closes = prev->f != NO_SLOT, drops = drops_out(b);
     graph_scope(g, b->layer, "joint");
 
-    struct param gain = param_vector(norm_key, c->hidden, c->norm_zero_centered ? INIT_ZERO : INIT_ONE);
-    param_replicate(&gain, GRAD_OVER_TOKENS);
-    struct weight w = build_weight(b, &gain);
-    int64_t d = c->hidden;
-    slot_id s = closes ? build_real(b, "stream", b->rows, d) : NO_SLOT, rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
+    int64_t d = b->cfg->model.hidden;
+    struct norm norm = norm_weights(b, norm_key, d);
+    slot_id s = closes ? build_real(b, "stream", b->rows, d) : NO_SLOT;
+    norm_statistics(b, &norm, "", b->rows);
     struct dropout_rule drop = drop_rule(b, closes);
-    bool zero = c->norm_zero_centered;
     next->x = closes ? s : prev->x;
     next->h = build_real(b, "norm", b->rows, d);
     next->dh = build_grad(b, "dnorm", b->rows, d);
@@ -44,19 +42,35 @@ static int residual_declare(struct build *b, const struct sublayer *prev, struct
 
     double elems = (double)(b->rows * d), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "joint", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .w = of(g, w.w), .s = of(g, s), .y = of(g, next->h),
-             .rstd = of(g, rstd), .eps = c->norm_eps, .zero_centered = zero, .drop = drop);
+    if (!norm.layer)
+        GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .w = of(g, norm.w.w),
+                 .s = of(g, s), .y = of(g, next->h), .rstd = of(g, norm.rstd), .eps = norm.eps,
+                 .zero_centered = norm.zero_centered, .drop = drop);
+    else if (closes)
+        GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .s = of(g, s), .drop = drop);
+    if (norm.layer)
+        norm_forward(g, n, PH_FWD, &norm, of(g, next->x), of(g, next->h));
     graph_cost(g, n, PH_FWD, 5 * elems, (closes ? 4 : 2) * elems * size);
     if (!training(b))
         return g->err.code;
     /* The norm alone, from the stream that was kept. */
-    GRAPH_OP(g, n, PH_REPLAY, addnorm_fwd, .x = of(g, next->x), .w = of(g, w.w), .y = of(g, next->h), .rstd = of(g, rstd), .eps = c->norm_eps,
-             .zero_centered = zero);
+    if (norm.layer)
+        norm_forward(g, n, PH_REPLAY, &norm, of(g, next->x), of(g, next->h));
+    else
+        GRAPH_OP(g, n, PH_REPLAY, addnorm_fwd, .x = of(g, next->x), .w = of(g, norm.w.w), .y = of(g, next->h),
+                 .rstd = of(g, norm.rstd), .eps = norm.eps, .zero_centered = norm.zero_centered);
     graph_cost(g, n, PH_REPLAY, 4 * elems, 2 * elems * size);
     graph_replay(g, next->h, n);
     slot_id df = closes && prev->df != prev->dx ? prev->df : NO_SLOT;
-    GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .dy = of(g, next->dh), .ds = of(g, next->dx), .s = of(g, next->x), .w = of(g, w.w), .rstd = of(g, rstd),
-             .dx = of(g, prev->dx), .df = of(g, df), .dw = of(g, w.dw), .zero_centered = zero, .drop = drop);
+    if (!norm.layer)
+        GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .dy = of(g, next->dh), .ds = of(g, next->dx), .s = of(g, next->x),
+                 .w = of(g, norm.w.w), .rstd = of(g, norm.rstd), .dx = of(g, prev->dx), .df = of(g, df),
+                 .dw = of(g, norm.w.dw), .zero_centered = norm.zero_centered, .drop = drop);
+    else
+        norm_backward(g, n, &norm, of(g, next->dh), of(g, next->x), of(g, next->dx), of(g, prev->dx));
+    if (norm.layer && df != NO_SLOT)
+        GRAPH_OP(g, n, PH_BWD, addnorm_bwd, .ds = of(g, prev->dx), .dx = of(g, prev->dx), .df = of(g, df),
+                 .drop = drop);
     graph_inplace(g, n, PH_BWD, next->dx, prev->dx); /* the gradient that came in becomes the one that goes out */
     graph_cost(g, n, PH_BWD, 11 * elems, 4 * elems * size);
     return g->err.code;

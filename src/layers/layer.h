@@ -15,6 +15,7 @@
 #include "comm/comm.h"
 #include "config/config.h"
 #include "kind/kind.h"
+#include "ops/dropout/dropout.h"
 #include "ops/rope/rope.h"
 #include "plan/graph.h"
 #include "tensor/params.h"
@@ -134,12 +135,14 @@ struct build {
     char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */
     bool want_logits;
     slot_id logits; /* head output in decode mode, or with want_logits */
+    struct adapter *adapters; /* lora.c: those declared so far, newest first */
     struct err *e;
 };
 
 /* A weight and its gradient; both NO_SLOT when absent (no bias). dw is NO_SLOT unless training. */
 struct weight {
     slot_id w, dw;
+    int param; /* row of the parameter table */
 };
 /* name is appended to the layer's prefix unless it is a whole key (b->prefix empty). */
 struct weight build_weight(struct build *b, const struct param *decl);
@@ -165,17 +168,48 @@ static inline bool training(const struct build *b) { return b->mode == BUILD_TRA
 
 /* ---- linear: y = x W^T + bias, the block most cores are made of ------------------------------------- */
 
+enum { LINEAR_MAX_PARTS = 3 };
 struct linear {
     slot_id x, y, dy, dx; /* dy, dx: NO_SLOT unless training (or no dx wanted) */
     struct weight w, bias;
     int64_t in, out;
+    struct linear_part { /* outputs of several projections in one: each has a LoRA adapter of its own */
+        const char *name;
+        int64_t rows;
+    } part[LINEAR_MAX_PARTS]; /* up to the first without a name; none: one projection */
+    bool plain; /* never adapted: routers */
 };
 int linear_declare(struct build *b, const char *name, const struct linear *l); /* node */
 /* The same in two halves, between which a core may append to the forward phase what is to be recomputed with it. */
 int linear_forward(struct build *b, const char *name, const struct linear *l); /* node */
 void linear_backward(struct build *b, int node, const struct linear *l);
+/* LoRA (lora.c): the adapters of a linear layer, in its own node. */
+void lora_forward(struct build *b, int node, const struct linear *l, const char *name);
+void lora_backward(struct build *b, int node, const struct linear *l);
+/* Does this word of lora.targets name (a part of) the linear layer with this weight? part: NULL or "" if it has none. */
+bool lora_names(const char *word, const char *weight_key, const char *part);
+bool attention_draws(const struct config *c); /* random numbers, for the dropout of attention weights */
+/* Dropout of the attention weights of this layer; without it p is 0 and info absent. */
+struct dropout_rule attention_dropout(const struct build *b);
 /* RoPE settings of the model for `dim` rotated channels. */
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim);
+
+/* ---- norm: RMSNorm or LayerNorm of whole rows, as model.norm says ------------------------------------- */
+
+struct norm {
+    struct weight w, b;  /* gain; bias of a LayerNorm */
+    slot_id mean, rstd;  /* [rows]; mean: LayerNorm only */
+    double eps;
+    bool layer, zero_centered;
+};
+/* key: of the gain, which ends in "weight"; that of the bias ends in "bias". */
+struct norm norm_weights(struct build *b, const char *key, int64_t width);
+/* Statistics of `rows` rows under the names "<prefix>rstd" and "<prefix>mean". */
+void norm_statistics(struct build *b, struct norm *n, const char *prefix, int64_t rows);
+void norm_forward(struct graph *g, int node, enum phase_id ph, const struct norm *n, struct tensor x, struct tensor y);
+/* dres: added to dx; may be absent. */
+void norm_backward(struct graph *g, int node, const struct norm *n, struct tensor dy, struct tensor x,
+                   struct tensor dres, struct tensor dx);
 
 /* ---- cores -------------------------------------------------------------------------------------------- */
 
@@ -216,8 +250,9 @@ int cut_in_declare(struct build *b, const struct cut_place *at, const struct joi
 
 /* The embedding's weight, which a tied head, a prediction depth and another stage may share. */
 struct param embedding_param(const struct build *b);
-/* Token embedding (with dropout) of these tokens; creates x, dx. All embeddings share one weight. */
-int embed_declare(struct build *b, const char *scope, slot_id token, slot_id *x, slot_id *dx);
+/* Embedding (with dropout) of these tokens at these positions, which count where positions are learned; creates x, dx.
+ * All embeddings share their weights. */
+int embed_declare(struct build *b, const char *scope, slot_id token, slot_id pos, slot_id *x, slot_id *dx);
 /* Head and loss; reads h, adds to dh while still in the forward half. All heads share one weight. */
 struct head_io {
     const char *scope;
@@ -231,7 +266,7 @@ int head_declare(struct build *b, const struct head_io *io);
 struct mtp_io {
     slot_id h, dh;        /* of the depth before: normed output, or with streams > 1 the streams before their contraction */
     int64_t streams;      /* of h and x */
-    slot_id token, label; /* in: of the depth before; out: shifted */
+    slot_id token, label, pos; /* in: of the depth before; out: shifted */
     slot_id x, dx;        /* out: input of the depth's stack */
 };
 int mtp_declare(struct build *b, int depth, struct mtp_io *io);

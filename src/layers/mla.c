@@ -179,7 +179,7 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
         v = of(g, s->v_cache);
     }
     GRAPH_OP(g, n, PH_FWD, attention_fwd, .q = q, .k = k, .v = v, .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse), .doc_start = doc_view(b),
-             .start = of(g, b->in.start), .scale = m->scale);
+             .start = of(g, b->in.start), .scale = m->scale, .drop = attention_dropout(b));
     graph_cost(g, n, PH_FWD, flops, 0);
     if (!training(b))
         return;
@@ -188,7 +188,7 @@ static void declare_core(struct build *b, const struct mla *m, const struct mla_
     graph_again(g, n, s->lse);
     GRAPH_OP(g, n, PH_BWD, attention_bwd, .d_o = outputs(m, of(g, s->d_o)), .q = q, .k = k, .v = v, .o = outputs(m, of(g, s->o)), .lse = of(g, s->lse),
              .doc_start = doc_view(b), .dq = batched(m, keyed(m, of(g, s->dq))), .dk = batched(m, keyed(m, of(g, s->dk))),
-             .dv = values(m, of(g, s->dkv)), .scale = m->scale);
+             .dv = values(m, of(g, s->dkv)), .scale = m->scale, .drop = attention_dropout(b));
     GRAPH_OP(g, n, PH_BWD, mlakeys_bwd, .dk = keyed(m, of(g, s->dk)), .dkv = own(m, of(g, s->dkv)), .nope = m->nope);
     declare_unrotation(b, n, s, rotary(m, of(g, s->dq)));
     graph_cost(g, n, PH_BWD, 2.5 * flops, 0);
@@ -283,8 +283,10 @@ static const struct option_use mla_uses[] = {
     {"model.rope_high", rope_llama3, "model.rope_scaling = llama3"},
     {"model.rope_beta_fast", rope_yarn, "model.rope_scaling = yarn"},
     {"model.rope_beta_slow", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.rope_truncate", rope_yarn, "model.rope_scaling = yarn"},
     {"model.rope_mscale", rope_yarn, "model.rope_scaling = yarn"},
     {"model.rope_mscale_all_dim", rope_yarn, "model.rope_scaling = yarn"},
+    {"model.attention_dropout", NULL, NULL},
     {"model.mla_q_rank", NULL, NULL},
     {"model.mla_kv_rank", NULL, NULL},
     {"model.mla_nope", NULL, NULL},
@@ -321,10 +323,12 @@ const struct core_kind core_mla = {
     .title = "latent attention",
     .norm_key = "input_layernorm.weight",
     .options = {KIND_ROWS(uses, mla_uses), KIND_ROWS(rules, mla_rules), KIND_ROWS(tiny, mla_tiny),
-                .refused = {"model.attn_gate", "model.attn_window", "model.attn_window_skip", "model.attn_sink", "model.softmax_scale",
-                            "model.qkv_bias", "model.rope_percent", "model.no_rope_freq"}},
+                .refused = {"model.attn_gate", "model.attn_window", "model.attn_window_skip", "model.attn_sink",
+                            "model.softmax_scale", "model.qkv_bias", "model.attn_bias", "model.rope_percent",
+                            "model.no_rope_freq", "model.norm", "model.position"}},
     .keys = {.family = "attention", .place = KEY_PLACE_ATTENTION, .mixes = true, .transformer = true},
     .recompute = {{"core_attn", {"mla.o", "mla.lse"}}, {"mla_up_proj", {"mla.q", "mla.kv", "mla.k"}}},
+    .draws = attention_draws,
     .flops = mla_flops,
     .declare = mla_declare,
 };

@@ -37,12 +37,14 @@ static int mlp_declare(struct build *b, struct core_io *io)
     param_split(&p2, 1, UNIT_FFN, f);
     param_replicate(&pb2, GRAD_OVER_TOKENS);
     struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
-    struct weight b1 = c->bias ? build_weight(b, &pb1) : no_weight(), b2 = c->bias ? build_weight(b, &pb2) : no_weight();
+    bool bias = c->bias || c->mlp_bias;
+    struct weight b1 = bias ? build_weight(b, &pb1) : no_weight(), b2 = bias ? build_weight(b, &pb2) : no_weight();
 
     slot_id pre = build_real(b, "pre", b->rows, wide), act = build_real(b, "act", b->rows, f);
     slot_id dact = build_grad(b, "dact", b->rows, f), dpre = build_grad(b, "dpre", b->rows, wide);
     io->f = build_real(b, "out", b->rows, d);
-    linear_declare(b, "fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = b1, .in = d, .out = wide});
+    linear_declare(b, "fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = b1, .in = d, .out = wide,
+                                           .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
     declare_act(b, rule, pre, act, dact, dpre);
     linear_declare(b, "fc2", &(struct linear){.x = act, .y = io->f, .dy = io->df, .dx = dact, .w = w2, .bias = b2, .in = f, .out = d});
     return b->g->err.code;
@@ -51,6 +53,8 @@ static int mlp_declare(struct build *b, struct core_io *io)
 /* ---- options -------------------------------------------------------------------------------------------------------- */
 
 static bool gated(const struct config *c) { return act_is_gated((enum act_kind)c->model.act); }
+
+static bool not_all_biases(const struct config *c) { return !c->model.bias; }
 
 static bool gate_options_without_gate(const struct config *c)
 {
@@ -66,6 +70,7 @@ static bool alpha_without_quick(const struct config *c)
 /* clang-format off */
 static const struct option_use mlp_uses[] = {
     {"model.bias", NULL, NULL},
+    {"model.mlp_bias", not_all_biases, "model.bias = off, which gives these biases too"},
     {"model.ffn", NULL, NULL},
     {"model.act", NULL, NULL},
     {"model.act_clamp", NULL, NULL},

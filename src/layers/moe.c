@@ -3,7 +3,7 @@
  *
  * Shapes: T rows, E experts, R = T k rows sorted by expert, d hidden, f expert width, w = 2f if
  * gated else f. shared  [T, d]   = fc2(act(fc1 h)) (* sigmoid(h gate^T))      only with shared_ffn
- *   logits  [T, E]   = (h * jitter) Wr^T
+ *   logits  [T, E]   = (h * jitter) Wr^T + br
  *   probs   [T, k], idx [T, k]                                    ops/router
  *   offset [E + 1], row [T, k], src [R]                           ops/moeplan
  *   xp      [R, d]   = rows of h by expert; prow [R] their probabilities
@@ -48,7 +48,7 @@ struct moe_slots {
     struct ep ep;
     slot_id shared; /* what the combine starts from, or NO_SLOT */
     slot_id given;  /* choices of another run, or NO_SLOT */
-    struct weight router, bias, table, w1, w2, b1, b2;
+    struct weight router, router_bias, bias, table, w1, w2, b1, b2;
 };
 
 /* The update plan's step for the expert bias. */
@@ -94,7 +94,8 @@ static slot_id declare_shared_gate(struct build *b, const struct core_io *io, sl
                                     .w = build_weight(b, &p),
                                     .bias = no_weight(),
                                     .in = d,
-                                    .out = 1});
+                                    .out = 1,
+                                    .plain = true});
     int n = graph_node(g, "shared_gate", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = of(g, out), .g = of(g, score), .y = of(g, gated));
     if (training(b))
@@ -128,7 +129,8 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
                                     .w = w1,
                                     .bias = no_weight(),
                                     .in = d,
-                                    .out = wide});
+                                    .out = wide,
+                                    .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
     declare_shared_act(b, m, pre, act, dact, dpre);
     linear_declare(b, "shared_fc2",
                    &(struct linear){.x = act,
@@ -172,6 +174,7 @@ static int sizes(struct build *b, struct moe *m)
                                    .norm = c->router_norm,
                                    .groups = c->router_group_topk > 0 ? c->router_groups : 0,
                                    .group_topk = c->router_group_topk,
+                                   .group_best = c->router_group_best,
                                    .scale = c->router_scale,
                                    .capacity = decode ? 0 : c->router_capacity,
                                    .drop_late = c->router_drop == CFG_DROP_LATE,
@@ -239,6 +242,7 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
 {
     const struct config_model *c = &b->cfg->model;
     struct param router = param_matrix("mlp.router.weight", m->experts, m->width, c->init_std);
+    struct param router_bias = param_vector("mlp.router.bias", m->experts, INIT_ZERO);
     struct param bias = param_vector("mlp.router.expert_bias", m->experts, INIT_ZERO);
     struct param p1 =
         expert_matrix("mlp.experts.linear_fc1.weight", m, m->wide, m->width, c->init_std);
@@ -258,8 +262,10 @@ static void declare_params(struct build *b, const struct moe *m, struct moe_slot
         of_experts[i]->split.grad = GRAD_OVER_TOKENS; /* ranks that hold the same experts */
     }
     param_replicate(&router, GRAD_OVER_TOKENS);
+    param_replicate(&router_bias, GRAD_OVER_TOKENS);
     param_replicate(&bias, GRAD_COMPLETE);
     s->router = build_weight(b, &router);
+    s->router_bias = c->router_linear_bias ? build_weight(b, &router_bias) : no_weight();
     s->table = declare_table(b, m);
     s->bias = c->router_bias && !m->hashed ? build_weight(b, &bias) : no_weight();
     s->w1 = build_weight(b, &p1);
@@ -312,7 +318,8 @@ static void declare_state(struct build *b, const struct moe *m, struct moe_slots
     if (m->rule.coef.global_aux != 0)
         s->global = build_state(b, "global_load", tensor_1d(NULL, DT_F64, m->experts + 1));
     graph_sum(b->g, s->global);
-    if (s->bias.w == NO_SLOT)
+    /* The bias of a frozen router keeps its values, too. */
+    if (s->bias.w == NO_SLOT || s->router.param < 0 || b->params->list[s->router.param].p.frozen)
         return;
     struct tensor tally = tensor_1d(NULL, DT_F64, m->experts);
     s->tally = build_state(b, "tally", tally);
@@ -419,9 +426,10 @@ static void declare_router(struct build *b, const struct moe *m, const struct mo
                                     .dy = s->dlogits,
                                     .dx = jitters ? s->dhj : io->dh,
                                     .w = s->router,
-                                    .bias = no_weight(),
+                                    .bias = s->router_bias,
                                     .in = m->width,
-                                    .out = m->experts});
+                                    .out = m->experts,
+                                    .plain = true});
     if (s->gate != s->logits) { /* the gradient goes straight through to the real logits */
         int n = graph_node(g, "noise", LANE_COMPUTE, NULL);
         GRAPH_OP(g, n, PH_FWD, router_noise, .info = of(g, b->in.info), .logits = of(g, s->logits), .key = m->noise_key, .seq = m->seq);
@@ -593,6 +601,12 @@ static bool groups_do_not_fit(const struct config *c)
            (m->router_group_topk > 0 && m->router_group_topk * (m->experts / m->router_groups) < m->topk);
 }
 
+static bool group_best_above_group(const struct config *c)
+{
+    const struct config_model *m = &c->model;
+    return m->router_groups > 0 && m->router_group_topk > 0 && m->router_group_best > m->experts / m->router_groups;
+}
+
 static bool interleave_does_not_fit(const struct config *c)
 {
     const struct config_model *m = &c->model;
@@ -622,9 +636,11 @@ static const struct option_use moe_uses[] = {
     {"model.router_pre_softmax", router_chooses, "a layer beyond model.router_hash_layers"},
     {"model.router_norm", norm_matters, "sigmoid or sqrtsoftplus as model.router_score, model.topk above 1"},
     {"model.router_groups", groups_chosen, "model.router_group_topk"},
+    {"model.router_group_best", groups_chosen, "model.router_group_topk"},
     {"model.router_group_topk", router_chooses, "a layer beyond model.router_hash_layers"},
     {"model.router_scale", NULL, NULL},
     {"model.router_bias", router_chooses, "a layer beyond model.router_hash_layers"},
+    {"model.router_linear_bias", NULL, NULL},
     {"model.router_bias_rate", bias_moves, "model.router_bias"},
     {"model.router_hash_layers", hash_reaches, "a layer with experts among the first so many layers"},
     {"model.aux_loss", NULL, NULL},
@@ -663,6 +679,9 @@ static const struct rule moe_rules[] = {
     {"router-groups-fit", groups_do_not_fit,
      "router groups must divide the experts, and those a token may use must hold topk experts",
      {"model.router_groups", "model.router_group_topk", "model.experts", "model.topk"}},
+    {"group-best-fits", group_best_above_group,
+     "a group has experts / router_groups experts; model.router_group_best cannot be more",
+     {"model.router_group_best", "model.router_groups", "model.experts"}},
     {"interleave-fits", interleave_does_not_fit,
      "model.glu_interleave needs a gated activation and must divide model.expert_ffn",
      {"model.glu_interleave", "model.act", "model.expert_ffn"}},

@@ -13,12 +13,9 @@
 #include "layers/layer.h"
 #include "ops/gemm/gemm.h"
 #include "ops/mhc/mhc.h"
-#include "ops/rmsnorm/rmsnorm.h"
 #include "ops/shift/shift.h"
 
 struct entry {
-    double eps;
-    bool zero_centered;
     int64_t hidden, streams;
 };
 
@@ -51,27 +48,20 @@ struct normed {
 static void declare_norms(struct build *b, const struct entry *m, slot_id e, slot_id de, const struct mtp_io *io, const struct normed *y)
 {
     struct graph *g = b->g;
-    enum init_kind gain = b->cfg->model.norm_zero_centered ? INIT_ZERO : INIT_ONE;
-    struct param pe = param_vector("enorm.weight", m->hidden, gain), ph = param_vector("hnorm.weight", m->hidden, gain);
-    param_replicate(&pe, GRAD_OVER_TOKENS);
-    param_replicate(&ph, GRAD_OVER_TOKENS);
-    struct weight we = build_weight(b, &pe), wh = build_weight(b, &ph);
-    slot_id er = graph_slot(g, "erstd", tensor_1d(NULL, b->dev->wide, b->rows));
-    slot_id hr = graph_slot(g, "hrstd", tensor_1d(NULL, b->dev->wide, b->rows * m->streams));
+    struct norm enorm = norm_weights(b, "enorm.weight", m->hidden), hnorm = norm_weights(b, "hnorm.weight", m->hidden);
+    norm_statistics(b, &enorm, "e", b->rows);
+    norm_statistics(b, &hnorm, "h", b->rows * m->streams);
     int n = graph_node(g, "norms", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = of(g, e), .w = of(g, we.w), .y = normed_e(m, of(g, y->en)), .rstd = of(g, er), .eps = m->eps,
-             .zero_centered = m->zero_centered);
-    GRAPH_OP(g, n, PH_FWD, rmsnorm_fwd, .x = by_stream(m, of(g, io->h)), .w = of(g, wh.w), .y = normed_h(m, of(g, y->en), of(g, y->hn)),
-             .rstd = of(g, hr), .eps = m->eps, .zero_centered = m->zero_centered);
+    norm_forward(g, n, PH_FWD, &enorm, of(g, e), normed_e(m, of(g, y->en)));
+    norm_forward(g, n, PH_FWD, &hnorm, by_stream(m, of(g, io->h)), normed_h(m, of(g, y->en), of(g, y->hn)));
     graph_again(g, n, y->en);
     graph_again(g, n, y->hn);
     /* With one stream the head's contribution to dh is already there; the contraction of several adds its own after this. */
     struct tensor dh = by_stream(m, of(g, io->dh)), none = {0};
     graph_sum(g, io->dh);
-    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = normed_e(m, of(g, y->den)), .x = of(g, e), .w = of(g, we.w), .rstd = of(g, er), .dx = of(g, de),
-             .dw = of(g, we.dw), .zero_centered = m->zero_centered);
-    GRAPH_OP(g, n, PH_BWD, rmsnorm_bwd, .dy = normed_h(m, of(g, y->den), of(g, y->dhn)), .x = by_stream(m, of(g, io->h)), .w = of(g, wh.w),
-             .rstd = of(g, hr), .dres = m->streams > 1 ? none : dh, .dx = dh, .dw = of(g, wh.dw), .zero_centered = m->zero_centered);
+    norm_backward(g, n, &enorm, normed_e(m, of(g, y->den)), of(g, e), none, of(g, de));
+    norm_backward(g, n, &hnorm, normed_h(m, of(g, y->den), of(g, y->dhn)), by_stream(m, of(g, io->h)),
+                  m->streams > 1 ? none : dh, dh);
     double elems = 0.5 * (double)(b->rows * m->hidden * (1 + m->streams)), size = (double)dtype_bytes(b->dev->real);
     graph_cost(g, n, PH_FWD, 8 * elems, 4 * elems * size);
     graph_cost(g, n, PH_REPLAY, 8 * elems, 4 * elems * size);
@@ -118,7 +108,8 @@ int mtp_declare(struct build *b, int depth, struct mtp_io *io)
 {
     struct graph *g = b->g;
     int64_t d = b->cfg->model.hidden;
-    struct entry sizes = {.eps = b->cfg->model.norm_eps, .zero_centered = b->cfg->model.norm_zero_centered, .hidden = d, .streams = io->streams}, *m = &sizes;
+    struct entry sizes = {.hidden = d, .streams = io->streams}, *m = &sizes;
+    bool learned = b->cfg->model.position == CFG_POSITION_LEARNED;
     char scope[32];
     snprintf(scope, sizeof scope, "mtp%d", depth);
     graph_scope(g, -1, scope);
@@ -127,11 +118,17 @@ int mtp_declare(struct build *b, int depth, struct mtp_io *io)
     int n = graph_node(g, "shift", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->token), .doc_start = ids(b, b->in.doc_start), .y = ids(b, token), .fill = 0);
     GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->label), .doc_start = ids(b, b->in.doc_start), .y = ids(b, label), .fill = -1);
+    if (learned) { /* a token of the next position brings its position along, as in Megatron */
+        slot_id pos = graph_slot(g, "pos", shape);
+        GRAPH_OP(g, n, PH_FWD, shift, .x = ids(b, io->pos), .doc_start = ids(b, b->in.doc_start), .y = ids(b, pos),
+                 .fill = 0);
+        io->pos = pos;
+    }
     io->token = token;
     io->label = label;
 
     slot_id e, de;
-    TRY(embed_declare(b, scope, token, &e, &de));
+    TRY(embed_declare(b, scope, token, io->pos, &e, &de));
     graph_scope(g, -1, scope);
     snprintf(b->prefix, sizeof b->prefix, "mtp.layers.%d.", depth);
     bool wide = io->streams > 1;

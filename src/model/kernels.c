@@ -50,7 +50,9 @@ static struct attention_facts attention_facts(const struct config *cfg, const st
         f.not_library = "cuDNN takes no packed documents (data.eod_mask, data.chat)";
     if (f.not_library == NULL && !g->cudnn)
         f.not_library = "cuDNN is not installed";
-    f.not_hopper = g->hopper ? attention_not_hopper(&f.q, &f.k, &f.v) : "not a Hopper GPU, or gpu.portable";
+    if (c->attention_dropout > 0)
+        f.not_library = "cuDNN does not know braid's random numbers (model.attention_dropout)";
+    f.not_hopper = c->attention_dropout > 0 ? "the backward kernel for Hopper drops no weights" : g->hopper ? attention_not_hopper(&f.q, &f.k, &f.v) : "not a Hopper GPU, or gpu.portable";
     return f;
 }
 

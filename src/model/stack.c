@@ -144,7 +144,10 @@ static void hand_on(struct mtp_io *io, const struct sublayer *end)
 
 static int declare_mtp(struct build *b, const struct pattern *p, const struct sublayer *main_end, struct model_plan *mp)
 {
-    struct mtp_io io = {.streams = main_end->wide ? b->cfg->model.mhc_streams : 1, .token = b->in.token, .label = b->in.label};
+    struct mtp_io io = {.streams = main_end->wide ? b->cfg->model.mhc_streams : 1,
+                        .token = b->in.token,
+                        .label = b->in.label,
+                        .pos = b->in.pos};
     hand_on(&io, main_end);
     for (int k = 0; k < p->n_mtp_depths; k++) {
         char where[64], norm[64], scope[32];
@@ -216,7 +219,7 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
     b->layer = c->from;
     if (c->first) {
         slot_id x, dx;
-        TRY(embed_declare(b, "embed", b->in.token, &x, &dx));
+        TRY(embed_declare(b, "embed", b->in.token, b->in.pos, &x, &dx));
         sub = sublayer_entry(x, dx, false);
     } else {
         TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b->cfg), &sub));
@@ -326,6 +329,7 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     if (o->mode == BUILD_TRAIN) {
         TRY(apply_policy(m, &mp->g, o, e));
         TRY(settle_replays(m, mp, e));
+        TRY(graph_prune(&mp->g, e));
     }
     struct order order = {0};
     int st = order_plan(m, mp, o, &order, e);

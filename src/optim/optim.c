@@ -14,7 +14,7 @@
 /* Where the part of a parameter that a node works on is; bytes into the arena, -1: not there. */
 struct trained {
     int64_t elems, grad, master, param, optim;
-    double decay;
+    double decay, rate;
 };
 enum form { FORM_GRAD, FORM_MASTER, FORM_PARAM, FORM_OPTIM, FORM_COUNT };
 struct update_node {
@@ -104,11 +104,12 @@ static int update_step(const struct step_ctx *c)
                                           .m = at(&c->t[OPTIM], &n->form[FORM_OPTIM], t->optim, n->wide, t->elems),
                                           .v = at(&c->t[OPTIM], &n->form[FORM_OPTIM], second, n->wide, t->elems),
                                           .copy = copy ? param : (struct tensor){0},
-                                          .decay = t->decay};
+                                          .decay = t->decay,
+                                          .rate = t->rate};
     }
     const struct adamw_part *p = &n->parts[0];
     struct adamw_args a = {.p = p->p, .g = p->g, .m = p->m, .v = p->v, .copy = p->copy, .hyper = c->t[HYPER], .scale = c->t[SCALE],
-                           .beta1 = n->beta1, .beta2 = n->beta2, .eps = n->eps, .decay = p->decay, .more = p + 1, .n_more = n->n - 1};
+                           .beta1 = n->beta1, .beta2 = n->beta2, .eps = n->eps, .decay = p->decay, .rate = p->rate, .more = p + 1, .n_more = n->n - 1};
     return c->ops->adamw(c->lane, &a);
 }
 
@@ -142,9 +143,12 @@ static struct trained part_of(const struct model *m, int k, struct shard s)
     const struct param_entry *row = &m->params.list[k];
     int64_t wide = (int64_t)dtype_bytes(m->dev->wide), real = (int64_t)dtype_bytes(m->dev->real);
     bool copy = row->master_offset >= 0;
+    const struct config_group *group = row->p.group > 0 ? &m->cfg->group[row->p.group - 1] : NULL;
+    bool own_decay = group != NULL && group->weight_decay >= 0;
     return (struct trained){.elems = s.n, .grad = row->grad_offset + s.first * wide, .master = copy ? row->master_offset + s.first * wide : -1,
                             .param = row->offset + s.first * (copy ? real : wide), .optim = row->optim_offset,
-                            .decay = row->p.decay ? m->cfg->train.weight_decay : 0};
+                            .decay = own_decay ? group->weight_decay : row->p.decay ? m->cfg->train.weight_decay : 0,
+                            .rate = group != NULL ? group->lr : 1};
 }
 
 /* Every parameter of the bucket: what is updated here, with room for its moments. */

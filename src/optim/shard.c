@@ -36,7 +36,7 @@ struct shard shard_updated(const struct model *m, int index)
 
 /* ---- buckets -------------------------------------------------------------------------------------------------- */
 
-static bool trained(const struct model *m, int k) { return !m->params.list[k].p.buffer; }
+static bool trained(const struct model *m, int k) { return param_trained(&m->params.list[k].p); }
 
 /* The copies of this parameter, by kind: 0 none, 1 of all, 2 of experts. */
 static int copies(const struct model *m, int k)

@@ -81,6 +81,41 @@ static void bind_work(struct graph *g, int node, enum phase_id ph, const struct 
     }
 }
 
+slot_id graph_unwanted(struct graph *g, const char *name, struct tensor shape)
+{
+    slot_id s = graph_slot(g, name, shape);
+    if (s >= 0)
+        g->slots[s].sum = g->slots[s].unwanted = true;
+    return s;
+}
+
+/* Optional results that nobody wants are unbound, if the op can do without. False: the call has no other results. */
+static bool is_wanted(const struct graph *g, const struct op_desc *op, void *args)
+{
+    union {
+        char bytes[OP_ARGS_BYTES];
+        struct tensor align;
+    } less;
+    bool any = false, wanted = false;
+    struct err why = {0};
+    memcpy(less.bytes, args, op->args_bytes);
+    for (int i = 0; i < op->n_args; i++) {
+        const struct op_arg *f = &op->args[i];
+        const struct tensor *t = f->at != OP_NOWHERE ? field_at(f, args) : NULL;
+        if (t == NULL || t->data == NULL || !writes(f))
+            continue;
+        slot_id s = slot_of(t);
+        bool unwanted = s >= 0 && s < g->n_slots && g->slots[s].unwanted;
+        any |= unwanted;
+        wanted |= !unwanted;
+        if (unwanted && f->role == ARG_OOUT)
+            *field_at(f, less.bytes) = (struct tensor){0};
+    }
+    if (any && wanted && op->check(less.bytes, &why) == ST_OK)
+        memcpy(args, less.bytes, op->args_bytes);
+    return wanted || !any;
+}
+
 static int use_of(struct graph *g, struct phase *p, slot_id slot)
 {
     for (int u = 0; u < p->n_uses; u++)
@@ -140,7 +175,7 @@ void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc 
                 g->ops ? g->ops->name : "none", op->name);
         return;
     }
-    if (!bound_well(g, node, ph, op, c->args))
+    if (!bound_well(g, node, ph, op, c->args) || !is_wanted(g, op, c->args))
         return;
     bind_work(g, node, ph, op, c->args);
     if (g->err.code != ST_OK)

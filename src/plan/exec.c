@@ -44,7 +44,7 @@ static int check_finite(const struct exec *x, const struct plan *p, const struct
     for (int u = 0; u < ph->n_uses && st == ST_OK; u++) {
         const struct tensor *t = &s->t[u];
         bool is_real = t->dtype == DT_F64 || t->dtype == DT_F32 || t->dtype == DT_BF16;
-        if (s->instance[u] < 0 || !writes(ph->use[u].mode) || !is_real)
+        if (s->instance[u] < 0 || !writes(ph->use[u].mode) || !is_real || p->g->slots[ph->use[u].slot].unwanted)
             continue;
         struct tensor host;
         TRY(dev_fetch(x->dev, t, &host, e));

@@ -132,6 +132,7 @@ struct slot {
     int replay;          /* node whose PH_REPLAY phase recomputes it, or -1 */
     bool dropped;        /* policy: not saved, replayed */
     bool sum;            /* has several contributions: the first writes, later ones add */
+    bool unwanted;       /* the gradient of a frozen parameter: nobody reads it */
 };
 
 struct graph {
@@ -154,6 +155,12 @@ void graph_release(struct graph *g);
 void graph_scope(struct graph *g, int layer, const char *scope);
 slot_id graph_slot(struct graph *g, const char *name, struct tensor shape);
 slot_id graph_persistent(struct graph *g, const char *name, struct tensor shape, enum arena_id arena, int64_t offset);
+/* A result that nobody reads (the gradient of a frozen parameter). An op call with no other result is left out, and where the
+ * result is optional, the op is not asked for it; otherwise it goes to the workspace. */
+slot_id graph_unwanted(struct graph *g, const char *name, struct tensor shape);
+/* Backward and weight-gradient phases that lead to nothing but unwanted results are removed, so that what they would have read is
+ * not saved. Messages between ranks stay. */
+int graph_prune(struct graph *g, struct err *e);
 /* "<layer>.<scope>.<name>" of the current scope; NULL when out of memory. */
 const char *graph_name(struct graph *g, const char *name);
 /* Zeroed memory that lives as long as the graph, for a layer's sizes. */

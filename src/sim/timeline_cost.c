@@ -70,7 +70,7 @@ static double bucket_seconds(const struct step_cost *c, const struct plan *p, co
     for (int k = 0; k < params->n; k++) {
         const struct param_entry *row = &params->list[k];
         int64_t at = reduce ? row->grad_offset : row->offset;
-        if (row->p.buffer || at < s->offset || at >= s->offset + s->shape.dim[0])
+        if (!param_trained(&row->p) || at < s->offset || at >= s->offset + s->shape.dim[0])
             continue;
         expert |= at == s->offset && row->p.expert;
         if (reduce && row->p.shared_ends && mesh->pp > 1)

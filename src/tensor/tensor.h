@@ -140,15 +140,26 @@ struct param {
     double init_a, init_b;
     bool decay;  /* weight decay applies */
     bool buffer; /* state that is saved with the model but not trained: no gradient, no moments */
+    bool frozen; /* keeps its value: no gradient, no moments, no master weights */
+    int group;   /* [group.NAME] it belongs to: 1 + index in the config; 0: none */
     bool expert; /* belongs to one expert of a mixture (its own data-parallel group) */
     bool wide;   /* kept in the wide type even where activations are narrower */
     bool shared_ends; /* first and last pipeline stage hold a copy each, and their gradients are summed */
+    /* LoRA: the adapter of rows [first, first + rows) of parameter of - 1, as they lie in memory. Its two matrices follow each
+     * other in the table: down [rank, in], then up [rows, rank]. of 0: no adapter. */
+    struct {
+        int of;
+        bool up;
+        int64_t first;
+    } lora;
     int64_t n_values; /* 0: reals. Else a table of I32 values 0 .. n_values - 1, which is a buffer */
     int layer;   /* physical layer, 0-based; -1: embedding, head, final norm */
     struct row_layout rows;
     struct param_split split;
 };
 int64_t param_elems(const struct param *p);
+/* The optimizer changes it. */
+static inline bool param_trained(const struct param *p) { return !p->buffer && !p->frozen; }
 /* Type of the copy that layers work with, on a device of this real type. */
 static inline enum dtype param_dtype(const struct param *p, enum dtype real)
 {

@@ -138,11 +138,10 @@ static const char *const args[][2] = {
     {"kv_channels", "model.head_dim"},
     {"padded_vocab_size", "model.vocab"},
     {"seq_length", "train.seq"},
-    {"max_position_embeddings", "train.seq"},
+    {"max_position_embeddings", "model.max_position"},
     {"norm_epsilon", "model.norm_eps"},
     {"qk_layernorm", "model.qk_norm"},
     {"add_qkv_bias", "model.qkv_bias"},
-    {"add_bias_linear", "model.bias"},
     {"apply_layernorm_1p", "model.norm_zero_centered"},
     {"rotary_base", "model.rope_base"},
     {"rotary_percent", "model.rope_percent"},
@@ -188,6 +187,11 @@ static json_t *value_json(const struct config *c, const char *option)
     return out;
 }
 
+static const char *positions_of(const struct config_model *m)
+{
+    return m->position == CFG_POSITION_LEARNED ? "learned_absolute" : m->rope == CFG_ROPE_NONE ? "none" : "rope";
+}
+
 static json_t *args_json(const struct writer *w)
 {
     const struct config_model *m = &w->cfg->model;
@@ -197,13 +201,14 @@ static json_t *args_json(const struct writer *w)
     for (int i = 0; ok && i < countof(args); i++)
         ok = json_object_set_new(out, args[i][0], value_json(w->cfg, args[i][1])) == 0;
     bool latent = strpbrk(p->symbols, "+D") != NULL;
-    json_t *more = json_pack("{s:i, s:i, s:s?, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers",
-                             gpt ? p->n_items : p->n_layers, "mtp_num_layers", p->n_mtp_depths, "hybrid_layer_pattern",
-                             gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied, "swiglu",
-                             m->act == CFG_ACT_SWIGLU, "squared_relu", m->act == CFG_ACT_RELU2, "group_query_attention",
-                             m->kv_heads != m->heads, "normalization", "RMSNorm", "position_embedding_type",
-                             m->rope == CFG_ROPE_NONE ? "none" : "rope", "multi_latent_attention", latent,
-                             "enable_hyper_connections", m->mhc_streams > 1);
+    json_t *more =
+        json_pack("{s:i, s:i, s:s?, s:b, s:b, s:b, s:b, s:b, s:s, s:s, s:b, s:b}", "num_layers",
+                  gpt ? p->n_items : p->n_layers, "mtp_num_layers", p->n_mtp_depths, "hybrid_layer_pattern",
+                  gpt ? NULL : m->pattern, "untie_embeddings_and_output_weights", !m->tied, "add_bias_linear",
+                  m->bias || m->attn_bias || m->mlp_bias, "swiglu", m->act == CFG_ACT_SWIGLU, "squared_relu",
+                  m->act == CFG_ACT_RELU2, "group_query_attention", m->kv_heads != m->heads, "normalization",
+                  m->norm == CFG_NORM_LAYER ? "LayerNorm" : "RMSNorm", "position_embedding_type", positions_of(m),
+                  "multi_latent_attention", latent, "enable_hyper_connections", m->mhc_streams > 1);
     ok = ok && more != NULL && json_object_update(out, more) == 0;
     json_decref(more);
     if (ok)
@@ -261,6 +266,25 @@ static int write_all(struct writer *w, struct buf *notes, struct err *e)
     return ST_OK;
 }
 
+/* What Megatron's models cannot be told. */
+static int check_expressible(const struct config_model *m, struct err *e)
+{
+    bool attention = strchr(m->pattern, '*') != NULL, mlp = strchr(m->pattern, '-') != NULL;
+    if (attention && m->qk_norm == CFG_QK_NORM_ROW)
+        return err_set(e, ST_UNSUPPORTED,
+                       "Megatron norms queries and keys by head; this model has model.qk_norm = row");
+    if (attention && mlp && !m->bias && m->attn_bias != m->mlp_bias)
+        return err_set(e, ST_UNSUPPORTED,
+                       "Megatron's linear layers have biases everywhere or nowhere; here model.attn_bias = %s and "
+                       "model.mlp_bias = %s",
+                       m->attn_bias ? "on" : "off", m->mlp_bias ? "on" : "off");
+    if (strchr(m->pattern, 'E') != NULL && m->router_linear_bias && !m->expert_bias)
+        return err_set(
+            e, ST_UNSUPPORTED,
+            "Megatron's routers have a bias only where experts have; this model has model.expert_bias = off");
+    return ST_OK;
+}
+
 int export_megatron(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *layout,
                     struct buf *notes, struct err *e)
 {
@@ -270,6 +294,7 @@ int export_megatron(const struct ckpt *from, const struct config *c, const struc
     buf_init(&tmp, 0);
     if (file_exists(o->path))
         return err_set(e, ST_CONFLICT, "%s exists; export writes a new folder", o->path);
+    TRY_OUT(check_expressible(&c->model, e));
     TRY_OUT(mem_array((void **)&w.pattern, 1, sizeof *w.pattern, e));
     TRY_OUT(pattern_parse(w.pattern, c->model.pattern, e));
     w.layout = w.pattern->grouped ? KEYS_LOGICAL : KEYS_FLAT;

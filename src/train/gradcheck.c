@@ -140,7 +140,7 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
     int st = c->dev.vt->copy_out(&c->dev, saved, c->model.mem.base[ARENA_GRAD], bytes, e);
     for (int k = 0; st == ST_OK && k < c->model.params.n; k++) {
         struct model_check_row row;
-        if (c->model.params.list[k].p.buffer)
+        if (!param_trained(&c->model.params.list[k].p))
             continue;
         const double *grad = (const double *)((const char *)saved + c->model.params.list[k].grad_offset);
         st = check_param(c, k, grad, seed + 1, &row, e);

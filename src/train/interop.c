@@ -1,6 +1,6 @@
 /* Whole models to and from folders of other programs: what the import and export commands and run.load_weights call. The
  * model is laid out on paper only, for its list of parameters; values pass through one tensor at a time. */
-#include "train/interop.h"
+#include "train/adapters_int.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -157,7 +157,11 @@ out:
 
 struct exporter {
     const struct ckpt *from;
-    const struct param *const *params;
+    const struct config *config;
+    const struct paper *paper;
+    const struct param **params; /* those of the model without adapters */
+    int *index;                  /* of each in the paper model */
+    int n;
     void *values;
     size_t cap;
     int held; /* parameter whose values these are; -1: none */
@@ -169,11 +173,12 @@ static int fetch_stored(void *ctx, int i, struct tensor *host, struct err *e)
 {
     struct exporter *x = ctx;
     const char *key = x->params[i]->key;
+    bool adapted = adapters_of(x->paper, x->index[i]);
     if (x->held == i) {
         host->data = x->values;
         return ST_OK;
     }
-    for (int k = 0; k < ckpt_count(x->from); k++) {
+    for (int k = 0; k < ckpt_count(x->from) && !adapted; k++) {
         struct ckpt_tensor t = ckpt_at(x->from, k);
         if (t.section != CKPT_MODEL || strcmp(t.key, key) != 0)
             continue;
@@ -186,7 +191,21 @@ static int fetch_stored(void *ctx, int i, struct tensor *host, struct err *e)
     TRY(mem_grow(&x->values, &x->cap, (size_t)tensor_elems(host), sizeof(float), e));
     host->data = x->values;
     TRY(ckpt_load(x->from, key, CKPT_MODEL, host, NULL, e));
+    if (adapted)
+        TRY(adapters_merge(x->from, x->config, x->paper, x->index[i], x->values, e));
     x->held = i;
+    return ST_OK;
+}
+
+static int list_base(struct exporter *x, struct err *e)
+{
+    TRY(mem_array((void **)&x->params, (size_t)x->paper->n, sizeof *x->params, e));
+    TRY(mem_array((void **)&x->index, (size_t)x->paper->n, sizeof *x->index, e));
+    for (int i = 0; i < x->paper->n; i++)
+        if (x->paper->params[i]->lora.of == 0) {
+            x->params[x->n] = x->paper->params[i];
+            x->index[x->n++] = i;
+        }
     return ST_OK;
 }
 
@@ -218,12 +237,16 @@ static int export_as(const struct ckpt *from, const struct config *c, const stru
 {
     struct paper paper;
     TRY(paper_open(&paper, c, e));
-    struct exporter x = {.from = from, .params = paper.params, .held = -1, .progress = o->progress};
-    struct hf_export args = {.path = o->path, .config = c, .params = paper.params, .n_params = paper.n, .fetch = fetch_stored, .ctx = &x,
+    struct exporter x = {.from = from, .config = c, .paper = &paper, .held = -1, .progress = o->progress};
+    int st = list_base(&x, e);
+    struct hf_export args = {.path = o->path, .config = c, .params = x.params, .n_params = x.n, .fetch = fetch_stored, .ctx = &x,
                              .family = o->family, .dtype = o->dtype, .shard_bytes = o->shard_bytes, .extra_files = o->extra_files,
                              .n_extra_files = o->n_extra_files, .progress = pass_progress};
-    int st = gguf != NULL ? write_gguf(&args, *gguf, e) : hf_export(&args, e);
+    if (st == ST_OK)
+        st = gguf != NULL ? write_gguf(&args, *gguf, e) : hf_export(&args, e);
     free(x.values);
+    free(x.params);
+    free(x.index);
     paper_close(&paper);
     return st;
 }

@@ -39,6 +39,11 @@ struct export_opts {
 int export_hf(const struct ckpt *from, const struct config *c, const struct export_opts *o, struct err *e);
 int export_gguf(const struct ckpt *from, const struct config *c, const struct export_opts *o, enum gguf_type type, struct err *e);
 
+/* LoRA adapters for PEFT; base: its name for the base, or NULL (adapters.c). */
+int export_peft(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *base, struct err *e);
+/* Writes a checkpoint without adapters, whose weights have them added, as the only one of run_dir. files: what it carries. */
+int merge_checkpoint(const struct ckpt *from, const struct config *c, const struct ckpt_file *files, int n_files, const char *run_dir, struct err *e);
+
 /* layout: flat, logical or stacked; NULL: what Megatron's hybrid models have for the pattern. */
 int export_megatron(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *layout, struct buf *notes,
                     struct err *e);

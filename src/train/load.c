@@ -5,16 +5,21 @@
 #include "train/reshard_int.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-/* The parameters that a space of keys has: moments belong to trained ones only. */
-static int list_params(const struct full_table *full, enum key_space space, const struct param ***out,
+static int load_params_from(struct model *m, const struct ckpt *c, bool base, struct err *e);
+
+/* The parameters that a space of keys has: moments belong to trained ones only. base: without adapters. */
+static int list_params(const struct full_table *full, enum key_space space, bool base, const struct param ***out,
                        int **index, int *n, struct err *e)
 {
     *n = 0;
     TRY(mem_array((void **)out, (size_t)full->params->n, sizeof **out, e));
     TRY(mem_array((void **)index, (size_t)full->params->n, sizeof **index, e));
     for (int k = 0; k < full->params->n; k++) {
-        if (space != KEYS_MODEL && full->params->list[k].p.buffer)
+        if (space != KEYS_MODEL && !param_trained(&full->params->list[k].p))
+            continue;
+        if (base && full->params->list[k].p.lora.of > 0)
             continue;
         (*out)[*n] = &full->params->list[k].p;
         (*index)[(*n)++] = full->local[k];
@@ -57,7 +62,7 @@ static int load_one(struct model *m, const struct keymap *map, int i, const stru
 
 /* Everything is checked before the first value changes. note (may be NULL) says what was allowed.
  */
-static int load_space(struct model *m, const struct key_file *f, enum key_space space,
+static int load_space(struct model *m, const struct key_file *f, enum key_space space, bool base,
                       unsigned allow, struct err *note, struct err *e)
 {
     const struct param **params = NULL;
@@ -65,7 +70,7 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
     int *index = NULL, n, st;
     struct full_table full;
     TRY(full_table_open(&full, m, e));
-    TRY_OUT(list_params(&full, space, &params, &index, &n, e));
+    TRY_OUT(list_params(&full, space, base, &params, &index, &n, e));
     TRY_OUT(keymap_open(&map, f, space, params, n, m->dev->wide, e));
     st = keymap_check(map, allow, e);
     if (st == ST_OK && n > 0 && keymap_missing(map) == n)
@@ -102,12 +107,24 @@ static void drop_unbuilt_depths(struct key_file *f, const struct model *m)
     f->n = kept;
 }
 
-int load_params(struct model *m, const struct ckpt *c, struct err *e)
+/* A base that gets adapters here has none in its file; they keep their first values. */
+static bool lacks_adapters(const struct key_file *f)
+{
+    for (int i = 0; i < f->n; i++)
+        if (strstr(f->list[i].key, ".adapter.") != NULL)
+            return false;
+    return true;
+}
+
+int load_params(struct model *m, const struct ckpt *c, struct err *e) { return load_params_from(m, c, false, e); }
+int load_base(struct model *m, const struct ckpt *c, struct err *e) { return load_params_from(m, c, true, e); }
+
+static int load_params_from(struct model *m, const struct ckpt *c, bool base, struct err *e)
 {
     struct key_file f;
     TRY(key_file_from(&f, c, e));
     drop_unbuilt_depths(&f, m);
-    int st = load_space(m, &f, KEYS_MODEL, 0, NULL, e);
+    int st = load_space(m, &f, KEYS_MODEL, base && lacks_adapters(&f), 0, NULL, e);
     key_file_close(&f);
     return st;
 }
@@ -116,9 +133,9 @@ int load_moments(struct model *m, const struct ckpt *c, struct err *e)
 {
     struct key_file f;
     TRY(key_file_from(&f, c, e));
-    int st = load_space(m, &f, KEYS_EXP_AVG, 0, NULL, e);
+    int st = load_space(m, &f, KEYS_EXP_AVG, false, 0, NULL, e);
     if (st == ST_OK)
-        st = load_space(m, &f, KEYS_EXP_AVG_SQ, 0, NULL, e);
+        st = load_space(m, &f, KEYS_EXP_AVG_SQ, false, 0, NULL, e);
     key_file_close(&f);
     return st;
 }
@@ -160,7 +177,7 @@ static int load_folder(struct model *m, const char *path, struct err *note, stru
     int *index = NULL, n, st;
     buf_init(&notes, sizeof note->msg - 1);
     TRY(full_table_open(&full, m, e));
-    TRY_OUT(list_params(&full, KEYS_MODEL, &params, &index, &n, e));
+    TRY_OUT(list_params(&full, KEYS_MODEL, true, &params, &index, &n, e));
     TRY_OUT(hf_open(&f, path, e));
     TRY_OUT(hf_bind(f, m->cfg, params, n, &notes, e));
     if (notes.len > 0)
@@ -191,7 +208,7 @@ int load_weights(struct model *m, const char *path, int allow, struct err *note,
     if (hf_is_folder(path))
         return load_folder(m, path, note, e);
     TRY(key_file_open(&f, path, e));
-    int st = load_space(m, &f, KEYS_MODEL, flags[allow], note, e);
+    int st = load_space(m, &f, KEYS_MODEL, lacks_adapters(&f), flags[allow], note, e);
     key_file_close(&f);
     return st;
 }

@@ -196,7 +196,7 @@ static int compare_gradients(struct probe *p, const struct config *c, const char
         params[n++] = &p->model.params.list[i].p;
     TRY_OUT(hf_bind(f, c, params, n, NULL, e));
     for (int i = 0; st == ST_OK && i < n; i++)
-        if (!params[i]->buffer)
+        if (param_trained(params[i]))
             st = compare_gradient(p, f, i, out, e);
 out:
     hf_close(f);

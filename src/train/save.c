@@ -18,6 +18,12 @@ struct extent {
     struct tensor at;
 };
 
+/* The type that files hold. */
+static enum dtype saved_type(const struct trainer *t, const struct param *p, enum what what)
+{
+    return what == WHAT_VALUE ? param_dtype(p, t->dev.wide) : t->dev.wide;
+}
+
 static struct extent extent_of(const struct model *m, int k, enum what what)
 {
     const struct param_entry *row = &m->params.list[k];
@@ -26,7 +32,7 @@ static struct extent extent_of(const struct model *m, int k, enum what what)
     bool copy = row->p.expert ? mesh->edp_rank > 0 : mesh->dp_rank > 0; /* of what another rank answers for */
     bool far_end = row->p.shared_ends && mesh->pp_rank > 0;
     /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. */
-    bool pieces = !row->p.buffer && !shard_is_all(m, k) && (what != WHAT_VALUE || row->master_offset >= 0);
+    bool pieces = param_trained(&row->p) && !shard_is_all(m, k) && (what != WHAT_VALUE || row->master_offset >= 0);
     struct shard s = pieces ? shard_of(m, k) : (struct shard){.n = param_elems(&row->p)};
     if (far_end || (!pieces && copy) || s.n == 0)
         return (struct extent){0};
@@ -69,6 +75,22 @@ static int place(const struct saver *s, const struct extent *x, const void *valu
     return ST_OK;
 }
 
+/* A frozen parameter has no master weights: files hold its working copy, widened. The caller frees the values. */
+static int fetch_wide(struct trainer *t, const struct extent *x, enum dtype type, struct tensor *out, struct err *e)
+{
+    struct tensor host;
+    *out = tensor_1d(NULL, type, x->n);
+    TRY(mem_aligned(&out->data, (size_t)max_i64(tensor_bytes(out), 1), DEV_ALIGN, e));
+    int st = dev_fetch(&t->dev, &x->at, &host, e);
+    if (st != ST_OK) {
+        free(out->data);
+        return st;
+    }
+    tensor_convert(out, &host);
+    dev_fetched(&t->dev, &host);
+    return ST_OK;
+}
+
 static int take_own(struct saver *s, const struct request *q, int64_t *placed, struct err *e)
 {
     struct trainer *t = s->t;
@@ -78,6 +100,13 @@ static int take_own(struct saver *s, const struct request *q, int64_t *placed, s
         return ST_OK;
     TRY(place(s, &x, NULL, placed, e));
     int64_t size = (int64_t)dtype_bytes(s->whole.dtype);
+    if (x.at.dtype != s->whole.dtype) {
+        struct tensor wide;
+        TRY(fetch_wide(t, &x, s->whole.dtype, &wide, e));
+        memcpy((char *)s->whole.data + x.first * size, wide.data, (size_t)(x.n * size));
+        free(wide.data);
+        return ST_OK;
+    }
     return t->dev.vt->copy_out(&t->dev, (char *)s->whole.data + x.first * size, x.at.data, x.n * size, e);
 }
 
@@ -131,7 +160,7 @@ static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
     return ST_OK;
 }
 
-static int answer_one(struct trainer *t, const struct extent *x, struct err *e)
+static int answer_one(struct trainer *t, const struct extent *x, enum dtype type, struct err *e)
 {
     struct comm *all = t->model.mesh.all;
     struct answer a = {x->first, x->n};
@@ -139,6 +168,13 @@ static int answer_one(struct trainer *t, const struct extent *x, struct err *e)
     TRY(comm_host_send(all, "save", &a, (int64_t)sizeof a, 0, e));
     if (x->n == 0)
         return ST_OK;
+    if (x->at.dtype != type) {
+        struct tensor wide;
+        TRY(fetch_wide(t, x, type, &wide, e));
+        int sent = comm_host_send(all, "save", wide.data, tensor_bytes(&wide), 0, e);
+        free(wide.data);
+        return sent;
+    }
     TRY(dev_fetch(&t->dev, &x->at, &host, e));
     int st = comm_host_send(all, "save", host.data, tensor_bytes(&host), 0, e);
     dev_fetched(&t->dev, &host);
@@ -178,7 +214,7 @@ static int answer_all(struct saver *s, struct err *e)
             return hear_end(s, q.status, e);
         int k = s->local[q.index];
         struct extent x = k >= 0 ? extent_of(&t->model, k, (enum what)q.what) : (struct extent){0};
-        TRY(answer_one(t, &x, e));
+        TRY(answer_one(t, &x, saved_type(t, &s->full->list[q.index].p, (enum what)q.what), e));
     }
 }
 
@@ -187,18 +223,17 @@ static int answer_all(struct saver *s, struct err *e)
 static int list_items(struct saver *s, struct arena *keys, struct err *e)
 {
     struct trainer *t = s->t;
-    enum dtype wide = t->dev.wide;
     TRY(mem_array((void **)&s->items, WHAT_COUNT * (size_t)s->full->n, sizeof *s->items, e));
     TRY(mem_array((void **)&s->request, WHAT_COUNT * (size_t)s->full->n, sizeof *s->request, e));
     for (int k = 0; k < s->full->n; k++) {
         const struct param *p = &s->full->list[k].p;
-        for (int w = 0; w < (p->buffer ? 1 : WHAT_COUNT); w++) {
+        for (int w = 0; w < (param_trained(p) ? WHAT_COUNT : 1); w++) {
             const char *key = w == WHAT_VALUE ? p->key : arena_printf(keys, "%s.%s", moment[w - 1], p->key);
             if (key == NULL)
                 return err_set(e, ST_NOMEM, "out of memory saving a checkpoint");
             s->request[s->n] = (struct request){.index = k, .what = w};
             s->items[s->n++] = (struct ckpt_item){.key = key, .param = p, .section = w == WHAT_VALUE ? CKPT_MODEL : CKPT_OPTIM,
-                                                  .host = tensor_shape(w == WHAT_VALUE ? param_dtype(p, wide) : wide, p->rank, p->dim)};
+                                                  .host = tensor_shape(saved_type(t, p, (enum what)w), p->rank, p->dim)};
         }
     }
     return ST_OK;

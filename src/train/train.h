@@ -119,6 +119,9 @@ int trainer_identify_data(struct trainer *t, const struct ckpt *from, struct err
 /* The whole run; stops early (checkpoint first) on a stop signal, on run.minutes, or when data cannot be read. */
 int trainer_run(struct trainer *t, struct err *e);
 
+/* Which parameters are in which group of the config, for people; nothing where there are no groups (groups.c). */
+int groups_print(const struct model *m, struct buf *out, struct err *e);
+
 /* Labels that count at each MTP depth (0: the main loss) are added to counts. */
 void count_labels(const int32_t *labels, const int32_t *doc_start, int64_t rows, int64_t seq, int depths, int64_t *counts);
 /* Scale of each loss's gradient from those counts. */
@@ -157,6 +160,8 @@ int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct
 int config_complete(struct config *c, struct err *e);
 /* Keys of any layout (ckpt/keys/keymap.h); after an error nothing has been changed. With several ranks each loads its part. */
 int load_params(struct model *m, const struct ckpt *c, struct err *e);
+/* The same for a start from a base: adapters that its file lacks keep the values they have. */
+int load_base(struct model *m, const struct ckpt *c, struct err *e);
 int load_moments(struct model *m, const struct ckpt *c, struct err *e);
 /* Parameters alone, from a checkpoint, a run or a .safetensors file. allow: enum config_load_allow; note
  * gets a message about keys that were missing or left over and allowed, or none. */

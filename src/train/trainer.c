@@ -1,4 +1,5 @@
 /* Opening and closing a trainer; see train.h. Steps are in step.c, saving in save.c. */
+#include "train/groups_int.h"
 #include "train/ranks_int.h"
 #include "train/samples_int.h"
 
@@ -182,7 +183,8 @@ int trainer_plan_on(struct trainer *t, const struct config *cfg, const struct ra
         TRY(world_device(place->world, &t->dev, e));
     TRY(model_init(&t->model, cfg, &t->dev, e));
     t->model.mesh = place->mesh;
-    return build_plans(t, e);
+    TRY(build_plans(t, e));
+    return groups_check_model(&t->model, e);
 }
 
 int trainer_plan(struct trainer *t, const struct config *cfg, bool on_paper, struct err *e)

@@ -97,7 +97,7 @@ static int keep_moments(struct plain *v, const struct trainer *t, struct err *e)
         int index;
         bool is_new;
         TRY(param_add(&v->params, &t->model.params.list[k].p, &index, &is_new, e));
-        struct tensor m = t->model.params.list[k].p.buffer ? (struct tensor){0} : optim_state(&t->model, k, 0);
+        struct tensor m = !param_trained(&t->model.params.list[k].p) ? (struct tensor){0} : optim_state(&t->model, k, 0);
         if (m.data != NULL)
             TRY(keep(&v->moment[k], &m, e));
     }
@@ -241,7 +241,7 @@ static void compare_params(struct rank_run *run, const struct trainer *t, bool m
         if (!moments) {
             struct tensor x = model_param(&t->model, k);
             note(f, &f->param, difference(&x, v->value[at], n, first), p->key);
-        } else if (!p->buffer) {
+        } else if (param_trained(p)) {
             struct tensor m = optim_state(&t->model, k, 0);
             note(f, &f->grad, difference(&m, v->moment[at], n, first + shard_updated(&t->model, k).first), p->key);
         }

@@ -103,7 +103,7 @@ static int small_numbers(struct config *c, const struct tiny_model *m, struct er
 {
     static const struct tiny_size general[] = {
         {"model.hidden", 32, true}, {"model.vocab", 0, true}, {"model.vocab_multiple", 1, true}, {"model.layers", 0, true}, {"model.mtp_layers", 0, true},
-        {"train.seq", 16, true}, {"train.micro_batch", 1, true},
+        {"train.seq", 16, true}, {"model.max_position", 0, true}, {"train.micro_batch", 1, true},
         {"train.global_batch", VERIFY_BATCH, true}, {"train.steps", VERIFY_STEPS, true}, {"train.warmup", 0, true},
         {"train.decay_steps", 0, true}, {"train.wsd_steps", 0, true}, {"train.loss_chunk", 0, true}, {"train.eval_every", 0, true}, {"run.threads", 1, true},
         {"run.save_every", 0, true}, {"parallel.ranks", 0, true}, {"parallel.pp", 1, true}, {"parallel.vpp", 0, true}, {"parallel.ep", 1, true},

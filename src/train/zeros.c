@@ -25,7 +25,7 @@ static int count_one(struct trainer *t, int k, double *zeros, struct err *e)
     const struct param_entry *row = &t->model.params.list[k];
     bool far_end = row->p.shared_ends && t->model.mesh.pp_rank > 0; /* the first stage has the same sum */
     struct shard s = shard_of(&t->model, k);
-    if (row->p.buffer || row->grad_offset < 0 || far_end || s.n == 0)
+    if (!param_trained(&row->p) || row->grad_offset < 0 || far_end || s.n == 0)
         return ST_OK;
     struct tensor host, grad = model_grad(&t->model, k);
     grad = tensor_1d((char *)grad.data + s.first * (int64_t)dtype_bytes(grad.dtype), grad.dtype, s.n);

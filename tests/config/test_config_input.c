@@ -225,7 +225,7 @@ static void bad_command_lines_are_refused(void **state)
     for (int i = 0; i < countof(bad); i++) {
         struct config c = fresh();
         struct err e = {0};
-        struct config_extra out = {"out", "result file", NULL};
+        struct config_extra out = {.name = "out", .help = "result file"};
         struct config_args args = {.extra = &out, .n_extra = 1};
         int n = 0;
         while (n < 3 && bad[i].word[n] != NULL)
@@ -312,7 +312,7 @@ static void overrides_win_over_the_file_wherever_it_stands(void **state)
     char *dir = temp_dir(), *path = path_join(dir, "a.ini");
     static const char ini[] = "[model]\nhidden = 64\nheads = 2\n";
     assert_ok(file_write_atomic(path, ini, strlen(ini), &e), &e);
-    struct config_extra out = {"out", "result file", NULL};
+    struct config_extra out = {.name = "out", .help = "result file"};
     struct config_args args = {.extra = &out, .n_extra = 1};
     assert_ok(PARSE(&c, &args, &e, "--model.hidden=128", "x", path, "--out", "o.st", "b.ini"), &e);
     assert_int_equal(c.model.hidden, 128);
@@ -327,6 +327,31 @@ static void overrides_win_over_the_file_wherever_it_stands(void **state)
     assert_ok(file_remove_tree(dir, &e), &e);
     free(path);
     free(dir);
+    config_release(&c);
+}
+
+static void a_word_of_a_command_may_stand_alone(void **state)
+{
+    (void)state;
+    struct err e = {0};
+    struct config c = fresh();
+    struct config_extra check = {.name = "verify", .alone = "python3"};
+    struct config_args args = {.extra = &check, .n_extra = 1};
+    assert_ok(PARSE(&c, &args, &e, "--verify", "folder", "--model.qk_norm", "--model.norm=layer"), &e);
+    assert_string_equal(check.value, "python3");
+    assert_int_equal(args.n_positional, 1);
+    assert_string_equal(args.positional[0], "folder");
+    assert_int_equal(c.model.qk_norm, CFG_QK_NORM_HEAD); /* a choice that has an on */
+    config_release(&c);
+    c = fresh();
+    check.value = NULL;
+    assert_ok(PARSE(&c, &args, &e, "--model.qk_norm", "row", "--verify=file.safetensors"), &e);
+    assert_string_equal(check.value, "file.safetensors");
+    assert_int_equal(c.model.qk_norm, CFG_QK_NORM_ROW);
+    config_release(&c);
+    c = fresh();
+    assert_ok(config_set(&c, "model.qk_norm", "true", NULL, &e), &e);
+    assert_int_equal(c.model.qk_norm, CFG_QK_NORM_HEAD);
     config_release(&c);
 }
 
@@ -357,6 +382,7 @@ int main(void)
         cmocka_unit_test(names_of_other_programs_are_answered),
         cmocka_unit_test(advice_is_about_real_options),
         cmocka_unit_test(overrides_win_over_the_file_wherever_it_stands),
+        cmocka_unit_test(a_word_of_a_command_may_stand_alone),
         cmocka_unit_test(help_is_noticed_before_anything_is_read),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,15 +3,54 @@
 # gradients; exported, they are the same bits under the same names; a folder that lies is refused and leaves nothing behind.
 . "$(dirname "$0")/../cmd/lib.sh"
 fixtures=$root/tests/hf/fixtures
+variants=$root/tests/hf/variants
 
 for folder in "$fixtures"/*/; do
     name=$(basename "$folder")
+    family=$(sed -n 's/.*"model_type": "\([a-z0-9_]*\)".*/\1/p' "$folder/config.json")
     ok "$name: logits and gradients of transformers" prints '^verify: ' "$BRAID" import "$folder" "$dir/$name" --verify="$folder/golden.safetensors"
-    ok "$name: export" prints '^exported as' "$BRAID" export "$dir/$name" "$dir/$name-hf" --dtype=f32 --family="${name%_tied}"
+    ok "$name: export" prints '^exported as' "$BRAID" export "$dir/$name" "$dir/$name-hf" --dtype=f32 --family="$family"
     ok "$name: the same tensors" same "$folder/model.safetensors" "$dir/$name-hf/model.safetensors"
     ok "$name: import of the export" prints '^verify: ' "$BRAID" import "$dir/$name-hf" "$dir/$name-again" --verify="$folder/golden.safetensors"
     ok "$name: the same bits" same "$dir/$name" "$dir/$name-again"
 done
+
+# ---- folders that are only read: quantised weights, other names --------------------------------------------------
+for folder in "$variants"/*/; do
+    name=$(basename "$folder")
+    ok "$name: logits and gradients of transformers" prints '^verify: ' "$BRAID" import "$folder" "$dir/$name" --verify="$folder/golden.safetensors"
+done
+ok "GPT-2 under the names of its base class: the same bits" same "$dir/gpt2" "$dir/gpt2_bare"
+
+# ---- another program beside it: one that stands for Python with transformers -----------------------------------------
+cat >"$dir/python" <<END
+#!/bin/sh
+# -c SCRIPT FOLDER OUT TOKENS
+[ -f "\$3/config.json" ] && cp "$fixtures/gpt2/golden.safetensors" "\$4"
+END
+printf '#!/bin/sh\necho "line one" >&2; echo "No module named torch" >&2; exit 1\n' >"$dir/poor"
+chmod +x "$dir/python" "$dir/poor"
+ok "an import is compared with what a program says" prints '^verify: transformers: logits differ by' "$BRAID" import "$fixtures/gpt2" "$dir/asked" --verify="$dir/python"
+cp -r "$fixtures/gpt2" "$dir/other-hf"
+printf '\x40' | dd of="$dir/other-hf/model.safetensors" bs=1 seek=$(($(stat -c %s "$dir/other-hf/model.safetensors") - 1)) conv=notrunc 2>/dev/null
+ok "another model is found out" fails 1 'differs from transformers by more than fp32 rounding' "$BRAID" import "$dir/other-hf" "$dir/other" --verify="$dir/python"
+ok "an export is" prints 'KL .* (weights rounded to bf16)' "$BRAID" export "$dir/gpt2" "$dir/asked-hf" --verify="$dir/python"
+ok "or with a stored file" prints '^verify: .*golden.safetensors: .*28 gradients' "$BRAID" export "$dir/gpt2" "$dir/stored-hf" --dtype=f32 --verify="$fixtures/gpt2/golden.safetensors"
+ok "a program that cannot: its last words" fails 1 'could not run the model: No module named torch' "$BRAID" export "$dir/gpt2" "$dir/poor-hf" --verify="$dir/poor"
+ok "a program that is not there" fails 1 'cannot run' "$BRAID" export "$dir/gpt2" "$dir/absent-hf" --verify="$dir/absent"
+ok "nothing is left beside" no_leftovers "$dir"
+ok "other formats are not verified" fails 2 'belongs to --format=hf' "$BRAID" export "$dir/gpt2" "$dir/x.gguf" --format=gguf --verify
+
+# ---- what the model's longest sequence is for ----------------------------------------------------------------------
+ok "train.seq is the model's longest sequence" grep -q '^seq = 24' "$dir"/gpt2/checkpoints/*/config.ini
+ok "which is exported again" grep -q '"n_positions": 24' "$dir/gpt2-hf/config.json"
+ok "a user's train.seq wins" runs "$BRAID" import "$fixtures/gpt2" "$dir/short" --train.seq=10
+ok "and is kept" grep -q '^seq = 10' "$dir"/short/checkpoints/*/config.ini
+ok "beyond learned positions it is refused" fails 2 'model.max_position' "$BRAID" import "$fixtures/gpt2" "$dir/none" --train.seq=25
+ok "a model with learned positions" runs train --model.pattern='[*-]' --model.norm=layer --model.position=learned --model.max_position=40 --train.seq=32 \
+    --train.steps=1 --train.warmup=0 --run.dir="$dir/learned"
+ok "writes as far as they reach" runs "$BRAID" generate "$dir/learned" --generate.prompt=abc --generate.tokens=30
+ok "and not beyond" fails 2 'the 40 positions that the model has learned' "$BRAID" generate "$dir/learned" --generate.prompt=abc --generate.tokens=100
 
 # ---- shards, bf16, the family by itself ------------------------------------------------------------------------
 ok "a family is found" prints 'exported as llama' "$BRAID" export "$dir/llama" "$dir/found"
@@ -23,6 +62,14 @@ ok "with an index" grep -q '"weight_map"' "$dir/shards/model.safetensors.index.j
 ok "and import to the same bits" runs "$BRAID" import "$dir/shards" "$dir/unsharded"
 ok "as one file does" same "$dir/qwen3_next" "$dir/unsharded"
 ok "an export never replaces" fails 1 'exists' "$BRAID" export "$dir/llama" "$dir/found"
+ok "what Megatron cannot say is refused" fails 1 'model.qk_norm = row' "$BRAID" export "$dir/olmoe" "$dir/none" --format=megatron
+ok "what it can is written" runs "$BRAID" export "$dir/gpt2" "$dir/gpt2-megatron" --format=megatron --layout=stacked --dtype=f32
+ok "with its names" grep -q '"learned_absolute"' "$dir/gpt2-megatron/megatron.json"
+ok "and loads again" runs "$BRAID" grads --in="$fixtures/gpt2/golden.safetensors" --out="$dir/c.safetensors" --run.load_weights="$dir/gpt2-megatron/model.safetensors" \
+    --model.pattern='[*-][*-]' --model.hidden=16 --model.heads=4 --model.ffn=64 --model.vocab=40 --model.norm=layer --model.position=learned \
+    --model.max_position=24 --train.seq=24 --model.act=gelu --model.bias=on
+ok "gradients of the import" runs "$BRAID" grads --in="$fixtures/gpt2/golden.safetensors" --ckpt="$dir/gpt2" --out="$dir/d.safetensors"
+ok "are the same bits" same "$dir/c.safetensors" "$dir/d.safetensors"
 ok "a model that no family has" runs train --model.pattern="[*-]" --model.mhc_streams=2 --train.steps=1 --train.warmup=0 --run.dir="$dir/mhc"
 ok "is refused with the option" fails 1 'mhc_streams' "$BRAID" export "$dir/mhc" "$dir/none" --family=llama
 
@@ -55,6 +102,9 @@ ok "gives the same bits" same "$dir/from-folder" "$dir/from-import"
 steps=3
 ok "the run goes on under the same command" runs tuned --init="$fixtures/qwen3" --run.dir="$dir/from-folder"
 steps=2
+ok "a folder and data are all that training needs" runs "$BRAID" train --init="$fixtures/gpt2" --data.train="$dir/shard.bin" --train.steps=1 \
+    --train.warmup=0 --run.threads=1 --run.quiet=on --run.dir="$dir/gpt2-run"
+ok "sequences are as long as the model's" grep -q '^seq = 24' "$dir/gpt2-run/config.ini"
 ok "an option against the folder is refused" fails 1 'model.hidden = 32 (command line), but' tuned --init="$fixtures/qwen3" --model.hidden=32
 
 # ---- folders that lie --------------------------------------------------------------------------------------------
@@ -92,8 +142,35 @@ ok "a config that is no JSON" refused 'config.json'
 broken llama
 rm "$dir/bad/model.safetensors"
 ok "no weights" refused 'no model*.safetensors'
-rm -rf "$dir/bad"
-cp -r "$dir/shards" "$dir/bad"
-rm "$dir/bad/model-00002-of-"*
+shards() {
+    rm -rf "$dir/bad"
+    cp -r "$dir/shards" "$dir/bad"
+    first=$(ls "$dir/bad"/model-00001-of-*) second=$(ls "$dir/bad"/model-00002-of-*)
+}
+shards
+mv "$first" "$dir/exchanged"
+mv "$second" "$first"
+mv "$dir/exchanged" "$second"
+ok "exchanged shards: a tensor and both files are named" refused "by the index, but model-0000"
+shards
+sed -i '0,/"lm_head.weight"/s//"lm_head.wight"/' "$dir/bad/model.safetensors.index.json"
+ok "an index that lies: the tensor is named" refused "'lm_head.wight'"
+shards
+sed -i '/"lm_head.weight"/d' "$dir/bad/model.safetensors.index.json"
+ok "a tensor beside the index is named" refused "'lm_head.weight' in model-"
+shards
+truncate -s -8 "$second"
+ok "a truncated shard is named" refused 'model-00002-of-'
+broken deepseek_v3_mtp
+sed -i 's/"vocab_size": 40/"vocab_size": 40, "topk_method": "greedy"/' "$dir/bad/config.json"
+ok "another way to choose experts: the field is named" refused 'topk_method'
+broken gpt_oss
+sed -i 's/"sliding_attention"/"chunked_attention"/' "$dir/bad/config.json"
+ok "other layers: the field is named" refused 'layer_types'
+broken gpt2
+sed -i 's/"n_positions": 24/"n_positions": 23/' "$dir/bad/config.json"
+ok "another number of positions: the tensor is named" refused "wpe.weight' is F32 [24, 16], but config.json makes it F32 [23, 16]"
+shards
+rm "$second"
 ok "a missing shard: the tensor and its file are named" refused 'should be in model-00002-of-'
 finish

@@ -22,6 +22,9 @@ const struct scenario scenarios[] = {
     {"import", {"import", "%R/tests/hf/fixtures/qwen2", "run"}, .files = {"run/checkpoints/step-00000000/model.safetensors"}},
     {"export", {"export", "%B/imported", "out"}, .files = {"out/model.safetensors", "out/config.json"}},
     {"gguf", {"export", "%B/imported", "out.gguf", "--format=gguf"}, .files = {"out.gguf"}},
+    {"tune", {TRAIN, "--lora.rank=2", "--model.pattern=[*-][*-]"}, .files = {LAST "model.safetensors", LAST "optim.safetensors"}, .again = true},
+    {"merge", {"ckpt", "merge", "%B/tuned", "run"}, .files = {LAST "model.safetensors"}, .small = true},
+    {"peft", {"export", "%B/tuned", "out", "--format=peft"}, .files = {"out/adapter_model.safetensors", "out/adapter_config.json"}, .small = true},
     {"verify", {"ckpt", "verify", "%B/run"}, .files = {NULL}, .small = true},
     {"tokenize", {"data", "tokenize", "--in", "%B/text.txt", "--out", "tok", "--run.threads=1"}, .files = {"tok.bin", "tok.idx"}, .small = true},
     {"replace", {"data", "tokenize", "--in", "%B/text.txt", "--out", "run/tok", "--append-eod", "--force", "--run.threads=1"}, .start = "pair", .files = {"run/tok.bin", "run/tok.idx"},
@@ -235,8 +238,8 @@ static const struct scenario *by_name(const char *name)
 /* A run of step 6; "half", the same as if it had ended after step 4; token files; then the results of every command. */
 bool prepare_base(const struct place *p)
 {
-    static const char *const first[] = {"train", "tokenize", "import"}; /* others read what these write */
-    static const char *const copies[][2] = {{"ref-import/run", "imported"}, {"ref-train/run", "run"}, {"ref-train/run", "half"}, {"ref-tokenize/tok.bin", "tok.bin"}, {"ref-tokenize/tok.bin", "pair/tok.bin"}, {"ref-tokenize/tok.idx", "pair/tok.idx"}, {"ref-tokenize/tok.idx", "tok.idx"}};
+    static const char *const first[] = {"train", "tokenize", "import", "tune"}; /* others read what these write */
+    static const char *const copies[][2] = {{"ref-import/run", "imported"}, {"ref-tune/run", "tuned"}, {"ref-train/run", "run"}, {"ref-train/run", "half"}, {"ref-tokenize/tok.bin", "tok.bin"}, {"ref-tokenize/tok.bin", "pair/tok.bin"}, {"ref-tokenize/tok.idx", "pair/tok.idx"}, {"ref-tokenize/tok.idx", "tok.idx"}};
     char path[4096], from[4096];
     struct buf text;
     snprintf(path, sizeof path, "%s/pair", p->base);

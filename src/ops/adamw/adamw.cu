@@ -11,7 +11,7 @@ struct part {
     const float *g;
     void *copy;
     int64_t n;
-    float decay;
+    float decay, rate;
     uint32_t first_block;
 };
 struct adamw_call {
@@ -60,7 +60,7 @@ template <typename T> static __global__ void __launch_bounds__(256) adamw_parts(
         if (k + d < a.parts && a.part[k + d].first_block <= blockIdx.x)
             k += d;
     const struct part &at = a.part[k];
-    float lr = (float)a.hyper[0];
+    float lr = at.rate * (float)a.hyper[0];
     struct rates r = {(float)a.scale[1], lr / (float)a.hyper[1], 1.0f / (float)a.hyper[2], lr * at.decay, a.beta1, a.beta2, a.rest1, a.rest2, a.eps};
     int64_t first = (int64_t)(blockIdx.x - at.first_block) * BLOCK, end = min(at.n, first + BLOCK);
     bool vectors = ((uintptr_t)at.p | (uintptr_t)at.g | (uintptr_t)at.m | (uintptr_t)at.v | (uintptr_t)at.copy) % 16 == 0;
@@ -128,6 +128,7 @@ extern "C" int adamw_cuda(struct lane *l, const struct adamw_args *a)
         to->copy = p.copy.data;
         to->n = p.p.dim[0];
         to->decay = (float)p.decay;
+        to->rate = (float)p.rate;
         to->first_block = (uint32_t)blocks;
         blocks += ceil_div(to->n, BLOCK);
         if (blocks > INT32_MAX)

@@ -4,7 +4,8 @@
  *   copy [n] real dense, optional: p after the update, rounded; what the layers compute with.
  *   g' = g * scale[1]; m = b1 m + (1-b1) g'; v = b2 v + (1-b2) g'^2;
  *   p -= lr * ( (m / hyper[1]) / (sqrt(v / hyper[2]) + eps) + decay * p ).
- * more: n_more further parameters (host memory, read during the call) with a decay of their own. Each is updated
+ * with lr = rate * hyper[0].
+ * more: n_more further parameters (host memory, read during the call) with a decay and a rate of their own. Each is updated
  *   as by a call of its own, but a GPU needs one launch for dozens of them. */
 #ifndef BRAID_OPS_ADAMW_H
 #define BRAID_OPS_ADAMW_H
@@ -13,7 +14,7 @@
 
 struct adamw_part {
     struct tensor p, g, m, v, copy;
-    double decay;
+    double decay, rate; /* rate: factor of the learning rate */
 };
 #define ADAMW_FIELDS(T, N, S, op)        \
     T(op, p, STATE, WIDE, "n")           \
@@ -27,13 +28,14 @@ struct adamw_part {
     N(op, double, beta2, 0.95) \
     N(op, double, eps, 1e-8) \
     N(op, double, decay, 0.1) \
+    N(op, double, rate, 1) \
     N(op, int, n_more, 0)                \
     S(op, const struct adamw_part *more)
 OP_ARGS(adamw, ADAMW_FIELDS);
 /* Parameter k of the call, 0 <= k <= n_more. */
 static inline struct adamw_part adamw_part_at(const struct adamw_args *a, int k)
 {
-    struct adamw_part first = {a->p, a->g, a->m, a->v, a->copy, a->decay};
+    struct adamw_part first = {a->p, a->g, a->m, a->v, a->copy, a->decay, a->rate};
     return k == 0 ? first : a->more[k - 1];
 }
 

@@ -17,8 +17,8 @@ static int check_part(const struct adamw_part *a, struct err *e)
     CHECK_T("adamw", "v", &a->v, wide, 1, n);
     /* A narrower copy beside wide parameters, or one of the same type. */
     CHECK_OPT("adamw", "copy", &a->copy, wide_of(a->copy.dtype) == wide ? a->copy.dtype : wide, 1, n);
-    if (!isfinite(a->decay))
-        return err_set(e, ST_INVALID, "adamw: decay is %g", a->decay);
+    if (!isfinite(a->decay) || !(a->rate >= 0 && isfinite(a->rate)))
+        return err_set(e, ST_INVALID, "adamw: decay is %g and rate %g", a->decay, a->rate);
     return ST_OK;
 }
 
@@ -101,7 +101,8 @@ static struct adamw_part part_of(const struct adamw_args *a, int64_t k, int64_t 
                                .m = piece(&a->m, first, count),
                                .v = piece(&a->v, first, count),
                                .copy = piece(&a->copy, first, count),
-                               .decay = a->decay};
+                               .decay = a->decay,
+                               .rate = a->rate};
 }
 
 static int run(const struct ops *ops, struct lane *lane, const struct op_call *c)
@@ -136,7 +137,7 @@ static const struct op_sample samples[] = {
     {"n=100 skip=1"}, {"n=65 decay=0 beta1=0 beta2=0 step=1"},
     {"n=64 lr=0"},    {"n=20000 eps=0.001 beta2=0.999 step=1"},
     {"n=4096 no_copy=1"}, {"n=8200 parts=3"},
-    {"n=100001 parts=100"},
+    {"n=100001 parts=100"}, {"n=300 parts=2 rate=0.25"}, {"n=40 rate=0"},
 };
 static const struct op_sample bench[] = {{"n=102400"}, {"n=16777216"}, {"n=16777216 parts=128"}, {"n=33554432 parts=16 gpu=1"}};
 

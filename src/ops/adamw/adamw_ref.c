@@ -14,7 +14,7 @@ static void update_one(const struct adamw_args *a, const struct adamw_part *part
         m[i] = a->beta1 * m[i] + (1 - a->beta1) * gi;
         v[i] = a->beta2 * v[i] + (1 - a->beta2) * gi * gi;
         double update = (m[i] / hyper[1]) / (sqrt(v[i] / hyper[2]) + a->eps);
-        p[i] -= hyper[0] * (update + part->decay * p[i]);
+        p[i] -= part->rate * hyper[0] * (update + part->decay * p[i]);
         if (copy != NULL)
             copy[i] = p[i];
     }

@@ -97,9 +97,14 @@ template <typename T> static heads_view<T> view_of(const struct tensor *t)
 
 template <typename T>
 static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, const struct tensor *v, const struct tensor *o, const struct tensor *lse,
-                                const struct tensor *sink, const struct tensor *doc, bool sink_zero, int64_t window, double scale)
+                                const struct tensor *sink, const struct tensor *doc, bool sink_zero, int64_t window, double scale,
+                                const struct dropout_rule *drop)
 {
     attn_call<T> c = {};
+    c.drop_info = drop->p > 0 ? (const int64_t *)drop->info.data : NULL;
+    c.drop_key = drop->key;
+    c.drop_threshold = dropout_threshold(drop->p);
+    c.drop_kept = (float)(1 / (1 - drop->p));
     c.q = view_of<T>(q);
     c.k = view_of<T>(k);
     c.v = view_of<T>(v);
@@ -127,14 +132,14 @@ static attn_call<T> common_call(const struct tensor *q, const struct tensor *k, 
 
 template <typename T> static attn_call<T> fwd_call(const struct attention_fwd_args *a)
 {
-    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale);
+    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale, &a->drop);
     c.start = (const int64_t *)a->start.data;
     return c;
 }
 
 template <typename T> static attn_call<T> bwd_call(const struct attention_bwd_args *a)
 {
-    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale);
+    attn_call<T> c = common_call<T>(&a->q, &a->k, &a->v, &a->o, &a->lse, &a->sink, &a->doc_start, a->sink_zero, a->window, a->scale, &a->drop);
     c.dout = view_of<T>(&a->d_o);
     c.dq = view_of<T>(&a->dq);
     c.dk = view_of<T>(&a->dk);
@@ -194,10 +199,10 @@ static int try_library_bwd(struct lane *l, const struct attention_bwd_args *a, b
 /* What the library refuses goes to the tensor-core kernels, what they do not take to the plain ones. */
 enum kernels { LIBRARY, HOPPER, TENSOR_CORES, PLAIN };
 
-/* The library is twice as fast as our tensor-core kernels, but knows no documents and no cache. */
+/* The library is twice as fast as our tensor-core kernels, but knows no documents, no cache and not our random numbers. */
 static enum kernels fwd_kernels(const struct attention_fwd_args *a)
 {
-    if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && !present(&a->start))
+    if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && !present(&a->start) && a->drop.p == 0)
         return LIBRARY;
     return a->q.dtype == DT_BF16 && mma_fits(fwd_call<bf16>(a)) ? TENSOR_CORES : PLAIN;
 }
@@ -209,6 +214,8 @@ static enum kernels bwd_kernels(const struct lane *l, const struct attention_bwd
     if (a->q.dtype != DT_BF16)
         return PLAIN;
     attn_call<bf16> c = bwd_call<bf16>(a);
+    if (a->drop.p > 0)
+        return mma_fits(c) ? TENSOR_CORES : PLAIN;
     if (cuda_of(l)->hopper && c.aligned && attention_not_hopper(&a->q, &a->k, &a->v) == NULL)
         return HOPPER;
     if (library_shape(&a->q, &a->k, &a->v) && !present(&a->doc_start) && (a->window == 0 || a->window >= a->k.dim[1] / 5))
@@ -220,7 +227,7 @@ static enum kernels bwd_kernels(const struct lane *l, const struct attention_bwd
 
 extern "C" int64_t attention_fwd_work_cuda(const struct attention_fwd_args *a)
 {
-    if (!library_shape(&a->q, &a->k, &a->v))
+    if (!library_shape(&a->q, &a->k, &a->v) || a->drop.p > 0)
         return 0;
     struct dnn_attention x = library_call(&a->q, &a->k, &a->v, &a->o, &a->lse, a->scale, a->window, &a->work);
     return dnn_attention_fwd_bytes(&x);
@@ -233,6 +240,8 @@ static int64_t delta_bytes(const struct attention_bwd_args *a) { return a->q.dim
 extern "C" int64_t attention_bwd_work_cuda(const struct attention_bwd_args *a)
 {
     const int64_t most = (int64_t)5 << 29;
+    if (a->drop.p > 0)
+        return delta_bytes(a);
     bool hopper = attention_not_hopper(&a->q, &a->k, &a->v) == NULL;
     int64_t own = hopper ? attention_bwd_hopper_bytes(a) : delta_bytes(a);
     if (!library_shape(&a->q, &a->k, &a->v))

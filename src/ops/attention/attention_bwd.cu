@@ -67,7 +67,17 @@ template <int N, int ROWS> __device__ __forceinline__ void mask_columns(float (*
         }
 }
 
-template <int D, int DV, int ROWS, bool DO_K, bool DO_V>
+/* Factors of a warp's 16 keys for the queries of a tile, which are columns here. */
+template <int N> __device__ __forceinline__ void drop_columns(float (*kept)[4], const head_drop &d, int row, int key)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            kept[n][e] = drop_factor(d, row + n * 8 + threadIdx.x % 4 * 2 + e % 2, key + e / 2 * 8);
+}
+
+template <int D, int DV, int ROWS, bool DO_K, bool DO_V, bool DROP>
 __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
 {
     constexpr int N = ROWS / 8, Q_SIZE = ROWS * (D + TILE_PAD), DO_SIZE = ROWS * (DV + TILE_PAD);
@@ -129,8 +139,11 @@ __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
             }
             if (!all)
                 mask_columns<N, ROWS>(p[0], r, key);
-            if constexpr (DO_V)
+            if constexpr (DO_V && !DROP)
                 product_channels<DV, 1, N>(dv, p, d_o);
+            float kept[DROP ? N : 1][4];
+            if constexpr (DROP)
+                drop_columns<N>(kept, drop_of(c, b, g * c.per_group + step / tiles), (t0 + step % tiles) * ROWS, key);
             if constexpr (DO_K) {
                 product_rows<DV, 1, N>(ds, vs, warp * 16, d_o);
 #pragma unroll
@@ -138,9 +151,17 @@ __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
                     float2 delta = *(const float2 *)&r->delta[n * 8 + lane % 4 * 2];
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        ds[0][n][e] = p[0][n][e] * (ds[0][n][e] - (e % 2 ? delta.y : delta.x));
+                        ds[0][n][e] = p[0][n][e] * ((DROP ? kept[DROP ? n : 0][e] * ds[0][n][e] : ds[0][n][e]) - (e % 2 ? delta.y : delta.x));
                 }
                 product_channels<D, 1, N>(dk, ds, q);
+            }
+            if constexpr (DO_V && DROP) {
+#pragma unroll
+                for (int n = 0; n < N; n++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        p[0][n][e] *= kept[n][e];
+                product_channels<DV, 1, N>(dv, p, d_o);
             }
         }
         __syncthreads();
@@ -158,10 +179,10 @@ __global__ void __launch_bounds__(BWD_THREADS) dkdv_mma(const attn_call<bf16> c)
     }
 }
 
-template <int D, int DV, int ROWS, bool DO_K, bool DO_V> static int launch_dkdv(struct lane *l, const attn_call<bf16> &c)
+template <int D, int DV, int ROWS, bool DO_K, bool DO_V, bool DROP> static int launch_dkdv(struct lane *l, const attn_call<bf16> &c)
 {
     int64_t tiles = ceil_div(c.keys, KEYS_OF_BLOCK);
-    auto kernel = dkdv_mma<D, DV, ROWS, DO_K, DO_V>;
+    auto kernel = dkdv_mma<D, DV, ROWS, DO_K, DO_V, DROP>;
     NEEDS_SMEM(l, kernel, (dkdv_smem<D, DV, ROWS>()));
     LAUNCH(l, kernel, (unsigned)(tiles * c.batch * c.groups), BWD_THREADS, (dkdv_smem<D, DV, ROWS>()), c);
     return ST_OK;
@@ -186,7 +207,7 @@ template <int N> __device__ __forceinline__ void mask_rows(float (*ds)[4], const
         }
 }
 
-template <int D, int DV, int M, int KEYS> __global__ void __launch_bounds__(BWD_THREADS) dq_mma(const attn_call<bf16> c)
+template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bounds__(BWD_THREADS) dq_mma(const attn_call<bf16> c)
 {
     constexpr int ROWS = BWD_WARPS * 16 * M, N = KEYS / 8, K_SIZE = KEYS * (D + TILE_PAD), V_SIZE = KEYS * (DV + TILE_PAD);
     DYNAMIC_SHARED(uint4, pool, 16);
@@ -253,6 +274,8 @@ template <int D, int DV, int M, int KEYS> __global__ void __launch_bounds__(BWD_
             product_rows<DV, M, N>(ds, dos, warp * 16 * M, vs + stage * V_SIZE);
 #pragma unroll
             for (int m = 0; m < M; m++) {
+                if constexpr (DROP)
+                    drop_rows<N>(ds[m], drop_of(c, b, h), i0 + warp * 16 * M + m * 16 + lane / 4, j0);
 #pragma unroll
                 for (int n = 0; n < N; n++)
 #pragma unroll
@@ -276,30 +299,32 @@ template <int D, int DV, int M, int KEYS> __global__ void __launch_bounds__(BWD_
         }
 }
 
-template <int D, int DV, int M, int KEYS> static int launch_dq(struct lane *l, const attn_call<bf16> &c)
+template <int D, int DV, int M, int KEYS, bool DROP> static int launch_dq(struct lane *l, const attn_call<bf16> &c)
 {
     int64_t tiles = ceil_div(c.rows, BWD_WARPS * 16 * M);
-    auto kernel = dq_mma<D, DV, M, KEYS>;
+    auto kernel = dq_mma<D, DV, M, KEYS, DROP>;
     NEEDS_SMEM(l, kernel, (dq_smem<D, DV, M, KEYS>()));
     LAUNCH(l, kernel, (unsigned)(tiles * c.batch * c.heads), BWD_THREADS, (dq_smem<D, DV, M, KEYS>()), c);
     return ST_OK;
 }
 
-int attention_bwd_mma(struct lane *l, const attn_call<bf16> &c)
+template <bool DROP> static int by_width(struct lane *l, const attn_call<bf16> &c)
 {
     if (c.width <= 64 && c.width_v <= 64) {
-        TRY((launch_dkdv<64, 64, 64, true, true>(l, c)));
-        return launch_dq<64, 64, 2, 32>(l, c);
+        TRY((launch_dkdv<64, 64, 64, true, true, DROP>(l, c)));
+        return launch_dq<64, 64, 2, 32, DROP>(l, c);
     }
     if (c.width <= 128 && c.width_v <= 128) {
-        TRY((launch_dkdv<128, 128, 32, true, true>(l, c)));
-        return launch_dq<128, 128, 2, 32>(l, c);
+        TRY((launch_dkdv<128, 128, 32, true, true, DROP>(l, c)));
+        return launch_dq<128, 128, 2, 32, DROP>(l, c);
     }
     if (c.width <= 192 && c.width_v <= 128) {
-        TRY((launch_dkdv<192, 128, 32, true, true>(l, c)));
-        return launch_dq<192, 128, 1, 32>(l, c);
+        TRY((launch_dkdv<192, 128, 32, true, true, DROP>(l, c)));
+        return launch_dq<192, 128, 1, 32, DROP>(l, c);
     }
-    TRY((launch_dkdv<256, 256, 32, true, false>(l, c)));
-    TRY((launch_dkdv<256, 256, 32, false, true>(l, c)));
-    return launch_dq<256, 256, 1, 32>(l, c);
+    TRY((launch_dkdv<256, 256, 32, true, false, DROP>(l, c)));
+    TRY((launch_dkdv<256, 256, 32, false, true, DROP>(l, c)));
+    return launch_dq<256, 256, 1, 32, DROP>(l, c);
 }
+
+int attention_bwd_mma(struct lane *l, const attn_call<bf16> &c) { return c.drop_info != NULL ? by_width<true>(l, c) : by_width<false>(l, c); }

@@ -6,7 +6,7 @@
  * one by key block for dk and dv, one by query block for dq: 7 products instead of 5, but no lack
  * of units. Each sum has the same order in both, so the choice may follow the number of threads. */
 #include "ops/cpu_tile.h"
-#include "ops/attention/attention.h"
+#include "ops/attention/attention_drop_int.h"
 
 #include <math.h>
 #include <omp.h>
@@ -43,6 +43,7 @@ struct step {
     const struct attention_bwd_args *a;
     struct queries q;
     struct scratch s;
+    struct attention_drop drop;
     int64_t batch, head, group;
 };
 
@@ -165,7 +166,11 @@ static void step_keys(struct step *t, int64_t key, bool want_kv, bool want_q)
                                    .rows = rows,
                                    .cols = PANEL,
                                    .depth = d_v});
+        if (t->drop.kept != 0)
+            attention_drop_block(&t->drop, t->q.first + panel * PANEL, PANEL, key, keys.from, keys.to, t->s.ds + panel * PANEL, QUERY_BLOCK);
         probabilities(t, panel, keys, key);
+        if (t->drop.kept != 0)
+            attention_drop_block(&t->drop, t->q.first + panel * PANEL, PANEL, key, keys.from, keys.to, t->s.p + panel * PANEL, QUERY_BLOCK);
         if (want_q)
             multiply(&(struct product){.a = k,
                                        .a_row = 1,
@@ -214,7 +219,7 @@ static struct step new_step(const struct attention_bwd_args *a, int64_t batch, i
                         .lse = take(&memory, QUERY_BLOCK),
                         .delta = take(&memory, QUERY_BLOCK)};
     return (struct step){
-        .a = a, .s = s, .batch = batch, .head = head, .group = head / (a->q.dim[2] / a->k.dim[2])};
+        .a = a, .s = s, .drop = attention_drop_of(&a->drop, batch, head), .batch = batch, .head = head, .group = head / (a->q.dim[2] / a->k.dim[2])};
 }
 
 /* All keys of one block of queries: dq, and dk and dv too if wanted. */

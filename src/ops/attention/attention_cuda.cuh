@@ -8,6 +8,7 @@
 #define BRAID_OPS_ATTENTION_CUDA_CUH
 
 #include "ops/cuda/kernel.cuh"
+#include "ops/attention/attention.h"
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -32,7 +33,36 @@ template <typename T> struct attn_call {
     float scale;
     bool sink_zero;
     bool aligned; /* every row of every tensor can be taken 16 bytes at a time */
+    const int64_t *drop_info; /* NULL: no weights are dropped */
+    uint64_t drop_key;
+    uint32_t drop_threshold;
+    float drop_kept; /* 1 / (1 - p) */
 };
+
+/* Dropout of one head of one sequence. */
+struct head_drop {
+    uint64_t key;
+    int64_t step, sample;
+    uint32_t threshold;
+    float kept;
+};
+template <typename T> __device__ __forceinline__ head_drop drop_of(const attn_call<T> &c, int b, int h)
+{
+    head_drop d = {attention_drop_key(c.drop_key, h), c.drop_info[0], c.drop_info[1] + b, c.drop_threshold, c.drop_kept};
+    return d;
+}
+__device__ __forceinline__ float drop_factor(const head_drop &d, int i, int j)
+{
+    return dropout_keep(d.key, d.threshold, d.step, d.sample, i, j) ? d.kept : 0.0f;
+}
+/* The same of keys j and j + 1, j even: they share a draw. */
+__device__ __forceinline__ float2 drop_pair(const head_drop &d, int i, int j)
+{
+    philox4 x = dropout_draw(d.key, d.step, d.sample, i, j);
+    bool upper = j % 4 != 0;
+    uint32_t first = upper ? x.v[2] : x.v[0], second = upper ? x.v[3] : x.v[1];
+    return make_float2(first >= d.threshold ? d.kept : 0.0f, second >= d.threshold ? d.kept : 0.0f);
+}
 
 /* Absolute index of the first query. What start says is device memory: kept where no key beyond the last is touched. */
 template <typename T> __device__ __forceinline__ int first_index(const attn_call<T> &c)

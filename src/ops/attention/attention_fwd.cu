@@ -78,7 +78,7 @@ __device__ __forceinline__ void finish_row(const attn_call<bf16> &c, int b, int 
         c.lse[b * c.lse_batch + h * c.lse_head + i] = sum > 0 ? (top + log2f(sum)) * LN2 : -INFINITY;
 }
 
-template <int D, int DV, int M, int KEYS> __global__ void __launch_bounds__(FWD_WARPS * 32) fwd_mma(const attn_call<bf16> c)
+template <int D, int DV, int M, int KEYS, bool DROP> __global__ void __launch_bounds__(FWD_WARPS * 32) fwd_mma(const attn_call<bf16> c)
 {
     constexpr int ROWS = FWD_WARPS * 16 * M, N = KEYS / 8, THREADS = FWD_WARPS * 32;
     constexpr int K_SIZE = KEYS * (D + TILE_PAD), V_SIZE = KEYS * (DV + TILE_PAD);
@@ -145,6 +145,8 @@ template <int D, int DV, int M, int KEYS> __global__ void __launch_bounds__(FWD_
                 if (!all)
                     mask_scores<N>(s[m], seen[m], j0);
                 softmax_step<N, DV>(s[m], acc[m], top[m], sum[m], c.scale * LOG2E);
+                if constexpr (DROP)
+                    drop_rows<N>(s[m], drop_of(c, b, h), i0 + warp * 16 * M + m * 16 + lane / 4, j0);
             }
             product_channels<DV, M, N>(acc, s, vs + stage * V_SIZE);
         }
@@ -158,22 +160,24 @@ template <int D, int DV, int M, int KEYS> __global__ void __launch_bounds__(FWD_
             finish_row<DV>(c, b, h, i0 + warp * 16 * M + m * 16 + half * 8 + lane / 4, acc[m], half, top[m][half] * (c.scale * LOG2E), sum[m][half]);
 }
 
-template <int D, int DV, int M, int KEYS> static int launch_fwd(struct lane *l, const attn_call<bf16> &c)
+template <int D, int DV, int M, int KEYS, bool DROP> static int launch_fwd(struct lane *l, const attn_call<bf16> &c)
 {
     int64_t tiles = ceil_div(c.rows, FWD_WARPS * 16 * M);
-    auto kernel = fwd_mma<D, DV, M, KEYS>;
+    auto kernel = fwd_mma<D, DV, M, KEYS, DROP>;
     NEEDS_SMEM(l, kernel, (fwd_smem<D, DV, M, KEYS>()));
     LAUNCH(l, kernel, (unsigned)(tiles * c.batch * c.heads), FWD_WARPS * 32, (fwd_smem<D, DV, M, KEYS>()), c);
     return ST_OK;
 }
 
-int attention_fwd_mma(struct lane *l, const attn_call<bf16> &c)
+template <bool DROP> static int by_width(struct lane *l, const attn_call<bf16> &c)
 {
     if (c.width <= 64 && c.width_v <= 64)
-        return launch_fwd<64, 64, 2, 64>(l, c);
+        return launch_fwd<64, 64, 2, 64, DROP>(l, c);
     if (c.width <= 128 && c.width_v <= 128)
-        return launch_fwd<128, 128, 2, 64>(l, c);
+        return launch_fwd<128, 128, 2, 64, DROP>(l, c);
     if (c.width <= 192 && c.width_v <= 128)
-        return launch_fwd<192, 128, 2, 64>(l, c);
-    return launch_fwd<256, 256, 1, 32>(l, c);
+        return launch_fwd<192, 128, 2, 64, DROP>(l, c);
+    return launch_fwd<256, 256, 1, 32, DROP>(l, c);
 }
+
+int attention_fwd_mma(struct lane *l, const attn_call<bf16> &c) { return c.drop_info != NULL ? by_width<true>(l, c) : by_width<false>(l, c); }

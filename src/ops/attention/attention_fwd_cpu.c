@@ -2,7 +2,7 @@
  * is a block of queries of one head: units do not share anything, so threads do not change the
  * result. */
 #include "ops/cpu_tile.h"
-#include "ops/attention/attention.h"
+#include "ops/attention/attention_drop_int.h"
 #include "ops/cpu_math.h"
 
 #include <math.h>
@@ -27,7 +27,7 @@ static int64_t scratch_floats(const struct attention_fwd_args *a)
 
 int64_t CPU_NAME(attention_fwd_work_cpu)(const struct attention_fwd_args *a)
 {
-    if (a->q.dim[1] <= FEW_QUERIES)
+    if (a->q.dim[1] <= FEW_QUERIES && a->drop.p == 0)
         return 0;
     return omp_get_max_threads() * scratch_floats(a) * (int64_t)sizeof(float);
 }
@@ -37,6 +37,8 @@ static float sink_of(const struct attention_fwd_args *a, int64_t head, bool *has
     *has = present(&a->sink) || a->sink_zero;
     return present(&a->sink) ? ((const float *)a->sink.data)[head] : 0.0f;
 }
+
+_Static_assert((int)KEY_BLOCK <= (int)DROPOUT_RUN, "a block of keys has one run of random bits");
 
 /* Scores of VL queries against the keys of a span become probabilities relative to the largest
  * score so far. Returns what to scale earlier sums and outputs by. Hidden keys weigh exactly
@@ -104,6 +106,7 @@ static void fwd_block(const struct attention_fwd_args *a, const struct mask *mas
                         .sum = take(&memory, QUERY_BLOCK)};
     struct queries q;
     queries_init(&q, mask, batch, block, a->q.dim[1]);
+    struct attention_drop drop = attention_drop_of(&a->drop, batch, head);
     bool has_sink;
     float sink = sink_of(a, head, &has_sink);
     for (int64_t i = 0; i < QUERY_BLOCK; i++) {
@@ -136,6 +139,8 @@ static void fwd_block(const struct attention_fwd_args *a, const struct mask *mas
                                        .cols = PANEL,
                                        .depth = d});
             softmax_panel(&q, &s, panel, keys, key, d_v);
+            if (drop.kept != 0)
+                attention_drop_block(&drop, q.first + panel * PANEL, PANEL, key, keys.from, keys.to, s.p + panel * PANEL, QUERY_BLOCK);
             multiply(&(struct product){.a = head_at(&a->v, batch, key + keys.from, group),
                                        .a_row = 1,
                                        .a_step = a->v.stride[1],
@@ -227,7 +232,7 @@ int CPU_NAME(attention_fwd_cpu)(struct lane *l, const struct attention_fwd_args 
     TRY(check_work("attention_fwd", &a->work, CPU_NAME(attention_fwd_work_cpu)(a), l->err));
     struct mask mask = {.doc_start = &a->doc_start, .start = start, .window = a->window};
     int64_t n_batch = a->q.dim[0], n = a->q.dim[1], heads = a->q.dim[2];
-    if (n <= FEW_QUERIES) {
+    if (n <= FEW_QUERIES && a->drop.p == 0) {
 #pragma omp parallel for schedule(dynamic) if (n_batch * n * heads > 1)
         for (int64_t u = 0; u < n_batch * n * heads; u++)
             fwd_row(a, &mask, u / heads / n, u % heads, u / heads % n);

@@ -5,8 +5,12 @@
 
 /* What shapes cannot say, for both directions. */
 static int check_common(const char *op, const struct tensor *q, const struct tensor *k, const struct tensor *sink, bool sink_zero, int64_t window,
-                        struct err *e)
+                        const struct dropout_rule *drop, struct err *e)
 {
+    if (!(drop->p >= 0 && drop->p < 1))
+        return err_set(e, ST_INVALID, "%s: p is %g, expected 0 <= p < 1", op, drop->p);
+    if (drop->p > 0 && !present(&drop->info))
+        return err_set(e, ST_INVALID, "%s: dropout needs info, the step and the first sample", op);
     if (k->dim[2] == 0 ? q->dim[2] != 0 : q->dim[2] % k->dim[2] != 0)
         return err_set(e, ST_INVALID, "%s: %lld query heads cannot share %lld kv heads evenly", op,
                        (long long)q->dim[2], (long long)k->dim[2]);
@@ -49,13 +53,13 @@ const char *attention_not_hopper(const struct tensor *q, const struct tensor *k,
 int attention_fwd_check(const struct attention_fwd_args *a, struct err *e)
 {
     TRY(op_check_fields(&attention_fwd_desc, a, e));
-    return check_common("attention_fwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, e);
+    return check_common("attention_fwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, &a->drop, e);
 }
 
 int attention_bwd_check(const struct attention_bwd_args *a, struct err *e)
 {
     TRY(op_check_fields(&attention_bwd_desc, a, e));
-    return check_common("attention_bwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, e);
+    return check_common("attention_bwd", &a->q, &a->k, &a->sink, a->sink_zero, a->window, &a->drop, e);
 }
 
 int attention_start(const struct attention_fwd_args *a, int64_t *start, struct err *e)
@@ -105,7 +109,10 @@ static bool fill(struct op_call *c, int arg, struct tensor *t, uint64_t key)
 {
     switch (c->desc->args[arg].type) {
     case ARG_I32: fill_doc_start(c, t, key); return true;
-    case ARG_I64: *(int64_t *)t->data = dim_of(c, SKV) - dim_of(c, S); return true;
+    case ARG_I64:
+        for (int64_t i = 0; i < tensor_elems(t); i++)
+            ((int64_t *)t->data)[i] = op_arg_is(c, arg, "info") ? 3 + 2 * i : dim_of(c, SKV) - dim_of(c, S);
+        return true;
     default: break;
     }
     if (c->desc->args[arg].role != ARG_IN || t->rank != 3)
@@ -177,6 +184,13 @@ static const struct op_sample samples[] = {
     {"b=1 s=390 h=4 g=2 d=128 scale=0.088 no_doc_start=1 no_start=1"},
     {"b=2 s=300 h=2 g=1 d=64 scale=0.125 no_start=1 strided=1"},
     {"b=1 s=40 skv=400 h=2 g=1 d=64 scale=0.125 window=30 no_sink=1 no_doc_start=1 no_start=1"},
+    /* Dropout, also beside what hides keys, on a few queries and on several tiles. */
+    {"b=1 s=5 h=2 g=1 d=8 p=0.25 no_start=1"},
+    {"b=2 s=130 h=4 g=2 d=64 scale=0.125 p=0.5 no_sink=1 no_doc_start=1 no_start=1"},
+    {"b=1 s=200 h=2 g=1 d=128 scale=0.088 window=70 p=0.1 no_start=1 strided=1"},
+    {"b=1 s=129 h=2 g=1 d=192 dv=128 scale=0.07 p=0.3 no_sink=1 no_start=1"},
+    {"b=1 s=67 h=2 g=2 d=256 scale=0.0625 p=0.2 no_doc_start=1 no_start=1"},
+    {"b=1 s=67 h=2 g=1 d=260 dv=70 scale=0.0625 p=0.2 no_start=1"},
 };
 static const struct op_sample bench[] = {
     {"b=16 s=256 h=5 g=5 d=64 scale=0.125 no_sink=1 no_doc_start=1 no_start=1"},
@@ -191,11 +205,14 @@ static const struct op_sample bench[] = {
     {"b=4 s=4096 h=16 g=4 d=128 scale=0.088 window=1024 sink_zero=1 no_sink=1 no_doc_start=1 no_start=1 gpu=1"},
 };
 
-OP_TABLES(attention_fwd, ATTENTION_FWD_FIELDS);
+#define DROP_ATTRS(op) OP_ATTR_IN(op, double, "p", drop.p, 0) OP_ATTR_IN(op, uint64_t, "key", drop.key, 77)
+OP_FIELDS(attention_fwd, ATTENTION_FWD_FIELDS, OP_FIELD_IN(attention_fwd, "info", drop.info, OPT_FIXED, I64, "4"));
+OP_ATTRS(attention_fwd, ATTENTION_FWD_FIELDS, DROP_ATTRS(attention_fwd));
+OP_CALLS(attention_fwd);
 const struct op_desc attention_fwd_desc = {
     OP_IS(attention_fwd),
     .sample_dims = same_unless_named,
-    .summary = "causal grouped-query attention with window, documents and sink",
+    .summary = "causal grouped-query attention with window, documents, sink and dropout",
     OP_LIST(dims, dims),
     .cost = fwd_cost,
     .sample_fill = fill,
@@ -204,7 +221,9 @@ const struct op_desc attention_fwd_desc = {
     .narrow = 1e-3,
     OP_LIST(samples, samples), OP_LIST(bench, bench),
 };
-OP_TABLES(attention_bwd, ATTENTION_BWD_FIELDS);
+OP_FIELDS(attention_bwd, ATTENTION_BWD_FIELDS, OP_FIELD_IN(attention_bwd, "info", drop.info, OPT_FIXED, I64, "4"));
+OP_ATTRS(attention_bwd, ATTENTION_BWD_FIELDS, DROP_ATTRS(attention_bwd));
+OP_CALLS(attention_bwd);
 const struct op_desc attention_bwd_desc = {
     OP_IS(attention_bwd),
     .sample_dims = same_unless_named,

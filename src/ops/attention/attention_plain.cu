@@ -79,6 +79,8 @@ template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) fwd_plain
         top = next;
         for (int ch = lane; ch < c.width_v; ch += 32)
             o[ch] *= shrink;
+        if (c.drop_info != NULL)
+            p *= drop_factor(drop_of(c, w.b, w.h), w.i, j + lane);
         add_rows(o, p, v + j * c.v.row, c.v.row, count, c.width_v);
     }
     put_row(c.o.at(w.b, w.h) + w.i * c.o.row, o, c.width_v, sum > 0 ? 1.0f / sum : 0.0f);
@@ -103,10 +105,10 @@ template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) dq_plain(
     float lse = c.lse[w.b * c.lse_batch + w.h * c.lse_head + w.i], delta = c.delta[w.row];
     for (int j = seen.lo; j <= seen.hi; j += 32) {
         int count = min(32, seen.hi - j + 1);
-        float ds = 0;
+        float ds = 0, kept = c.drop_info != NULL ? drop_factor(drop_of(c, w.b, w.h), w.i, j + lane) : 1.0f;
         if (lane < count)
             ds = expf(c.scale * dot(k + (j + lane) * c.k.row, q, c.width) - lse) *
-                 (dot(v + (j + lane) * c.v.row, d_o, c.width_v) - delta);
+                 (kept * dot(v + (j + lane) * c.v.row, d_o, c.width_v) - delta);
         add_rows(dq, ds, k + j * c.k.row, c.k.row, count, c.width);
     }
     put_row(c.dq.at(w.b, w.h) + w.i * c.dq.row, dq, c.width, c.scale);
@@ -137,7 +139,9 @@ template <typename T> __global__ void __launch_bounds__(PLAIN_THREADS) dkdv_plai
                 key_range seen = keys_seen(c, first, w.b, mine);
                 if (seen.lo <= j && j <= seen.hi) {
                     p = expf(c.scale * dot(q + mine * c.q.row, k, c.width) - lse[mine]);
-                    ds = p * (dot(d_o + mine * c.dout.row, v, c.width_v) - delta[mine]);
+                    float kept = c.drop_info != NULL ? drop_factor(drop_of(c, w.b, h), mine, j) : 1.0f;
+                    ds = p * (kept * dot(d_o + mine * c.dout.row, v, c.width_v) - delta[mine]);
+                    p *= kept;
                 }
             }
             if (!__any_sync(0xffffffffu, p != 0 || ds != 0))

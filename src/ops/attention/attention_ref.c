@@ -2,7 +2,7 @@
  * the keys it sees, taken in ascending order, and on nothing else in the call, so that decoding
  * with a cache gives the same bits as the full pass. */
 #include "ops/ops_ref_int.h"
-#include "ops/attention/attention.h"
+#include "ops/attention/attention_drop_int.h"
 
 #include <math.h>
 
@@ -36,6 +36,7 @@ static void fwd_row(const struct attention_fwd_args *a, int64_t start, int64_t b
     int64_t first = first_key(&a->doc_start, a->window, b, i, s);
     const double *q = at(&a->q, b, i, h);
     double *o = at(&a->o, b, i, h), max = -INFINITY, sum = 0;
+    struct attention_drop drop = attention_drop_of(&a->drop, b, h);
     bool has_sink = present(&a->sink) || a->sink_zero;
     double sink = present(&a->sink) ? ((const double *)a->sink.data)[h] : 0;
     for (int64_t j = first; j <= s; j++)
@@ -50,6 +51,7 @@ static void fwd_row(const struct attention_fwd_args *a, int64_t start, int64_t b
         double p = exp(a->scale * dot(q, at(&a->k, b, j, g), d) - max);
         const double *v = at(&a->v, b, j, g);
         sum += p;
+        p *= attention_drop_factor(&drop, i, j);
         for (int64_t c = 0; c < d_v; c++)
             o[c] += p * v[c];
     }
@@ -85,14 +87,16 @@ static void bwd_row(const struct attention_bwd_args *a, int64_t b, int64_t h, in
             s = a->k.dim[1] - a->q.dim[1] + i;
     const double *q = at(&a->q, b, i, h), *dout = at(&a->d_o, b, i, h);
     double *dq = at(&a->dq, b, i, h), delta = dot(dout, at(&a->o, b, i, h), d_v);
+    struct attention_drop drop = attention_drop_of(&a->drop, b, h);
     double lse = ((const double *)a->lse.data)[b * a->lse.stride[0] + h * a->lse.stride[1] + i];
     for (int64_t j = first_key(&a->doc_start, a->window, b, i, s); j <= s; j++) {
         const double *k = at(&a->k, b, j, g);
         double *dk = at(&a->dk, b, j, g), *dv = at(&a->dv, b, j, g);
         double p = exp(a->scale * dot(q, k, d) - lse);
-        double ds = p * (dot(dout, at(&a->v, b, j, g), d_v) - delta) * a->scale;
+        double factor = attention_drop_factor(&drop, i, j);
+        double ds = p * (factor * dot(dout, at(&a->v, b, j, g), d_v) - delta) * a->scale;
         for (int64_t c = 0; c < d_v; c++)
-            dv[c] += p * dout[c];
+            dv[c] += factor * p * dout[c];
         for (int64_t c = 0; c < d; c++) {
             dq[c] += ds * k[c];
             dk[c] += ds * q[c];

@@ -113,6 +113,19 @@ __device__ __forceinline__ void product_channels(float (*acc)[COLS / 8][4], cons
     }
 }
 
+/* Values of 16 queries and 8 N keys times the factors of dropout: weights, or their gradients. row: of this thread's first half. */
+template <int N> __device__ __forceinline__ void drop_rows(float (*s)[4], const head_drop &d, int row, int key)
+{
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float2 kept = drop_pair(d, row + half * 8, key + n * 8 + threadIdx.x % 4 * 2);
+            s[n][2 * half] *= kept.x;
+            s[n][2 * half + 1] *= kept.y;
+        }
+}
+
 /* One row of a result, scaled and rounded: the two values this thread holds of every 8 channels. */
 template <int COLS> __device__ __forceinline__ void store_row(bf16 *row, const float (*acc)[4], int half, float scale, int n_cols, bool aligned)
 {

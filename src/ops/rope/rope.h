@@ -55,6 +55,7 @@ struct rope_config {
     int64_t original;                                    /* original context length: llama3, yarn */
     double low, high;                                    /* llama3 */
     double beta_fast, beta_slow, mscale, mscale_all_dim; /* yarn; both mscales 0: not set */
+    bool exact; /* yarn: the ends of the band of channels are not rounded */
 };
 int rope_config_check(const struct rope_config *c, struct err *e);
 /* freq [dim/2]; returns the factor that multiplies cos and sin (1 except for yarn). Linear scaling

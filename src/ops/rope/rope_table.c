@@ -65,8 +65,9 @@ static double yarn_pair(const struct rope_config *c, double turns)
 
 static double yarn_frequency(const struct rope_config *c, int64_t k, double w)
 {
-    double low = fmax(floor(yarn_pair(c, c->beta_fast)), 0);
-    double high = fmin(ceil(yarn_pair(c, c->beta_slow)), (double)(c->dim - 1));
+    double fast = yarn_pair(c, c->beta_fast), slow = yarn_pair(c, c->beta_slow);
+    double low = fmax(c->exact ? fast : floor(fast), 0);
+    double high = fmin(c->exact ? slow : ceil(slow), (double)(c->dim - 1));
     if (low == high)
         high += 0.001;
     double keep = 1 - fmin(fmax(((double)k - low) / (high - low), 0), 1);

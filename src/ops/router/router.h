@@ -10,7 +10,7 @@
  * k > 1 sqrtsoftplus     sqrt(softplus) + bias       likewise
  *
  *   bias [E] wide optional: selects only, never part of a probability.
- *   groups > 0: experts are cut into that many equal runs; a run scores the sum of its (k /
+ *   groups > 0: experts are cut into that many equal runs; a run scores the sum of its group_best (0: k /
  * group_topk, at least 1) largest selection values, and only experts of the group_topk best runs
  * may be chosen. token I32 [T] with table I32 [vocab, k]: experts come from the table instead (hash
  * routing); softmax then means the softmax over all E. table I32 [T, k] without token: row t goes to the
@@ -64,6 +64,7 @@ struct router_rule {
     enum router_score score;
     bool pre_softmax, norm;
     int64_t groups, group_topk; /* 0: no groups */
+    int64_t group_best;         /* experts whose sum is a group's score; 0: k / group_topk */
     double scale;               /* of the probabilities */
     double capacity;            /* 0: none */
     bool drop_late;
@@ -114,6 +115,12 @@ OP_ARGS(router_jitter, ROUTER_JITTER_FIELDS);
     T(op, bias, STATE, WIDE, "experts") \
     N(op, double, rate, 0.001)
 OP_ARGS(router_bias, ROUTER_BIAS_FIELDS);
+
+/* Experts of a group of n / groups whose selection values are summed up to its score. */
+static inline int64_t router_group_best(const struct router_rule *r, int64_t n, int64_t k)
+{
+    return min_i64(n / r->groups, r->group_best > 0 ? r->group_best : max_i64(1, k / r->group_topk));
+}
 
 static inline bool router_balances(const struct router_rule *r)
 {

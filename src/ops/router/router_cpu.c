@@ -87,7 +87,7 @@ static void top(const float *v, int64_t n, int64_t k, int32_t *out)
 
 static void mask_groups(const struct router_rule *r, int64_t n, int64_t k, float *v)
 {
-    int64_t size = n / r->groups, per = min_i64(size, max_i64(1, k / r->group_topk));
+    int64_t size = n / r->groups, per = router_group_best(r, n, k);
     int32_t inside[MAX_K], best[MAX_K];
     float sum[MAX_E];
     bool keep[MAX_E];

@@ -17,6 +17,7 @@ enum { VOCAB = 11 };
     OP_ATTR_IN(op, bool, "norm", rule.norm, 1)                        \
     OP_ATTR_IN(op, int64_t, "groups", rule.groups, 0)                 \
     OP_ATTR_IN(op, int64_t, "group_topk", rule.group_topk, 0)         \
+    OP_ATTR_IN(op, int64_t, "group_best", rule.group_best, 0)         \
     OP_ATTR_IN(op, double, "scale", rule.scale, 1)                    \
     OP_ATTR_IN(op, double, "capacity", rule.capacity, 0)              \
     OP_ATTR_IN(op, bool, "drop_late", rule.drop_late, 0)              \
@@ -131,6 +132,7 @@ static const struct op_sample samples[] = {
      "acc_tally=1 acc_global=1"},
     {"rows=16 experts=8 k=3 score=2 bias=1 groups=4 group_topk=3"},
     {"rows=16 experts=8 k=4 groups=4 group_topk=3 global_aux=1"},
+    {"rows=36 experts=24 k=6 score=1 bias=1 groups=4 group_topk=2 group_best=2"},
     {"rows=16 experts=8 k=3 capacity=0.8 scale=1.5"},
     {"rows=16 experts=8 k=3 capacity=0.5 drop_late=1 score=1"},
     {"rows=16 experts=8 k=3 hashed=1 z=1"},

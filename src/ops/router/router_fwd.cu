@@ -528,7 +528,7 @@ static struct choose_job choose_job_of(const struct router_fwd_args *a)
     p.idx = (int32_t *)a->idx.data;
     p.groups = given ? 0 : (int)r->groups;
     p.group_topk = (int)r->group_topk;
-    p.per_group = p.groups > 0 ? (int)min_i64(n / r->groups, max_i64(1, k / r->group_topk)) : 0;
+    p.per_group = p.groups > 0 ? (int)router_group_best(r, n, k) : 0;
     p.group_lanes = 1;
     for (int lanes = 2; p.groups > 0 && lanes * r->groups <= 32 && n / r->groups % lanes == 0; lanes *= 2)
         p.group_lanes = lanes;

@@ -14,9 +14,9 @@ static int check_rule(const char *op, const struct router_rule *r, int64_t rows,
     if (r->seq < 1 || rows % r->seq != 0)
         return err_set(e, ST_INVALID, "%s: %lld rows are not sequences of %lld", op,
                        (long long)rows, (long long)r->seq);
-    if (r->groups < 0 ||
-        (r->groups > 0 && (n % r->groups != 0 || r->group_topk < 1 || r->group_topk > r->groups ||
-                           r->group_topk > ROUTER_MAX_TOPK || r->group_topk * (n / r->groups) < k)))
+    if (r->groups < 0 || (r->groups > 0 && (n % r->groups != 0 || r->group_topk < 1 || r->group_topk > r->groups ||
+                                            r->group_topk > ROUTER_MAX_TOPK || r->group_topk * (n / r->groups) < k ||
+                                            r->group_best < 0 || r->group_best > ROUTER_MAX_TOPK)))
         return err_set(e, ST_INVALID, "%s: %lld of %lld groups cannot hold %lld of %lld experts",
                        op, (long long)r->group_topk, (long long)r->groups, (long long)k,
                        (long long)n);

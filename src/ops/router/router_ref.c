@@ -53,12 +53,10 @@ static void top(const double *v, int64_t n, int64_t k, int64_t *out)
 
 static void mask_groups(const struct router_rule *r, int64_t n, int64_t k, double *v)
 {
-    int64_t size = n / r->groups, per = max_i64(1, k / r->group_topk), inside[ROUTER_MAX_TOPK],
-            best[MAX_E];
+    int64_t size = n / r->groups, m = router_group_best(r, n, k), inside[ROUTER_MAX_TOPK], best[MAX_E];
     double sum[MAX_E];
     bool keep[MAX_E] = {0};
     for (int64_t g = 0; g < r->groups; g++) {
-        int64_t m = min_i64(per, size);
         top(v + g * size, size, m, inside);
         sum[g] = 0;
         for (int64_t j = 0; j < m; j++)

@@ -315,7 +315,8 @@ static int gradients(struct lane *l, const struct xent_args *a, const struct ten
     to_w.trans_a = true;
     to_w.alpha = 1;
     to_w.acc_c = a->acc_dw || first > 0;
-    TRY(gemm_cuda(l, &to_w));
+    if (present(&a->dw))
+        TRY(gemm_cuda(l, &to_w));
     if (!present(&a->dbias))
         return ST_OK;
     struct colsum_args s = {};

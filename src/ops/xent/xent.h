@@ -9,6 +9,7 @@
  *   Gradients, optional, all three or none of dh and dw: of scale[0] * (sum nll + z_loss sum lse^2),
  *   scale F64 [1] (1 / number of labels in the global batch):
  *     dz = scale * (softmax - onehot);  dh = dz w;  dw (+)= dz^T h;  dbias (+)= sum dz (dw, dbias wide).
+ *     dw may be absent: the weight is frozen.
  *   chunk: rows whose logits are held at once; 0 lets the op choose (xent_chunk). It groups the sums
  *   of dw and dbias, so it changes results by rounding only. A label outside [-1, V) is an error. */
 #ifndef BRAID_OPS_XENT_H
@@ -25,8 +26,8 @@
     T(op, loss, SUM, F64, "2")                   \
     T(op, nll, OPT_OUT, WIDE, "rows")            \
     T(op, logits, OPT_SAVED, REAL, "rows vocab") \
-    T(op, dh, OPT_OUT, REAL, "rows d @dw")       \
-    T(op, dw, OPT_SUM, WIDE, "vocab d @dh")      \
+    T(op, dh, OPT_OUT, REAL, "rows d")           \
+    T(op, dw, OPT_SUM, WIDE, "vocab d &dh")      \
     T(op, dbias, OPT_SUM, WIDE, "vocab &bias &dh") \
     T(op, work, WORK, U8, "")                    \
     N(op, double, z_loss, 0)                     \

@@ -176,7 +176,8 @@ static void run_chunk(const struct xent_args *a, int64_t first, int64_t rows, do
         return;
     bool add_dw = a->acc_dw || first > 0, add_db = a->acc_dbias || first > 0;
     matmul(false, false, rows, d, vocab, z, w, 0.0f, mat_rows(&a->dh, first));
-    matmul(true, false, vocab, d, rows, z, h, add_dw ? 1.0f : 0.0f, mat_rows(&a->dw, 0));
+    if (present(&a->dw))
+        matmul(true, false, vocab, d, rows, z, h, add_dw ? 1.0f : 0.0f, mat_rows(&a->dw, 0));
     if (present(&a->dbias))
         add_dbias(a, z, rows, add_db);
 }
@@ -210,9 +211,9 @@ int CPU_NAME(xent_cpu)(struct lane *l, const struct xent_args *a)
     struct mat z = {(float *)((char *)a->work.data + nll_bytes(a)), max_i64(1, padded_vocab(a))};
     for (int64_t first = 0; first < rows; first += chunk)
         run_chunk(a, first, min_i64(chunk, rows - first), nll, z);
-    if (rows == 0 && present(&a->dw)) { /* no chunk wrote the sums */
+    if (rows == 0 && present(&a->dh)) { /* no chunk wrote the sums */
         struct mat none = {NULL, 1};
-        if (!a->acc_dw)
+        if (present(&a->dw) && !a->acc_dw)
             matmul(true, false, a->w.dim[0], a->w.dim[1], 0, none, none, 0.0f, mat_rows(&a->dw, 0));
         if (present(&a->dbias) && !a->acc_dbias)
             memset(a->dbias.data, 0, (size_t)tensor_bytes(&a->dbias));

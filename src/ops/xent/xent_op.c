@@ -92,7 +92,7 @@ static void cost(const struct op_call *c, struct op_cost *out)
     double rows = (double)a->h.dim[0], d = (double)a->w.dim[1], vocab = (double)a->w.dim[0], size = (double)dtype_bytes(a->h.dtype);
     bool grads = a->dh.rank > 0;
     double moved = (grads ? 2 : 1) * (rows * d + vocab * d) + (a->logits.rank > 0 ? rows * vocab : 0);
-    *out = (struct op_cost){.flops = (grads ? 6 : 2) * rows * d * vocab, .bytes = moved * size + 4 * rows};
+    *out = (struct op_cost){.flops = (grads ? a->dw.rank > 0 ? 6 : 4 : 2) * rows * d * vocab, .bytes = moved * size + 4 * rows};
 }
 
 /* dnll is what the harness multiplies nll with: the op knows only one factor for all rows, scale,

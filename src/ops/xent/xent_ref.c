@@ -45,7 +45,8 @@ static void row_gradient(const struct xent_args *a, int64_t r, int64_t label, co
             ((double *)a->dbias.data)[v] += dz;
         for (int64_t c = 0; c < a->w.dim[1]; c++) {
             f64_row(&a->dh, r)[c] += dz * f64_row(&a->w, v)[c];
-            f64_row(&a->dw, v)[c] += dz * f64_row(&a->h, r)[c];
+            if (present(&a->dw))
+                f64_row(&a->dw, v)[c] += dz * f64_row(&a->h, r)[c];
         }
     }
 }
