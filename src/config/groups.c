@@ -11,16 +11,22 @@ static const char *const freeze_values[] = {
 
 /* clang-format off */
 const struct option group_options[] = {
-    {.name = "group.NAME.match", .type = OPT_STRING, .offset = offsetof(struct config_group, match), .def = "", .flags = OPT_MODEL, .help =
+    {.name = "group.NAME.match", .type = OPT_STRING, .offset = offsetof(struct config_group, match), .def = "",
+     .flags = OPT_MODEL, .help =
         "Globs over checkpoint names of parameters (decoder.layers.0.mlp.linear_fc1.weight; `braid plan --params=on` lists them), "
         "separated by commas: output_layer.*, *layernorm*. One that matches nothing is an error."},
-    {.name = "group.NAME.lr", .type = OPT_REAL, .offset = offsetof(struct config_group, lr), .def = "1", .min = 0, .max = 1e6, .flags = OPT_RUN | OPT_INHERIT, .help =
+    {.name = "group.NAME.lr", .type = OPT_REAL, .offset = offsetof(struct config_group, lr),
+     .def = "1", .min = 0, .max = 1e6,
+     .flags = OPT_RUN | OPT_INHERIT, .help =
         "Factor of the learning rate for these parameters."},
-    {.name = "group.NAME.weight_decay", .type = OPT_REAL, .offset = offsetof(struct config_group, weight_decay), .def = "-1", .min = -1, .max = 1e3,
+    {.name = "group.NAME.weight_decay", .type = OPT_REAL, .offset = offsetof(struct config_group, weight_decay),
+     .def = "-1", .min = -1, .max = 1e3,
      .flags = OPT_RUN | OPT_INHERIT, .help =
         "Weight decay of all parameters of the group, vectors included; -1: as without the group, train.weight_decay for matrices "
         "and none for vectors."},
-    {.name = "group.NAME.freeze", .type = OPT_ENUM, .offset = offsetof(struct config_group, freeze), .def = "auto", .values = freeze_values, .flags = OPT_MODEL, .help =
+    {.name = "group.NAME.freeze", .type = OPT_ENUM, .offset = offsetof(struct config_group, freeze),
+     .def = "auto", .values = freeze_values,
+     .flags = OPT_MODEL, .help =
         "on: the parameters keep their values; they get no gradient, no moments and no fp32 master weights, and the products that would "
         "make their gradients are left out. off: they are trained, also beside LoRA. auto: trained, or with LoRA, frozen."},
 };
