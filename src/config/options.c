@@ -139,7 +139,8 @@ const struct option config_options[] = {
     ROW(model.position, "rope", OPT_MODEL, ONE_OF(position_values), HELP(
         "How tokens know their position: rope rotates queries and keys as model.rope says, learned adds a trained vector for "
         "each position to the embedding, as in GPT-2, and rotates nothing.")),
-    ROW(model.max_position, "0", OPT_MODEL, RANGE(0, 1 << 30), AUTO("train.seq"), ALIAS("max-position-embeddings"), HELP(
+    ROW(model.max_position, "0", OPT_MODEL, RANGE(0, 1 << 30), AUTO("train.seq"),
+        ALIAS("max-position-embeddings"), HELP(
         "Number of learned positions. For models without them it is only written to exports, as max_position_embeddings.")),
     ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
         FLAG("rotary-interleaved", "interleaved"), HELP(
