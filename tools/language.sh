@@ -47,4 +47,10 @@ while read -r line; do
     head -n 20 <<<"$found" | cut -c1-160 | sed 's/^/  /'
     [ "$n" -le 20 ] || echo "  and $((n - 20)) more"
 done <<<"$table"
+# The same phrases where a line ends inside them.
+broken=$(xargs -d '\n' perl -0ne 'while (/\b(ways?\s*\n[ *\/]*back|(?:made|makes?|taken)\s*\n[ *\/]*again|of\s*\n[ *\/]*now|(?:dealt|deals?)\s*\n[ *\/]*out|said\s*\n[ *\/]*plainly|written\s*\n[ *\/]*twice)\b/g) { my $t = $1; $t =~ s/\s*\n[ *\/]*/ /; print "  $ARGV: $t\n" }' <<<"$list")
+if [ -n "$broken" ]; then
+    bad=$((bad + $(wc -l <<<"$broken")))
+    printf 'over a line break:\n%s\n' "$broken"
+fi
 [ "$bad" -eq 0 ] || { echo "language: $bad places use banned phrases"; exit 1; }

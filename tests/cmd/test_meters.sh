@@ -69,6 +69,10 @@ printf '%s\n' '/* Of a row. */' '/* The sum of now is taken again on the way bac
 tools/language.sh "$dir/a.c" >"$dir/out"
 [ $? -eq 1 ] && holds "language: 5 places" && holds 'say "backward pass"' && holds 'say "a sentence with a subject"'
 say $? "banned phrases are found, with what to say instead"
+printf '%s\n' '/* It goes all the way' ' * back. */' >"$dir/a.c"
+tools/language.sh "$dir/a.c" >"$dir/out"
+[ $? -eq 1 ] && holds "a.c: way back"
+say $? "also over a line break"
 printf '%s\n' '/* The sum of a row. Letters, ways and now are words. */' >"$dir/a.c"
 tools/language.sh "$dir/a.c" >"$dir/out"
 say $? "single words are not banned"
