@@ -28,10 +28,12 @@ int ckpt_merge(int argc, char **argv, struct err *e)
     struct config c;
     bool is_free;
     if (argc != 2 || str_starts(argv[0], "--") || str_starts(argv[1], "--"))
-        return err_hint((err_set(e, ST_USAGE, "ckpt merge takes a checkpoint and a folder to write"), e), "braid ckpt merge RUN NEW");
+        return err_hint((err_set(e, ST_USAGE, "ckpt merge takes a checkpoint and a folder to write"), e),
+                        "braid ckpt merge RUN NEW");
     TRY(cmd_free_name(argv[1], &is_free, e));
     if (!is_free)
-        return err_hint((err_set(e, ST_CONFLICT, "%s is there already", argv[1]), e), "name a new folder; nothing is replaced");
+        return err_hint((err_set(e, ST_CONFLICT, "%s is there already", argv[1]), e),
+                        "name a new folder; nothing is replaced");
     TRY(config_init(&c, e));
     int st = ckpt_open(&from, argv[0], e);
     if (st == ST_OK) {

@@ -18,7 +18,7 @@ static const char import_usage[] =
     "  braid export OUT HF_FOLDER                                             back again\n";
 
 static const char export_usage[] =
-    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32] [--shard=5g]\n"
+    "usage: braid export CHECKPOINT OUT [--format=hf] [--family=NAME] [--dtype=bf16|f32|fp8] [--shard=5g]\n"
     "                                   [--verify[=PYTHON | =GOLDEN.safetensors]]\n"
     "       braid export CHECKPOINT OUT.gguf --format=gguf [--dtype=bf16|f32|q8_0]\n"
     "       braid export CHECKPOINT OUT --format=peft [--dtype=f32|bf16] [--base=NAME]\n"
@@ -26,6 +26,7 @@ static const char export_usage[] =
     "CHECKPOINT is a run folder (its newest checkpoint) or a checkpoint folder. OUT must not exist.\n"
     "hf: a folder that transformers loads with from_pretrained. The family is the first that can express the model;\n"
     "    --family=NAME asks for one. --verify runs the folder in transformers and compares, as for braid import.\n"
+    "    --dtype=fp8 stores projections as FP8 codes with a scale for 128 x 128 (weight_scale_inv), the rest as BF16.\n"
     "gguf: a file that llama.cpp runs, for models that are llama, mistral, mixtral, qwen2, qwen3 or qwen3_moe in transformers.\n"
     "    Matrices are stored as --dtype says, vectors and routers as F32.\n"
     "    Both merge LoRA adapters into the weights.\n"
@@ -196,9 +197,10 @@ static int read_target(struct target *t, const struct config_extra *extra, struc
         return err_set(e, ST_USAGE, "--layout belongs to --format=megatron");
     if (t->gguf && !gguf_type_from_name(dtype, &t->type))
         return err_set(e, ST_USAGE, "--dtype=%s: f32, bf16 and q8_0 can be written to GGUF", dtype);
-    if (!t->gguf && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
-        return err_set(e, ST_USAGE, "--dtype=%s: bf16 and f32 can be written", dtype);
-    t->opts.dtype = strcmp(dtype, "f32") == 0 ? DT_F32 : DT_BF16;
+    bool codes = !t->gguf && !t->megatron && !t->peft && strcmp(dtype, "fp8") == 0;
+    if (!t->gguf && !codes && strcmp(dtype, "bf16") != 0 && strcmp(dtype, "f32") != 0)
+        return err_set(e, ST_USAGE, "--dtype=%s: bf16 and f32 can be written, fp8 with --format=hf", dtype);
+    t->opts.dtype = codes ? DT_F8_E4M3 : strcmp(dtype, "f32") == 0 ? DT_F32 : DT_BF16;
     t->opts.shard_bytes = 5000000000;
     if (shard != NULL && (!parse_i64(shard, &t->opts.shard_bytes) || t->opts.shard_bytes < 1))
         return err_set(e, ST_USAGE, "--shard=%s is no number of bytes, such as 5g", shard);

@@ -28,7 +28,7 @@ static const char script[] =
     "vocab = model.get_input_embeddings().num_embeddings\n"
     "tokens = (torch.arange(2 * n) * 7919 % vocab).reshape(2, n)\n"
     "with torch.no_grad():\n"
-    "    logits = model(tokens).logits.float().contiguous()\n"
+    "    logits = model(tokens, use_cache=False).logits.float().contiguous()\n"
     "save_file({'tokens': tokens.int(), 'logits': logits}, out)\n";
 
 /* ---- transformers --------------------------------------------------------------------------------------------- */

@@ -76,7 +76,9 @@
 #define CONFIG_OVERLAP(X)                                                                          \
     X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
 #define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
-#define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32")
+#define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32") X(CFG_PRECISION_FP8, "fp8")
+#define CONFIG_FP8_RECIPE(X) X(CFG_FP8_BLOCKWISE, "blockwise") X(CFG_FP8_TENSOR, "tensor") X(CFG_FP8_MX, "mxfp8")
+#define CONFIG_FP8_GRAD(X) X(CFG_FP8_GRAD_E4M3, "e4m3") X(CFG_FP8_GRAD_E5M2, "e5m2")
 #define CONFIG_RESUME(X)                                                                           \
     X(CFG_RESUME_AUTO, "auto") X(CFG_RESUME_NEVER, "never") X(CFG_RESUME_MUST, "must")
 
@@ -109,6 +111,8 @@ enum config_comm { CONFIG_COMM(CONFIG_ENUM_ID) };
 enum config_overlap { CONFIG_OVERLAP(CONFIG_ENUM_ID) };
 enum config_fused { CONFIG_FUSED(CONFIG_ENUM_ID) };
 enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
+enum config_fp8_recipe { CONFIG_FP8_RECIPE(CONFIG_ENUM_ID) };
+enum config_fp8_grad { CONFIG_FP8_GRAD(CONFIG_ENUM_ID) };
 enum config_resume { CONFIG_RESUME(CONFIG_ENUM_ID) };
 enum config_load_allow { CONFIG_LOAD_ALLOW(CONFIG_ENUM_ID) };
 enum config_freeze { CONFIG_FREEZE(CONFIG_ENUM_ID) };
@@ -256,6 +260,8 @@ struct config_gpu {
     bool portable, fast;
     int64_t index, sms;
     const char *gemm_table;
+    int fp8_recipe, fp8_grad; /* enum config_fp8_recipe, config_fp8_grad */
+    const char *fp8_keep;     /* globs over keys of parameters, separated by commas */
 };
 
 struct config_lora {

@@ -1,5 +1,6 @@
-/* Groups of parameters, [group.NAME]: unlike options their number is the user's. The values of a group are rows of a small
- * option table whose offsets are in struct config_group, so that parsing, bounds and messages are those of options. */
+/* Groups of parameters, [group.NAME]: unlike options their number is the user's. The values of a group are rows of a
+ * small option table whose offsets are in struct config_group, so that parsing, bounds and messages are those of
+ * options. */
 #include "config/config_int.h"
 
 #include <ctype.h>
@@ -9,26 +10,26 @@ static const char *const freeze_values[] = {
 #define VALUE_TEXT(id, text) text,
     CONFIG_FREEZE(VALUE_TEXT) NULL};
 
+#define GROUP(field, kind, default_text, row_flags, ...)                                                               \
+    {                                                                                                                  \
+        .name = "group.NAME." #field, .type = (kind), .offset = offsetof(struct config_group, field),                  \
+        .def = default_text, .flags = (row_flags), __VA_ARGS__                                                         \
+    }
+
 /* clang-format off */
 const struct option group_options[] = {
-    {.name = "group.NAME.match", .type = OPT_STRING, .offset = offsetof(struct config_group, match), .def = "",
-     .flags = OPT_MODEL, .help =
-        "Globs over checkpoint names of parameters (decoder.layers.0.mlp.linear_fc1.weight; `braid plan --params=on` lists them), "
-        "separated by commas: output_layer.*, *layernorm*. One that matches nothing is an error."},
-    {.name = "group.NAME.lr", .type = OPT_REAL, .offset = offsetof(struct config_group, lr),
-     .def = "1", .min = 0, .max = 1e6,
-     .flags = OPT_RUN | OPT_INHERIT, .help =
-        "Factor of the learning rate for these parameters."},
-    {.name = "group.NAME.weight_decay", .type = OPT_REAL, .offset = offsetof(struct config_group, weight_decay),
-     .def = "-1", .min = -1, .max = 1e3,
-     .flags = OPT_RUN | OPT_INHERIT, .help =
-        "Weight decay of all parameters of the group, vectors included; -1: as without the group, train.weight_decay for matrices "
-        "and none for vectors."},
-    {.name = "group.NAME.freeze", .type = OPT_ENUM, .offset = offsetof(struct config_group, freeze),
-     .def = "auto", .values = freeze_values,
-     .flags = OPT_MODEL, .help =
-        "on: the parameters keep their values; they get no gradient, no moments and no fp32 master weights, and the products that would "
-        "make their gradients are left out. off: they are trained, also beside LoRA. auto: trained, or with LoRA, frozen."},
+    GROUP(match, OPT_STRING, "", OPT_MODEL, .help =
+        "Globs over checkpoint names of parameters (decoder.layers.0.mlp.linear_fc1.weight; `braid plan --params=on` "
+        "lists them), separated by commas: output_layer.*, *layernorm*. One that matches nothing is an error."),
+    GROUP(lr, OPT_REAL, "1", OPT_RUN | OPT_INHERIT, .min = 0, .max = 1e6, .help =
+        "Factor of the learning rate for these parameters."),
+    GROUP(weight_decay, OPT_REAL, "-1", OPT_RUN | OPT_INHERIT, .min = -1, .max = 1e3, .help =
+        "Weight decay of all parameters of the group, vectors included; -1: as without the group, "
+        "train.weight_decay for matrices and none for vectors."),
+    GROUP(freeze, OPT_ENUM, "auto", OPT_MODEL, .values = freeze_values, .help =
+        "on: the parameters keep their values; they get no gradient, no moments and no fp32 master weights, and the "
+        "products that would make their gradients are left out. off: they are trained, also beside LoRA. auto: "
+        "trained, or with LoRA, frozen."),
 };
 /* clang-format on */
 const int config_n_group_options = countof(group_options);
@@ -47,8 +48,10 @@ static int name_of(const char *text, char name[CONFIG_GROUP_NAME], const char **
         good = isalnum((unsigned char)first[i]) || first[i] == '_' || first[i] == '-';
     if (!good) {
         err_set(e, ST_USAGE, "'%.80s' names no group of parameters", text);
-        return err_hint(e, "a group is written [group.NAME], or --group.NAME.match=GLOBS; NAME has up to %d letters, digits, - and _",
-                        CONFIG_GROUP_NAME - 1);
+        return err_hint(
+            e,
+            "a group is written [group.NAME], or --group.NAME.match=GLOBS; NAME has up to %d letters, digits, - and _",
+            CONFIG_GROUP_NAME - 1);
     }
     memcpy(name, first, n);
     name[n] = '\0';
@@ -79,13 +82,15 @@ static struct config_group *find_group(struct config *c, const char *name)
 static int add_group(struct config *c, const char *name, struct config_group **out, struct err *e)
 {
     if (c->n_groups == CONFIG_MAX_GROUPS)
-        return err_set(e, ST_USAGE, "group.%s: there are %d groups of parameters already, the most there can be", name, CONFIG_MAX_GROUPS);
+        return err_set(e, ST_USAGE, "group.%s: there are %d groups of parameters already, the most there can be", name,
+                       CONFIG_MAX_GROUPS);
     struct config_group *g = &c->group[c->n_groups];
     *g = (struct config_group){.name = arena_strdup(&c->strings, name)};
     if (g->name == NULL)
         return err_set(e, ST_NOMEM, "no memory for group %s", name);
     for (int i = 0; i < config_n_group_options; i++)
-        TRY(option_store(c, g, &group_options[i], group_options[i].def, (struct config_origin){.source = CFG_FROM_DEFAULT}, e));
+        TRY(option_store(c, g, &group_options[i], group_options[i].def,
+                         (struct config_origin){.source = CFG_FROM_DEFAULT}, e));
     c->n_groups++;
     *out = g;
     return ST_OK;
@@ -142,10 +147,12 @@ int groups_check(const struct config *c, struct err *e)
         const struct config_group *g = &c->group[i];
         if (strspn(g->match, ", \t\n") == strlen(g->match)) {
             err_set(e, ST_USAGE, "group.%s.match is empty: the group has no parameters", g->name);
-            return err_hint(e, "give globs over names of parameters, such as output_layer.*; `braid plan --params=on` lists the names");
+            return err_hint(e, "give globs over names of parameters, such as output_layer.*; `braid plan --params=on` "
+                               "lists the names");
         }
         if (g->weight_decay < 0 && g->weight_decay != -1)
-            return err_set(e, ST_USAGE, "group.%s.weight_decay is %g; it is 0 or more, or -1 for none of its own", g->name, g->weight_decay);
+            return err_set(e, ST_USAGE, "group.%s.weight_decay is %g; it is 0 or more, or -1 for none of its own",
+                           g->name, g->weight_decay);
         if (g->freeze == CFG_FREEZE_ON && (g->lr != 1 || g->weight_decay >= 0)) {
             err_set(e, ST_USAGE, "group.%s is frozen, but its %s is given: frozen parameters are not updated", g->name,
                     g->lr != 1 ? "lr" : "weight_decay");
@@ -169,32 +176,41 @@ void groups_write(const struct config *c, struct buf *out)
     }
 }
 
-static int other_groups(const struct config_group *mine, const struct config_group *saved, const char *label, struct err *e)
+static int other_groups(const struct config_group *mine, const struct config_group *saved, const char *label,
+                        struct err *e)
 {
     const struct config_group *g = mine != NULL ? mine : saved;
-    bool both = mine != NULL && saved != NULL && strcmp(mine->name, saved->name) == 0, same_match = both && strcmp(mine->match, saved->match) == 0;
-    const char *what = same_match ? "freeze" : "match", *now = !both ? "" : same_match ? freeze_values[mine->freeze] : mine->match;
+    bool both = mine != NULL && saved != NULL && strcmp(mine->name, saved->name) == 0,
+         same_match = both && strcmp(mine->match, saved->match) == 0;
+    const char *what = same_match ? "freeze" : "match", *now = !both        ? ""
+                                                               : same_match ? freeze_values[mine->freeze]
+                                                                            : mine->match;
     const char *then = !both ? "" : same_match ? freeze_values[saved->freeze] : saved->match;
     if (both)
-        err_set(e, ST_CONFLICT, "group.%s.%s is %.160s, but the checkpoint %.160s was made with %.160s", g->name, what, now, label, then);
+        err_set(e, ST_CONFLICT, "group.%s.%s is %.160s, but the checkpoint %.160s was made with %.160s", g->name, what,
+                now, label, then);
     else
-        err_set(e, ST_CONFLICT, "group %s of parameters is %s the checkpoint %.160s", g->name, mine != NULL ? "not one of" : "missing here, but in", label);
-    return err_hint(e, "which parameters are trained cannot change in a run: leave the groups out to take the checkpoint's, or start a new "
+        err_set(e, ST_CONFLICT, "group %s of parameters is %s the checkpoint %.160s", g->name,
+                mine != NULL ? "not one of" : "missing here, but in", label);
+    return err_hint(e, "which parameters are trained cannot change in a run: leave the groups out to take the "
+                       "checkpoint's, or start a new "
                        "run from its weights with run.load");
 }
 
-int groups_load_saved(struct config *c, const struct config *saved, const char *label, struct buf *changes, struct err *e)
+int groups_load_saved(struct config *c, const struct config *saved, const char *label, struct buf *changes,
+                      struct err *e)
 {
     bool given = c->n_groups > 0;
     for (int i = 0; i < max_i64(c->n_groups, saved->n_groups); i++) {
         const struct config_group *was = i < saved->n_groups ? &saved->group[i] : NULL;
         struct config_group *now = given && i < c->n_groups ? &c->group[i] : NULL;
         if (given) {
-            if (now == NULL || was == NULL || strcmp(now->name, was->name) != 0 || strcmp(now->match, was->match) != 0 || now->freeze != was->freeze)
+            if (now == NULL || was == NULL || strcmp(now->name, was->name) != 0 ||
+                strcmp(now->match, was->match) != 0 || now->freeze != was->freeze)
                 return other_groups(now, was, label, e);
             if (changes != NULL && (now->lr != was->lr || now->weight_decay != was->weight_decay))
-                buf_addf(changes, "group.%s: lr %g, weight_decay %g -> lr %g, weight_decay %g\n", now->name, was->lr, was->weight_decay, now->lr,
-                         now->weight_decay);
+                buf_addf(changes, "group.%s: lr %g, weight_decay %g -> lr %g, weight_decay %g\n", now->name, was->lr,
+                         was->weight_decay, now->lr, now->weight_decay);
             continue;
         }
         TRY(add_group(c, was->name, &now, e));

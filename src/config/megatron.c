@@ -14,7 +14,8 @@
 #define SAVES   "a checkpoint is one folder of safetensors, whatever ranks wrote it"
 #define GROUPS "a [group.NAME] section with match = embedding.*, output_layer.* and a factor lr trains both ends at a rate of their own"
 #define ADAMW   "the optimizer is AdamW with one learning rate: train.lr, train.beta1, train.beta2, train.weight_decay"
-#define NO_FP8  "gpu.precision is bf16 or fp32"
+#define NO_FP4  "gpu.precision is bf16, fp32 or fp8"
+#define FP8     "gpu.precision = fp8 with gpu.fp8_recipe, fp8_grad and fp8_keep is what there is of FP8"
 #define STAGES  "stages are cut evenly, by parallel.first_layers and last_layers, or with | in model.pattern"
 
 /* name, value ("*": any, "**": any number of words, NULL: a flag without one), ... */
@@ -49,6 +50,7 @@
 
 static bool kv_heads_given(const struct config *c) { return c->model.kv_heads > 0; }
 static bool latent(const struct config *c) { return strpbrk(c->model.pattern, "+D") != NULL; }
+static bool not_fp32(const struct config *c) { return c->gpu.precision != CFG_PRECISION_FP32; }
 static bool one_stage(const struct config *c) { return c->parallel.pp == 1; }
 static bool capacity_given(const struct config *c) { return c->model.router_capacity > 0; }
 static bool deterministic(const struct config *c) { return !c->gpu.fast; }
@@ -117,10 +119,17 @@ const struct flag config_flags[] = {
         "the schedule decides what runs beside the exchange; results are the same"),
     NOTED("moe-per-layer-logging", NULL, RUN_DIR),
     /* ---- precision and optimizer ------------------------------------------------------------ */
-    SETS("bf16", NULL, "gpu.precision", "bf16"),
-    NOT("fp16", NULL, "gpu.precision is bf16 or fp32; fp16 would need loss scaling"),
-    NOT("fp8-*", "**", NO_FP8),
-    NOT("fp4-*", "**", NO_FP8),
+    IF("bf16", NULL, not_fp32, "gpu.precision is bf16 unless fp8 or fp32 is asked for"),
+    NOT("fp16", NULL, "gpu.precision is bf16, fp32 or fp8; fp16 would need loss scaling"),
+    SETS("fp8-format", "e4m3", "gpu.precision", "fp8"),
+    NOT("fp8-format", "*", "for E5M2 gradients give --gpu.precision=fp8 --gpu.fp8_grad=e5m2"),
+    SETS("fp8-recipe", "blockwise", "gpu.fp8_recipe", "blockwise"),
+    SETS("fp8-recipe", "tensorwise", "gpu.fp8_recipe", "tensor"),
+    SETS("fp8-recipe", "mxfp8", "gpu.fp8_recipe", "mxfp8"),
+    NOT("fp8-recipe", "*", "scales are those of the step itself: blockwise, tensorwise or mxfp8"),
+    NOTED("fp8-param-gather", NULL, "weights are gathered in fp32, and every rank makes the same codes of them"),
+    NOT("fp8-*", "**", FP8),
+    NOT("fp4-*", "**", NO_FP4),
     IS("attention-softmax-in-fp32", NULL, "softmax is computed in fp32"),
     IS("accumulate-allreduce-grads-in-fp32", NULL, FP32),
     NOTED("grad-reduce-in-bf16", NULL, "gradients are reduced in fp32"),

@@ -282,6 +282,10 @@ static bool too_large_to_count(const struct config *c)
     return rows * larger(width, state) > most || weights > most;
 }
 
+static bool fp8_tokens_odd(const struct config *c)
+{
+    return c->gpu.precision == CFG_PRECISION_FP8 && c->run.device == CFG_DEVICE_CUDA && c->train.micro_batch * c->train.seq % 16 != 0;
+}
 static bool min_lr_above_lr(const struct config *c) { return c->train.min_lr > c->train.lr; }
 
 static bool warmup_past_end(const struct config *c)
@@ -414,6 +418,9 @@ static const struct rule general_rules[] = {
     {"countable-sizes", too_large_to_count,
      "a tensor of this model would have more than 2^50 elements",
      {"train.micro_batch", "train.seq", "model.hidden", "model.heads"}},
+    {"fp8-tokens", fp8_tokens_odd,
+     "gpu.precision = fp8 on a GPU needs train.micro_batch * train.seq in multiples of 16: tokens are summed over in codes",
+     {"gpu.precision", "train.micro_batch", "train.seq"}},
     {"min-lr-below-lr", min_lr_above_lr,
      "train.min_lr must not be above train.lr",
      {"train.min_lr", "train.lr"}},

@@ -136,6 +136,8 @@ static const struct synonym synonyms[] = {
     {"checkpoint", {"run.load"}},
     {"dtype", {"gpu.precision"}},
     {"bf16", {"gpu.precision"}},
+    {"fp8", {"gpu.precision"}},
+    {"fp8_format", {"gpu.precision", "gpu.fp8_grad"}},
     {"gradient_checkpointing", {"plan.recompute"}},
     {"activation_checkpointing", {"plan.recompute"}},
     {"cuda_graph_impl", {"plan.graphs"}},
@@ -161,7 +163,7 @@ struct not_built {
 };
 #define MESH "parallel.pp cuts the stack into stages, parallel.ep spreads experts; the other ranks share the batch"
 #define ADAMW "the optimizer is AdamW: train.beta1, train.beta2, train.eps and train.weight_decay set it"
-#define TYPES "gpu.precision is bf16 or fp32, with fp32 master weights and moments"
+#define TYPES "gpu.precision is bf16, fp32 or fp8, with fp32 master weights and moments"
 #define ZERO1 "parallel.zero shards the optimizer state over the ranks that share the batch"
 #define MEMORY "plan.recompute drops activations and computes them again in the backward pass"
 #define STEPS "train.steps counts optimizer steps; data is reshuffled in each epoch by itself"
@@ -182,9 +184,6 @@ static const struct not_built missing[] = {
     {"use_megatron_fsdp", "sharding of parameters (FSDP)", ZERO1},
     {"zero_stage", "ZeRO beyond stage 1", ZERO1},
     {"fp16", "training in fp16", TYPES},
-    {"fp8", "training in fp8", TYPES},
-    {"fp8_format", "training in fp8", TYPES},
-    {"fp8_recipe", "training in fp8", TYPES},
     {"fp4", "training in fp4", TYPES},
     {"fp4_format", "training in fp4", TYPES},
     {"loss_scale", "loss scaling, which bf16 and fp32 do not need", TYPES},

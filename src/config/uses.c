@@ -47,6 +47,8 @@ static bool talks(const struct config *c) { return c->data.chat[0] != '\0'; }
 static bool ends_documents(const struct config *c) { return has_vocabulary(c) && c->data.eod; }
 static bool traces(const struct config *c) { return c->plan.trace[0] != '\0'; }
 static bool on_gpu(const struct config *c) { return c->run.device == CFG_DEVICE_CUDA; }
+static bool in_fp8(const struct config *c) { return c->gpu.precision == CFG_PRECISION_FP8; }
+static bool reads_precision(const struct config *c) { return on_gpu(c) || in_fp8(c); }
 static bool loops(const struct config *c) { return c->parallel.comm == CFG_COMM_LOOP; }
 static bool virtual_stages(const struct config *c) { return c->parallel.pp > 1; }
 
@@ -68,7 +70,10 @@ static const struct option_use general_uses[] = {
     {"run.keep", has_dir, "run.dir"},
     {"plan.graphs", on_gpu, "run.device = cuda"},
     {"plan.trace_steps", traces, "plan.trace"},
-    {"gpu.precision", on_gpu, "run.device = cuda"},
+    {"gpu.precision", reads_precision, "run.device = cuda, or the value fp8"},
+    {"gpu.fp8_recipe", in_fp8, "gpu.precision = fp8"},
+    {"gpu.fp8_grad", in_fp8, "gpu.precision = fp8"},
+    {"gpu.fp8_keep", in_fp8, "gpu.precision = fp8"},
     {"gpu.portable", on_gpu, "run.device = cuda"},
     {"gpu.fast", on_gpu, "run.device = cuda"},
     {"gpu.gemm_table", on_gpu, "run.device = cuda"},

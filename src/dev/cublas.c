@@ -25,9 +25,11 @@ enum { WORKSPACE_BYTES = 64 << 20, MAX_PLANS = 4096, MAX_CANDIDATES = 8 };
 struct shape_key {
     int64_t m, n, k, lda, ldb, ldc;
     int32_t ab, c_type, trans_a, trans_b, align_a, align_b, align_c, beta_is_zero;
+    int32_t b_type, a_scale, b_scale, unused; /* of FP8 codes */
 };
 struct blas_plan {
     struct shape_key key;
+    bool refused; /* codes: the library has no kernel for them */
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algo;
@@ -96,12 +98,13 @@ static int find_functions(struct blas *b, struct err *e)
 
 /* ---- the file of choices: a line that names GPU and library, then a line for each shape ------------------------------- */
 
-enum { KEY_NUMBERS = 14 };
+enum { KEY_NUMBERS = 17 };
 
 static void key_numbers(const struct shape_key *k, int64_t n[KEY_NUMBERS])
 {
     const int64_t all[KEY_NUMBERS] = {k->m,       k->n,       k->k,       k->lda,     k->ldb,     k->ldc,     k->ab,
-                                      k->c_type,  k->trans_a, k->trans_b, k->align_a, k->align_b, k->align_c, k->beta_is_zero};
+                                      k->c_type,  k->trans_a, k->trans_b, k->align_a, k->align_b, k->align_c, k->beta_is_zero,
+                                      k->b_type,  k->a_scale, k->b_scale};
     memcpy(n, all, sizeof all);
 }
 
@@ -109,7 +112,8 @@ static void key_from(struct shape_key *k, const int64_t n[KEY_NUMBERS])
 {
     memset(k, 0, sizeof *k);
     int64_t *wide[] = {&k->m, &k->n, &k->k, &k->lda, &k->ldb, &k->ldc};
-    int32_t *narrow[] = {&k->ab, &k->c_type, &k->trans_a, &k->trans_b, &k->align_a, &k->align_b, &k->align_c, &k->beta_is_zero};
+    int32_t *narrow[] = {&k->ab, &k->c_type, &k->trans_a, &k->trans_b, &k->align_a, &k->align_b, &k->align_c, &k->beta_is_zero,
+                         &k->b_type, &k->a_scale, &k->b_scale};
     for (int i = 0; i < KEY_NUMBERS; i++)
         if (i < countof(wide))
             *wide[i] = n[i];
@@ -189,7 +193,7 @@ static int open_table(struct blas *b, const struct cuda_dev *c, struct err *e)
     if (path == NULL || path[0] == '\0')
         return ST_OK;
     b->tunes = true;
-    snprintf(head, sizeof head, "braid products, %s, %d SMs, cuBLASLt %zu\n", c->gpu_name, c->sm_count, b->version());
+    snprintf(head, sizeof head, "braid products 2, %s, %d SMs, cuBLASLt %zu\n", c->gpu_name, c->sm_count, b->version());
     b->table = fopen(path, "a+");
     if (b->table == NULL)
         return err_set(e, ST_IO, "gpu.gemm_table: cannot open %s: %s", path, strerror(errno));
@@ -278,10 +282,37 @@ static struct shape_key key_of(const struct blas_call *g)
     k.align_b = alignment(g->b);
     k.align_c = alignment(g->c);
     k.beta_is_zero = g->beta == 0;
+    k.b_type = (int32_t)g->b_type;
+    k.a_scale = (int32_t)g->a_scale;
+    k.b_scale = (int32_t)g->b_scale;
     return k;
 }
 
-static cudaDataType_t data_type(enum dtype t) { return t == DT_BF16 ? CUDA_R_16BF : CUDA_R_32F; }
+static cudaDataType_t data_type(enum dtype t)
+{
+    return t == DT_BF16 ? CUDA_R_16BF : t == DT_F8_E4M3 ? CUDA_R_8F_E4M3 : t == DT_F8_E5M2 ? CUDA_R_8F_E5M2 : CUDA_R_32F;
+}
+
+/* How the scales of codes lie; which of them is said before each call (set_scales). */
+static int describe_scales(const struct blas *b, const struct blas_plan *p, struct err *e)
+{
+    static const int32_t mode[] = {[BLAS_SCALE_TENSOR] = CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+                                   [BLAS_SCALE_ROWS] = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                                   [BLAS_SCALE_SQUARE] = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F};
+    const int32_t first = mode[p->key.b_scale], second = mode[p->key.a_scale];
+    if (p->key.a_scale == BLAS_SCALE_NONE)
+        return ST_OK;
+    TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &first, sizeof first), "scale mode of A"));
+    return blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &second, sizeof second), "scale mode of B");
+}
+
+static int set_scales(const struct blas *b, const struct blas_plan *p, const struct blas_call *g, struct err *e)
+{
+    if (p->key.a_scale == BLAS_SCALE_NONE)
+        return ST_OK;
+    TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &g->b_scales, sizeof g->b_scales), "scales of A"));
+    return blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &g->a_scales, sizeof g->a_scales), "scales of B");
+}
 
 /* The library is column-major: it computes C^T = op(B)^T op(A)^T, so our B is its A. */
 static int describe(struct blas *b, struct blas_plan *p, struct err *e)
@@ -289,11 +320,13 @@ static int describe(struct blas *b, struct blas_plan *p, struct err *e)
     const struct shape_key *k = &p->key;
     cublasOperation_t first = k->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, second = k->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     cudaDataType_t ab = data_type((enum dtype)k->ab), ct = data_type((enum dtype)k->c_type);
+    cudaDataType_t b_type = k->b_type == DT_NONE ? ab : data_type((enum dtype)k->b_type);
     TRY(blas_status(e, b->desc_create(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F), "matmul descriptor"));
     TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first), "transpose of A"));
     TRY(blas_status(e, b->desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second), "transpose of B"));
+    TRY(describe_scales(b, p, e));
     uint64_t m = (uint64_t)k->m, n = (uint64_t)k->n, kk = (uint64_t)k->k;
-    TRY(blas_status(e, b->layout_create(&p->a, ab, k->trans_b ? kk : n, k->trans_b ? n : kk, k->ldb), "layout of A"));
+    TRY(blas_status(e, b->layout_create(&p->a, b_type, k->trans_b ? kk : n, k->trans_b ? n : kk, k->ldb), "layout of A"));
     TRY(blas_status(e, b->layout_create(&p->b, ab, k->trans_a ? m : kk, k->trans_a ? kk : m, k->lda), "layout of B"));
     return blas_status(e, b->layout_create(&p->c, ct, n, m, k->ldc), "layout of C");
 }
@@ -438,7 +471,14 @@ static int plan_for(struct blas *b, const struct blas_call *g, struct blas_plan 
     *p = (struct blas_plan){.key = key};
     int st = describe(b, p, e);
     if (st == ST_OK)
+        st = set_scales(b, p, g, e);
+    if (st == ST_OK)
         st = choose(b, p, g, l);
+    if (st == ST_UNSUPPORTED && g->a_scale != BLAS_SCALE_NONE) {
+        p->refused = true;
+        err_clear(e);
+        st = ST_OK;
+    }
     if (st != ST_OK) {
         plan_free(b, p);
         return st;
@@ -455,5 +495,17 @@ int blas_gemm(struct lane *l, const struct blas_call *g)
     if (g->m == 0 || g->n == 0)
         return ST_OK;
     TRY(plan_for(b, g, &p, l));
+    return blas_status(l->err, multiply(b, p, &p->algo, g, g->c, l), "cublasLtMatmul");
+}
+
+int blas_gemm8(struct lane *l, const struct blas_call *g, bool *done)
+{
+    struct blas *b = cuda_of(l)->blas;
+    struct blas_plan *p = NULL;
+    TRY(plan_for(b, g, &p, l));
+    *done = !p->refused;
+    if (p->refused)
+        return ST_OK;
+    TRY(set_scales(b, p, g, l->err));
     return blas_status(l->err, multiply(b, p, &p->algo, g, g->c, l), "cublasLtMatmul");
 }

@@ -35,16 +35,24 @@ int cuda_launched(const struct lane *l, const char *kernel);
 
 int blas_open(struct cuda_dev *c, struct err *e);
 void blas_close(struct cuda_dev *c);
-/* A, B and C as in ops/gemm; lda, ldb, ldc in elements. Types: a and b the same (BF16 or F32), c BF16 or F32. */
+/* Scales of an operand of FP8 codes, as ops/quantise makes them. */
+enum blas_scale { BLAS_SCALE_NONE, BLAS_SCALE_TENSOR, BLAS_SCALE_ROWS, BLAS_SCALE_SQUARE };
+/* A, B and C as in ops/gemm; lda, ldb, ldc in elements. Types: a and b the same (BF16 or F32), c BF16 or F32. For FP8 codes
+ * (blas_gemm8) a and b may differ (b_type), and have scales on the device. */
 struct blas_call {
     const void *a, *b;
     void *c;
     enum dtype ab, c_type;
+    enum dtype b_type; /* of codes; DT_NONE: as ab */
+    enum blas_scale a_scale, b_scale;
+    const void *a_scales, *b_scales;
     bool trans_a, trans_b;
     int64_t m, n, k, lda, ldb, ldc;
     float alpha, beta;
 };
 int blas_gemm(struct lane *l, const struct blas_call *g);
+/* A B^T of codes. *done false: the library has no kernel for this shape on this GPU, and nothing was written. */
+int blas_gemm8(struct lane *l, const struct blas_call *g, bool *done);
 
 /* ---- cudnn.c: attention; a missing library leaves cuda_dev.dnn NULL ------------------------------------------ */
 

@@ -156,7 +156,12 @@ struct writer {
     char *tmp;
 };
 
-static enum dtype dtype_on_disk(const struct writer *w, const struct hf_out_tensor *t) { return t->keep_f32 ? DT_F32 : w->x->dtype; }
+static bool in_codes(const struct hf_export *x) { return x->dtype == DT_F8_E4M3; }
+static enum dtype plain_dtype(const struct hf_export *x) { return in_codes(x) ? DT_BF16 : x->dtype; }
+static enum dtype dtype_on_disk(const struct writer *w, const struct hf_out_tensor *t)
+{
+    return t->codes ? DT_F8_E4M3 : t->keep_f32 ? DT_F32 : plain_dtype(w->x);
+}
 
 static int64_t bytes_on_disk(const struct writer *w, const struct hf_out_tensor *t)
 {
@@ -195,8 +200,15 @@ static int fetch_tensor(void *ctx, const char *name, struct tensor *host, struct
         return err_set(e, ST_INTERNAL, "there is no rule to export '%s'", name);
     TRY(hf_out_values(&w->out, t, &values, e));
     host->data = values;
-    if (host->dtype != DT_F32) {
-        TRY(mem_grow(&w->narrow, &w->narrow_cap, (size_t)n, dtype_bytes(host->dtype), e));
+    if (t->codes || t->scales) {
+        TRY(mem_grow(&w->narrow, &w->narrow_cap, (size_t)tensor_bytes(host), 1, e));
+        if (t->codes)
+            hf_out_block_codes(&t->shape, values, w->narrow);
+        else
+            TRY(hf_out_block_scales(&t->of, name, values, w->narrow, e));
+        host->data = w->narrow;
+    } else if (host->dtype != DT_F32) {
+        TRY(mem_grow(&w->narrow, &w->narrow_cap, (size_t)tensor_bytes(host), 1, e));
         struct tensor wide = tensor_1d(values, DT_F32, n), narrow = tensor_1d(w->narrow, host->dtype, n);
         tensor_convert(&narrow, &wide);
         host->data = w->narrow;
@@ -316,8 +328,12 @@ int hf_export(const struct hf_export *x, struct err *e)
     if (exists)
         return err_hint((err_set(e, ST_CONFLICT, "%s exists", x->path), e), "give a folder that does not exist yet");
     file_temp_clean(NULL, x->path);
-    TRY_OUT(hf_choose(x->config, x->family, x->dtype, &fam, &config, e));
+    TRY_OUT(hf_choose(x->config, x->family, plain_dtype(x), &fam, &config, e));
     TRY_OUT(hf_out_open(&w.out, x, fam, e));
+    if (in_codes(x)) {
+        TRY_OUT(hf_out_codes(&w.out, e));
+        TRY_OUT(hf_out_codes_config(&w.out, config, e));
+    }
     make_shards(&w);
     qsort(w.out.tensors, (size_t)w.out.n_tensors, sizeof *w.out.tensors, by_name);
     TRY_OUT(file_temp_dir(x->path, tmp, &fd, e));

@@ -275,6 +275,8 @@ static const struct hf_rule qwen_prediction[] = {
 /* ---- fields --------------------------------------------------------------------------------------------------- */
 
 #define LAST {.json = NULL}
+/* How a model was trained, not what it is. */
+#define NOT_DROPPED "dropout is not imported; --model.dropout and --model.attention_dropout set it"
 
 static const struct hf_field harmless[] = {
     {"architectures|model_type|transformers_version|_name_or_path|auto_map|dtype|torch_dtype|use_cache|bos_token_id|eos_token_id|"
@@ -294,7 +296,7 @@ static const struct hf_field basics[] = {
 static const struct hf_field transformer[] = {
     {"num_attention_heads", HF_INT, "model.heads", NULL},
     {"num_key_value_heads", HF_INT, "model.kv_heads", "0"},
-    {"attention_dropout", HF_ABSENT, NULL, NULL},
+    {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
     {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
     {"hidden_act", HF_FIXED, NULL, "\"silu\""},
     LAST};
@@ -350,7 +352,7 @@ static const struct hf_field gpt2_fields[] = {
     {"activation_function", HF_FIXED, NULL, "\"gelu_new\""},
     {"scale_attn_weights", HF_FIXED, NULL, "true"},
     {"scale_attn_by_inverse_layer_idx|add_cross_attention", HF_ABSENT, NULL, NULL},
-    {"resid_pdrop|embd_pdrop|attn_pdrop", HF_NOTED, NULL, "dropout is not imported; --model.dropout sets it"},
+    {"resid_pdrop|embd_pdrop|attn_pdrop", HF_NOTED, NULL, NOT_DROPPED},
     {"n_layer|n_ctx|reorder_and_upcast_attn|summary_type|summary_use_proj|summary_activation|summary_proj_to_labels|summary_first_dropout|"
      "task_specific_params|gradient_checkpointing",
      HF_IGNORED, NULL, NULL},
@@ -384,7 +386,7 @@ static const struct hf_field deepseek_fields[] = {
     LAST};
 static const struct hf_field deepseek_transformer[] = {
     {"num_attention_heads", HF_INT, "model.heads", NULL},
-    {"attention_dropout", HF_ABSENT, NULL, NULL},
+    {"attention_dropout", HF_NOTED, NULL, NOT_DROPPED},
     {"rms_norm_eps", HF_REAL, "model.norm_eps", "1e-6"},
     {"hidden_act", HF_FIXED, NULL, "\"silu\""},
     LAST};
@@ -409,7 +411,7 @@ static const struct hf_field nemotron_fields[] = {
     {"num_attention_heads", HF_INT, "model.heads", NULL},
     {"num_key_value_heads", HF_INT, "model.kv_heads", "0"},
     {"head_dim", HF_INT, "model.head_dim", "0"},
-    {"attention_dropout|hidden_dropout", HF_ABSENT, NULL, NULL},
+    {"attention_dropout|hidden_dropout", HF_NOTED, NULL, NOT_DROPPED},
     {"attention_bias|mlp_bias|use_bias|mamba_proj_bias|moe_latent_size", HF_ABSENT, NULL, NULL},
     {"use_conv_bias", HF_FIXED, NULL, "true"},
     {"layer_norm_epsilon|norm_eps|rms_norm_eps", HF_REAL, "model.norm_eps", "1e-5"},

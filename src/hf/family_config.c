@@ -530,7 +530,7 @@ int gpt2_write(const struct config *c, json_t *out, struct err *e)
     TRY(hf_put(out, "use_cache", json_true(), e));
     TRY(hf_put(out, "resid_pdrop", json_real(c->model.dropout), e));
     TRY(hf_put(out, "embd_pdrop", json_real(c->model.dropout), e));
-    return hf_put(out, "attn_pdrop", json_real(0), e);
+    return hf_put(out, "attn_pdrop", json_real(c->model.attention_dropout), e);
 }
 
 /* ---- OLMoE ---------------------------------------------------------------------------------------------------- */

@@ -1,5 +1,6 @@
 /* An open folder: its config, its files, and its tensors by name, quantised ones as the values they stand for. */
 #include "hf/hf_int.h"
+#include "tensor/f8.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -286,15 +287,6 @@ int hf_find(struct hf_folder *f, const char *name, struct hf_tensor *out)
     return true;
 }
 
-static float from_e4m3(uint8_t b)
-{
-    int exponent = b >> 3 & 15, fraction = b & 7;
-    float sign = b & 0x80 ? -1.0f : 1.0f;
-    if (exponent == 15 && fraction == 7)
-        return NAN;
-    return sign * (exponent == 0 ? ldexpf((float)fraction, -9) : ldexpf((float)(8 + fraction), exponent - 10));
-}
-
 /* One scale for a block of 128 x 128, for a row, or for a row and a tile of columns: the shapes say which. */
 static int read_fp8(const struct hf_tensor *t, const char *name, float *out, struct err *e)
 {
@@ -315,7 +307,7 @@ static int read_fp8(const struct hf_tensor *t, const char *name, float *out, str
     TRY(mem_array(&scales.data, (size_t)n_scales, sizeof(float), e));
     int st = st_read(t->scale, &scales, e);
     for (int i = 0; i < 256; i++)
-        table[i] = from_e4m3((uint8_t)i);
+        table[i] = f8_to_f32((uint8_t)i, DT_F8_E4M3);
     const uint8_t *codes = v->data;
     const float *scale = scales.data;
     for (int64_t m = 0; st == ST_OK && m < matrices; m++)

@@ -43,7 +43,7 @@ struct hf_export {
     int (*fetch)(void *ctx, int i, struct tensor *host, struct err *e);
     void *ctx;
     const char *family; /* NULL: the first that can express the model */
-    enum dtype dtype;   /* DT_BF16 or DT_F32 */
+    enum dtype dtype;   /* DT_BF16, DT_F32, or DT_F8_E4M3: projections in blocks of FP8, the rest BF16 */
     int64_t shard_bytes;
     const char *const *extra_files; /* copied into the folder under their own names: tokenizer files */
     int n_extra_files;

@@ -98,7 +98,7 @@ static int fill(struct hf_out *w, const struct hf_out_tensor *t, struct err *e)
 
 int hf_out_values(struct hf_out *w, const struct hf_out_tensor *t, float **out, struct err *e)
 {
-    TRY(mem_grow((void **)&w->values, &w->values_cap, (size_t)tensor_elems(&t->shape), sizeof *w->values, e));
+    TRY(mem_grow((void **)&w->values, &w->values_cap, (size_t)tensor_elems(t->scales ? &t->of : &t->shape), sizeof *w->values, e));
     TRY(fill(w, t, e));
     *out = w->values;
     return ST_OK;

@@ -1,5 +1,5 @@
-/* Writing LoRA adapters for PEFT. Which module an adapter belongs to, and in which order the rows of its second matrix are, follows
- * from the family's rules for the weight: rows of the matrix go where rows of the weight would. */
+/* Writing LoRA adapters for PEFT. Which module an adapter belongs to, and in which order the rows of its second matrix
+ * are, follows from the family's rules for the weight: rows of the matrix go where rows of the weight would. */
 #include "hf/peft.h"
 #include "hf/out_int.h"
 
@@ -25,7 +25,8 @@ static void *own(struct peft_writer *w, int64_t n, size_t size, struct err *e)
     return p;
 }
 
-static int add_item(struct peft_writer *w, const char *module, const char *which, int64_t rows, int64_t cols, const float *values, struct err *e)
+static int add_item(struct peft_writer *w, const char *module, const char *which, int64_t rows, int64_t cols,
+                    const float *values, struct err *e)
 {
     struct tensor wide = tensor_2d((void *)(uintptr_t)values, DT_F32, rows, cols), host = wide;
     host.dtype = w->x->dtype;
@@ -39,7 +40,8 @@ static int add_item(struct peft_writer *w, const char *module, const char *which
 }
 
 /* The part that all rows of a tensor belong to; -1: none of them has an adapter. */
-static int part_of_tensor(struct peft_writer *w, const struct hf_out_tensor *t, const struct peft_adapter *a, int *part, struct err *e)
+static int part_of_tensor(struct peft_writer *w, const struct hf_out_tensor *t, const struct peft_adapter *a, int *part,
+                          struct err *e)
 {
     const struct hf_folder *f = &w->out.links;
     int64_t rows = 0;
@@ -56,13 +58,15 @@ static int part_of_tensor(struct peft_writer *w, const struct hf_out_tensor *t, 
                 found[r] = -2; /* of no weight of ours */
         }
         if (f->params[l->param]->key != a->key)
-            return err_set(e, ST_UNSUPPORTED, "%s is made of several of our weights: PEFT cannot hold their adapters", t->name);
+            return err_set(e, ST_UNSUPPORTED, "%s is made of several of our weights: PEFT cannot hold their adapters",
+                           t->name);
         hf_copy_out(&s, 1, false, 0, a->part_of, found);
     }
     *part = rows > 0 ? (int)found[0] : -1;
     for (int64_t r = 0; r < rows; r++)
         if ((int)found[r] != *part || *part == -2)
-            return err_set(e, ST_UNSUPPORTED, "%s has rows of several of our adapters, or of none: PEFT has one for a module", t->name);
+            return err_set(e, ST_UNSUPPORTED,
+                           "%s has rows of several of our adapters, or of none: PEFT has one for a module", t->name);
     return ST_OK;
 }
 
@@ -93,15 +97,19 @@ static int add_tensor(struct peft_writer *w, const struct hf_out_tensor *t, stru
         module[strlen(module) - strlen(".weight")] = '\0';
     TRY(add_item(w, module, "A", rank, a->in, a->down[part], e));
     TRY(add_item(w, module, "B", total, rank, up, e));
-    return json_array_append_new(w->modules, json_string(module)) == 0 ? ST_OK : err_set(e, ST_NOMEM, "out of memory for adapters");
+    return json_array_append_new(w->modules, json_string(module)) == 0
+               ? ST_OK
+               : err_set(e, ST_NOMEM, "out of memory for adapters");
 }
 
 static int write_config(const struct peft_writer *w, const char *dir, struct err *e)
 {
     const struct config_lora *c = &w->x->config->lora;
-    json_t *j = json_pack("{s:s, s:s, s:s?, s:I, s:f, s:f, s:O, s:s, s:b, s:b, s:b, s:n}", "peft_type", "LORA", "task_type", "CAUSAL_LM",
-                          "base_model_name_or_path", w->x->base, "r", (json_int_t)c->rank, "lora_alpha", c->alpha, "lora_dropout", 0.0, "target_modules",
-                          w->modules, "bias", "none", "fan_in_fan_out", (int)w->transposed, "inference_mode", 1, "init_lora_weights", 1, "modules_to_save");
+    json_t *j =
+        json_pack("{s:s, s:s, s:s?, s:I, s:f, s:f, s:O, s:s, s:b, s:b, s:b, s:n}", "peft_type", "LORA", "task_type",
+                  "CAUSAL_LM", "base_model_name_or_path", w->x->base, "r", (json_int_t)c->rank, "lora_alpha", c->alpha,
+                  "lora_dropout", 0.0, "target_modules", w->modules, "bias", "none", "fan_in_fan_out",
+                  (int)w->transposed, "inference_mode", 1, "init_lora_weights", 1, "modules_to_save");
     int st = hf_write_json(dir, "adapter_config.json", j, e);
     json_decref(j);
     return st;
@@ -111,7 +119,8 @@ static int write_folder(struct peft_writer *w, const char *dir, struct err *e)
 {
     static const struct st_meta meta[] = {{"format", "pt"}};
     char *path = path_join(dir, "adapter_model.safetensors");
-    int st = path ? st_write_file(path, w->items, w->n_items, meta, countof(meta), e) : err_set(e, ST_NOMEM, "out of memory");
+    int st = path ? st_write_file(path, w->items, w->n_items, meta, countof(meta), e)
+                  : err_set(e, ST_NOMEM, "out of memory");
     free(path);
     TRY(st);
     TRY(write_config(w, dir, e));

@@ -6,11 +6,11 @@
 
 /* The adapters of one weight of ours. A weight that holds several projections has one for each of its parts. */
 struct peft_adapter {
-    const char *key;           /* of the weight */
-    int64_t rows, in;          /* of the weight */
-    const float *part_of;      /* [rows], in the row order of files: the number of the part, -1: without an adapter */
-    const float *up;           /* [rows, rank], in the same order */
-    const float *const *down;  /* [rank, in] of each part */
+    const char *key;          /* of the weight */
+    int64_t rows, in;         /* of the weight */
+    const float *part_of;     /* [rows], in the row order of files: the number of the part, -1: without an adapter */
+    const float *up;          /* [rows, rank], in the same order */
+    const float *const *down; /* [rank, in] of each part */
 };
 struct peft_export {
     const char *path; /* must not exist; written beside and renamed */

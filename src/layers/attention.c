@@ -168,9 +168,9 @@ static void declare_params(struct build *b, const struct attention *m, struct at
         param_replicate(&qn, GRAD_OVER_HEADS);
         param_replicate(&kn, GRAD_OVER_HEADS);
     }
-    *wqkv = build_weight(b, &p);
+    *wqkv = build_linear_weight(b, &p);
     *bqkv = c->qkv_bias || c->attn_bias || c->bias ? build_weight(b, &pb) : no_weight();
-    *wo = build_weight(b, &o);
+    *wo = build_linear_weight(b, &o);
     *bo = c->attn_bias || c->bias ? build_weight(b, &ob) : no_weight();
     s->q_norm = m->qk_norm ? build_weight(b, &qn) : no_weight();
     s->k_norm = m->qk_norm ? build_weight(b, &kn) : no_weight();

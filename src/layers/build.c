@@ -9,7 +9,10 @@
 #include <math.h>
 #include <string.h>
 
-struct weight no_weight(void) { return (struct weight){.w = NO_SLOT, .dw = NO_SLOT, .param = -1}; }
+struct weight no_weight(void)
+{
+    return (struct weight){.w = NO_SLOT, .dw = NO_SLOT, .param = -1, .codes = {NO_SLOT, NO_SLOT, NO_SLOT, NO_SLOT}};
+}
 
 struct param param_matrix(const char *name, int64_t out, int64_t in, double std)
 {
@@ -60,11 +63,14 @@ struct weight build_weight(struct build *b, const struct param *decl)
     struct tensor shape = param_shape(b, &p);
     if (is_new) {
         row->offset = memory_reserve(b->mem, ARENA_PARAM, tensor_bytes(&shape));
-        row->grad_offset = row->master_offset = -1;
+        row->grad_offset = row->master_offset = row->code_work = -1;
+        memset(row->code_offset, -1, sizeof row->code_offset);
     }
     struct weight w = no_weight();
     w.param = index;
     w.w = graph_persistent(b->g, decl->key, shape, ARENA_PARAM, row->offset);
+    if (p.codes)
+        weight_codes(b, row, &w);
     if (training(b) && !p.buffer) {
         snprintf(name, sizeof name, "d.%s", decl->key);
         struct tensor grad = tensor_shape(b->dev->wide, p.rank, p.dim);
@@ -182,8 +188,14 @@ int linear_forward(struct build *b, const char *name, const struct linear *l)
 {
     struct graph *g = b->g;
     struct linear_cost cost = linear_cost(b, l);
+    bool codes = l->w.codes.q != NO_SLOT;
+    if (codes)
+        activation_codes(b, l->x);
     int n = graph_node(g, name, LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, l->w.w), .c = of(g, l->y), .bias = of(g, l->bias.w), .trans_b = true, .alpha = 1);
+    if (codes)
+        linear8_forward(b, n, l);
+    else
+        GRAPH_OP(g, n, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, l->w.w), .c = of(g, l->y), .bias = of(g, l->bias.w), .trans_b = true, .alpha = 1);
     graph_cost(g, n, PH_FWD, cost.flops, cost.bytes);
     lora_forward(b, n, l, name);
     return n;
@@ -196,11 +208,16 @@ void linear_backward(struct build *b, int n, const struct linear *l)
     if (!training(b))
         return;
     graph_again(g, n, l->y);
+    bool codes = l->w.codes.q != NO_SLOT;
+    if (codes)
+        linear8_backward(b, n, l);
     if (l->dx != NO_SLOT) {
-        GRAPH_OP(g, n, PH_BWD, gemm, .a = of(g, l->dy), .b = of(g, l->w.w), .c = of(g, l->dx), .alpha = 1);
+        if (!codes)
+            GRAPH_OP(g, n, PH_BWD, gemm, .a = of(g, l->dy), .b = of(g, l->w.w), .c = of(g, l->dx), .alpha = 1);
         graph_cost(g, n, PH_BWD, cost.flops, cost.bytes);
     }
-    GRAPH_OP(g, n, PH_DW, gemm, .a = of(g, l->dy), .b = of(g, l->x), .c = of(g, l->w.dw), .trans_a = true, .alpha = 1);
+    if (!codes)
+        GRAPH_OP(g, n, PH_DW, gemm, .a = of(g, l->dy), .b = of(g, l->x), .c = of(g, l->w.dw), .trans_a = true, .alpha = 1);
     if (l->bias.w != NO_SLOT)
         GRAPH_OP(g, n, PH_DW, colsum, .x = of(g, l->dy), .out = of(g, l->bias.dw));
     graph_cost(g, n, PH_DW, cost.flops, cost.bytes);

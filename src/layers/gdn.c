@@ -110,14 +110,14 @@ static void declare_params(struct build *b, const struct gdn *g, struct mixer_de
     param_split(&dt_bias, 0, UNIT_HEADS, m->heads);
     param_split(&a_log, 0, UNIT_HEADS, m->heads);
     param_replicate(&norm, GRAD_OVER_HEADS); /* one gain for all heads */
-    d->w_in = build_weight(b, &in);
+    d->w_in = build_linear_weight(b, &in);
     d->conv_w = build_weight(b, &conv_w);
     d->conv_b = no_weight();
     d->dt_bias = build_weight(b, &dt_bias);
     d->a_log = build_weight(b, &a_log);
     d->d = no_weight();
     d->norm = build_weight(b, &norm);
-    d->w_out = build_weight(b, &out);
+    d->w_out = build_linear_weight(b, &out);
 }
 
 /* What the chunked form needs, counted truthfully (see ops/gdn); model_flops_per_token follows

@@ -15,6 +15,7 @@
 #include "comm/comm.h"
 #include "config/config.h"
 #include "kind/kind.h"
+#include "ops/act/act.h"
 #include "ops/dropout/dropout.h"
 #include "ops/rope/rope.h"
 #include "plan/graph.h"
@@ -133,19 +134,28 @@ struct build {
     bool unit_start; /* the layer is the first of its unit */
     int n_depths;   /* of multi-token prediction, whatever the mode */
     char prefix[64]; /* key prefix of the layer: "decoder.layers.3." */
+    struct known_codes *known_codes; /* activations whose FP8 codes are declared already (linear8.c) */
     bool want_logits;
     slot_id logits; /* head output in decode mode, or with want_logits */
     struct adapter *adapters; /* lora.c: those declared so far, newest first */
     struct err *e;
 };
 
-/* A weight and its gradient; both NO_SLOT when absent (no bias). dw is NO_SLOT unless training. */
+/* FP8 codes of a matrix with their inverse scales, and of its transpose (ops/quantise); NO_SLOT: not made. */
+struct code_slots {
+    slot_id q, qs, t, ts;
+};
+/* A weight and its gradient; both NO_SLOT when absent (no bias). dw is NO_SLOT unless training. codes: products take these
+ * instead of w, which then is fp32. */
 struct weight {
     slot_id w, dw;
     int param; /* row of the parameter table */
+    struct code_slots codes;
 };
 /* name is appended to the layer's prefix unless it is a whole key (b->prefix empty). */
 struct weight build_weight(struct build *b, const struct param *decl);
+/* The weight of a linear layer: with gpu.precision=fp8 it has codes, unless gpu.fp8_keep names it or its sizes forbid (linear8.c). */
+struct weight build_linear_weight(struct build *b, const struct param *decl);
 struct weight no_weight(void);
 /* Declarations of the common kinds. */
 struct param param_matrix(const char *name, int64_t out, int64_t in, double std);
@@ -191,6 +201,33 @@ bool lora_names(const char *word, const char *weight_key, const char *part);
 bool attention_draws(const struct config *c); /* random numbers, for the dropout of attention weights */
 /* Dropout of the attention weights of this layer; without it p is 0 and info absent. */
 struct dropout_rule attention_dropout(const struct build *b);
+/* ---- the same in FP8 (linear8.c); build.c chooses by the weight's codes */
+
+/* Declared before the node that reads them; the codes of one activation are shared by all its readers. */
+struct code_slots activation_codes(struct build *b, slot_id x);
+/* For a node that makes codes instead of the activation, or of the gradient, x: declared before any linear layer that reads x, which
+ * then is not written. Its node can make them again. */
+struct code_slots declare_known(struct build *b, slot_id x, enum dtype type);
+struct code_slots known_codes(const struct build *b, slot_id x); /* NO_SLOT: none */
+void codes_again(struct build *b, int node, const struct code_slots *c);
+/* The nonlinearity of an MLP between two linear layers, as codes where they take them (mlp.c). */
+struct act_slots {
+    slot_id pre, act, dact, dpre;
+};
+void act_codes(struct build *b, const struct act_slots *s, const struct weight *w1, const struct weight *w2, bool bias);
+void act_declare(struct build *b, const char *name, struct act_rule rule, const struct act_slots *s);
+void linear8_forward(struct build *b, int node, const struct linear *l);
+void linear8_backward(struct build *b, int node, const struct linear *l);
+/* The layouts of codes that gpu.fp8_recipe asks for. */
+struct code_rule {
+    int64_t block;
+    bool square; /* of weights; activations have their scales by rows */
+    enum dtype grad;
+};
+struct code_rule code_rule(const struct config *cfg);
+/* Room and slots for the codes of a weight that has them (param.codes). */
+void weight_codes(struct build *b, struct param_entry *row, struct weight *w);
+
 /* RoPE settings of the model for `dim` rotated channels. */
 struct rope_config rope_from_config(const struct config *cfg, int64_t dim);
 

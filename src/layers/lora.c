@@ -3,8 +3,9 @@
  *   xa  [rows, rank] = x A^T             A [rank, in] down, uniform in +-1/sqrt(in) at first
  *   y  (a part of it) += s xa B^T        B [rows of the part, rank] up, zero at first
  * backward: dxa = s dy B; dx += dxa A; dA = dxa^T x; dB = s dy^T xa.
- * They are further op calls of the layer's own node, so that schedules, recomputing and ranks do not know of them. A projection
- * that holds several (q, k and v; gate and up) has an adapter for each, as programs that keep these apart have. */
+ * They are further op calls of the layer's own node, so that schedules, recomputing and ranks do not know of them. A
+ * projection that holds several (q, k and v; gate and up) has an adapter for each, as programs that keep these apart
+ * have. */
 #include "layers/layer.h"
 #include "ops/gemm/gemm.h"
 
@@ -21,14 +22,15 @@ struct adapter {
 
 /* ---- which layers ------------------------------------------------------------------------------------------- */
 
-/* Hugging Face's names of modules, and what they are here: the end of a weight's key without ".weight", with the part. */
+/* Hugging Face's names of modules, and what they are here: the end of a weight's key without ".weight", with the part.
+ */
 static const struct {
     const char *theirs, *ours;
 } modules[] = {
-    {"q_proj", "linear_qkv.q"},          {"k_proj", "linear_qkv.k"},          {"v_proj", "linear_qkv.v"},
-    {"q_proj", "linear_q_proj"},         {"o_proj", "linear_proj"},           {"gate_proj", "linear_fc1.gate"},
-    {"up_proj", "linear_fc1.up"},        {"down_proj", "linear_fc2"},         {"q_a_proj", "linear_q_down_proj"},
-    {"q_b_proj", "linear_q_up_proj"},    {"kv_b_proj", "linear_kv_up_proj"},  {"kv_a_proj_with_mqa", "linear_kv_down_proj"},
+    {"q_proj", "linear_qkv.q"},       {"k_proj", "linear_qkv.k"},         {"v_proj", "linear_qkv.v"},
+    {"q_proj", "linear_q_proj"},      {"o_proj", "linear_proj"},          {"gate_proj", "linear_fc1.gate"},
+    {"up_proj", "linear_fc1.up"},     {"down_proj", "linear_fc2"},        {"q_a_proj", "linear_q_down_proj"},
+    {"q_b_proj", "linear_q_up_proj"}, {"kv_b_proj", "linear_kv_up_proj"}, {"kv_a_proj_with_mqa", "linear_kv_down_proj"},
 };
 
 /* Is word the last components of name? */
@@ -51,7 +53,8 @@ bool lora_names(const char *word, const char *weight_key, const char *part)
         return str_glob(word, weight_key) || str_glob(word, module) || str_glob(word, whole);
     bool named = ends_with(module, word) || ends_with(whole, word) || strcmp(weight_key, word) == 0;
     for (int i = 0; i < countof(modules) && !named; i++)
-        named = strcmp(modules[i].theirs, word) == 0 && (ends_with(module, modules[i].ours) || ends_with(whole, modules[i].ours));
+        named = strcmp(modules[i].theirs, word) == 0 &&
+                (ends_with(module, modules[i].ours) || ends_with(whole, modules[i].ours));
     return named;
 }
 
@@ -78,17 +81,20 @@ static void adapter_key(char *out, size_t size, const char *weight, const char *
 {
     int module = (int)(strlen(weight) - (str_ends(weight, ".weight") ? strlen(".weight") : 0));
     bool has_part = part != NULL && part[0] != '\0';
-    snprintf(out, size, "%.*s.adapter%s%s.%s.weight", module, weight, has_part ? ".adapter_" : "", has_part ? part : "", which);
+    snprintf(out, size, "%.*s.adapter%s%s.%s.weight", module, weight, has_part ? ".adapter_" : "", has_part ? part : "",
+             which);
 }
 
-static void add_adapter(struct build *b, int node, const struct linear *l, const char *name, const char *part, int64_t first, int64_t rows)
+static void add_adapter(struct build *b, int node, const struct linear *l, const char *name, const char *part,
+                        int64_t first, int64_t rows)
 {
     char key[192], weight[192], slot[64];
     int64_t rank = b->cfg->lora.rank;
     struct adapter *x = graph_own(b->g, sizeof *x);
     if (x == NULL)
         return;
-    snprintf(weight, sizeof weight, "%s", b->params->list[l->w.param].p.key + strlen(b->prefix)); /* the table may move */
+    snprintf(weight, sizeof weight, "%s",
+             b->params->list[l->w.param].p.key + strlen(b->prefix)); /* the table may move */
     double bound = 1 / sqrt((double)l->in);
     struct param down = param_matrix(key, rank, l->in, 0), up = param_matrix(key, rows, rank, 0);
     down.init = INIT_UNIFORM;
@@ -131,10 +137,12 @@ void lora_forward(struct build *b, int node, const struct linear *l, const char 
     struct phase *p = &g->nodes[node].phase[PH_FWD];
     for (const struct adapter *x = b->adapters; x != NULL && x->node == node; x = x->next) {
         struct tensor y = of(g, l->y);
-        GRAPH_OP(g, node, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, x->a.w), .c = of(g, x->xa), .trans_b = true, .alpha = 1);
-        GRAPH_OP(g, node, PH_FWD, gemm, .a = of(g, x->xa), .b = of(g, x->b.w), .c = tensor_cols(&y, x->first, x->rows), .trans_b = true,
-                 .alpha = scale_of(b));
-        graph_cost(g, node, PH_FWD, p->flops + 2 * (double)(b->rows * b->cfg->lora.rank) * (double)(l->in + x->rows), p->bytes);
+        GRAPH_OP(g, node, PH_FWD, gemm, .a = of(g, l->x), .b = of(g, x->a.w), .c = of(g, x->xa), .trans_b = true,
+                 .alpha = 1);
+        GRAPH_OP(g, node, PH_FWD, gemm, .a = of(g, x->xa), .b = of(g, x->b.w), .c = tensor_cols(&y, x->first, x->rows),
+                 .trans_b = true, .alpha = scale_of(b));
+        graph_cost(g, node, PH_FWD, p->flops + 2 * (double)(b->rows * b->cfg->lora.rank) * (double)(l->in + x->rows),
+                   p->bytes);
     }
 }
 
@@ -149,7 +157,9 @@ void lora_backward(struct build *b, int node, const struct linear *l)
         GRAPH_OP(g, node, PH_BWD, gemm, .a = dy_part, .b = of(g, x->b.w), .c = of(g, x->dxa), .alpha = scale_of(b));
         if (l->dx != NO_SLOT)
             GRAPH_OP(g, node, PH_BWD, gemm, .a = of(g, x->dxa), .b = of(g, x->a.w), .c = of(g, l->dx), .alpha = 1);
-        GRAPH_OP(g, node, PH_DW, gemm, .a = of(g, x->dxa), .b = of(g, l->x), .c = of(g, x->a.dw), .trans_a = true, .alpha = 1);
-        GRAPH_OP(g, node, PH_DW, gemm, .a = dy_part, .b = of(g, x->xa), .c = of(g, x->b.dw), .trans_a = true, .alpha = scale_of(b));
+        GRAPH_OP(g, node, PH_DW, gemm, .a = of(g, x->dxa), .b = of(g, l->x), .c = of(g, x->a.dw), .trans_a = true,
+                 .alpha = 1);
+        GRAPH_OP(g, node, PH_DW, gemm, .a = dy_part, .b = of(g, x->xa), .c = of(g, x->b.dw), .trans_a = true,
+                 .alpha = scale_of(b));
     }
 }

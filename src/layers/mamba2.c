@@ -115,14 +115,14 @@ static void declare_params(struct build *b, const struct mixer *m, struct mixer_
     split_channels(b, m, &in, true);
     split_channels(b, m, &conv_w, false);
     split_channels(b, m, &conv_b, false);
-    decl->w_in = build_weight(b, &in);
+    decl->w_in = build_linear_weight(b, &in);
     decl->conv_w = build_weight(b, &conv_w);
     decl->conv_b = build_weight(b, &conv_b);
     decl->dt_bias = build_weight(b, &dt_bias);
     decl->a_log = build_weight(b, &a_log);
     decl->d = build_weight(b, &d);
     decl->norm = build_weight(b, &norm);
-    decl->w_out = build_weight(b, &out);
+    decl->w_out = build_linear_weight(b, &out);
 }
 
 /* What the chunked form needs per row, counted truthfully: causal halves of C B^T and of its

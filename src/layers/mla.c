@@ -202,7 +202,7 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
     if (m->q_rank == 0) {
         struct param p = param_matrix("self_attention.linear_q_proj.weight", wide, d, c->init_std);
         param_split(&p, 0, UNIT_HEADS, m->heads);
-        struct linear l = {.x = io->h, .y = s->q, .dy = s->dq, .dx = io->dh, .w = build_weight(b, &p), .bias = no_weight(), .in = d, .out = wide};
+        struct linear l = {.x = io->h, .y = s->q, .dy = s->dq, .dx = io->dh, .w = build_linear_weight(b, &p), .bias = no_weight(), .in = d, .out = wide};
         declare_rotated(b, "q_proj", s, &l, rotary(m, of(b->g, s->q)));
         return;
     }
@@ -212,10 +212,10 @@ static void declare_query(struct build *b, const struct mla *m, struct mla_slots
     struct param pu = param_matrix("self_attention.linear_q_up_proj.weight", wide, m->q_rank, c->init_std);
     param_replicate(&pd, GRAD_OVER_TOKENS);
     param_split(&pu, 0, UNIT_HEADS, m->heads);
-    linear_declare(b, "q_down", &(struct linear){.x = io->h, .y = down, .dy = ddown, .dx = io->dh, .w = build_weight(b, &pd),
+    linear_declare(b, "q_down", &(struct linear){.x = io->h, .y = down, .dy = ddown, .dx = io->dh, .w = build_linear_weight(b, &pd),
                                                  .bias = no_weight(), .in = d, .out = m->q_rank});
     declare_norm(b, "q_norm", m, s, down, ddown, normed, dnormed, m->q_rank, "self_attention.linear_q_up_proj.layer_norm_weight", false);
-    struct linear up = {.x = normed, .y = s->q, .dy = s->dq, .dx = dnormed, .w = build_weight(b, &pu), .bias = no_weight(), .in = m->q_rank, .out = wide};
+    struct linear up = {.x = normed, .y = s->q, .dy = s->dq, .dx = dnormed, .w = build_linear_weight(b, &pu), .bias = no_weight(), .in = m->q_rank, .out = wide};
     declare_rotated(b, "q_up", s, &up, rotary(m, of(b->g, s->q)));
 }
 
@@ -227,11 +227,11 @@ static void declare_keys(struct build *b, const struct mla *m, struct mla_slots 
     struct param pu = param_matrix("self_attention.linear_kv_up_proj.weight", wide, m->kv_rank, c->init_std);
     param_replicate(&pd, GRAD_OVER_TOKENS);
     param_split(&pu, 0, UNIT_HEADS, m->heads);
-    struct linear down = {.x = io->h, .y = s->kvd, .dy = s->dkvd, .dx = io->dh, .w = build_weight(b, &pd), .bias = no_weight(),
+    struct linear down = {.x = io->h, .y = s->kvd, .dy = s->dkvd, .dx = io->dh, .w = build_linear_weight(b, &pd), .bias = no_weight(),
                           .in = d, .out = m->kv_rank + m->rope};
     declare_rotated(b, "kv_down", s, &down, heads3(shared_key(m, of(b->g, s->kvd)), 1, m->rope));
     declare_norm(b, "kv_norm", m, s, s->kvd, s->dkvd, s->latent, s->dlatent, m->kv_rank, "self_attention.linear_kv_up_proj.layer_norm_weight", true);
-    linear_declare(b, "kv_up", &(struct linear){.x = s->latent, .y = s->kv, .dy = s->dkv, .dx = s->dlatent, .w = build_weight(b, &pu),
+    linear_declare(b, "kv_up", &(struct linear){.x = s->latent, .y = s->kv, .dy = s->dkv, .dx = s->dlatent, .w = build_linear_weight(b, &pu),
                                                 .bias = no_weight(), .in = m->kv_rank, .out = wide});
 }
 
@@ -254,7 +254,7 @@ static int mla_declare(struct build *b, struct core_io *io)
     struct param pb = param_vector("self_attention.linear_proj.bias", c->hidden, INIT_ZERO);
     param_split(&p, 1, UNIT_HEADS, m->heads);
     param_replicate(&pb, GRAD_OVER_TOKENS);
-    struct weight wo = build_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight(); /* the others have none, as in Megatron */
+    struct weight wo = build_linear_weight(b, &p), bo = c->bias ? build_weight(b, &pb) : no_weight(); /* the others have none, as in Megatron */
     linear_declare(b, "proj", &(struct linear){.x = s.o, .y = io->f, .dy = io->df, .dx = s.d_o, .w = wo, .bias = bo,
                                                .in = m->heads * m->v, .out = c->hidden});
     return b->g->err.code;

@@ -5,20 +5,52 @@
  *   f    [rows, hidden]   = act W2^T + b2
  * backward: dact = df W2; dpre = act'(pre) * dact; dh = dpre W1; dW2 = df^T act; dW1 = dpre^T h. */
 #include "layers/layer.h"
-#include "ops/act/act.h"
+#include "ops/act8/act8.h"
 
-static void declare_act(struct build *b, struct act_rule rule, slot_id pre, slot_id act, slot_id dact, slot_id dpre)
+/* Before both linear layers: who makes codes of the activation, and of the gradient of the pre-activations unless a bias sums them. The
+ * adapters of LoRA read both as they are. */
+void act_codes(struct build *b, const struct act_slots *s, const struct weight *w1, const struct weight *w2, bool bias)
+{
+    if (b->cfg->lora.rank > 0)
+        return;
+    if (w2->codes.q != NO_SLOT)
+        declare_known(b, s->act, DT_F8_E4M3);
+    if (w1->codes.q != NO_SLOT && training(b) && !bias)
+        declare_known(b, s->dpre, code_rule(b->cfg).grad);
+}
+
+static void declare_act_bwd(struct build *b, int n, struct act_rule rule, const struct act_slots *s)
 {
     struct graph *g = b->g;
-    double elems = (double)tensor_elems(&g->slots[pre].shape), size = (double)dtype_bytes(b->dev->real);
-    int n = graph_node(g, "act", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, act_fwd, .x = of(g, pre), .y = of(g, act), .rule = rule);
+    struct code_slots dx = known_codes(b, s->dpre);
+    if (dx.q != NO_SLOT) {
+        GRAPH_OP(g, n, PH_BWD, act8_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .q = of(g, dx.q), .qs = of(g, dx.qs), .t = of(g, dx.t),
+                 .ts = of(g, dx.ts), .rule = rule, .block = code_rule(b->cfg).block);
+        return;
+    }
+    GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .dx = of(g, s->dpre), .rule = rule);
+    graph_inplace(g, n, PH_BWD, s->pre, s->dpre); /* the pre-activations die here */
+}
+
+void act_declare(struct build *b, const char *name, struct act_rule rule, const struct act_slots *s)
+{
+    struct graph *g = b->g;
+    struct code_slots y = known_codes(b, s->act);
+    double elems = g->err.code == ST_OK ? (double)tensor_elems(&g->slots[s->pre].shape) : 0, size = (double)dtype_bytes(b->dev->real);
+    int n = graph_node(g, name, LANE_COMPUTE, NULL);
+    if (y.q != NO_SLOT)
+        GRAPH_OP(g, n, PH_FWD, act8_fwd, .x = of(g, s->pre), .q = of(g, y.q), .qs = of(g, y.qs), .t = of(g, y.t), .ts = of(g, y.ts), .rule = rule,
+                 .block = code_rule(b->cfg).block);
+    else
+        GRAPH_OP(g, n, PH_FWD, act_fwd, .x = of(g, s->pre), .y = of(g, s->act), .rule = rule);
     graph_cost(g, n, PH_FWD, 8 * elems, 1.5 * elems * size);
     if (!training(b))
         return;
-    graph_again(g, n, act);
-    GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, dact), .x = of(g, pre), .dx = of(g, dpre), .rule = rule);
-    graph_inplace(g, n, PH_BWD, pre, dpre); /* the pre-activations die here */
+    if (y.q != NO_SLOT)
+        codes_again(b, n, &y);
+    else
+        graph_again(g, n, s->act);
+    declare_act_bwd(b, n, rule, s);
     graph_cost(g, n, PH_BWD, 16 * elems, 2.5 * elems * size);
 }
 
@@ -36,16 +68,18 @@ static int mlp_declare(struct build *b, struct core_io *io)
     }
     param_split(&p2, 1, UNIT_FFN, f);
     param_replicate(&pb2, GRAD_OVER_TOKENS);
-    struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
+    struct weight w1 = build_linear_weight(b, &p1), w2 = build_linear_weight(b, &p2);
     bool bias = c->bias || c->mlp_bias;
     struct weight b1 = bias ? build_weight(b, &pb1) : no_weight(), b2 = bias ? build_weight(b, &pb2) : no_weight();
 
     slot_id pre = build_real(b, "pre", b->rows, wide), act = build_real(b, "act", b->rows, f);
     slot_id dact = build_grad(b, "dact", b->rows, f), dpre = build_grad(b, "dpre", b->rows, wide);
     io->f = build_real(b, "out", b->rows, d);
+    struct act_slots slots = {.pre = pre, .act = act, .dact = dact, .dpre = dpre};
+    act_codes(b, &slots, &w1, &w2, bias);
     linear_declare(b, "fc1", &(struct linear){.x = io->h, .y = pre, .dy = dpre, .dx = io->dh, .w = w1, .bias = b1, .in = d, .out = wide,
                                            .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
-    declare_act(b, rule, pre, act, dact, dpre);
+    act_declare(b, "act", rule, &slots);
     linear_declare(b, "fc2", &(struct linear){.x = act, .y = io->f, .dy = io->df, .dx = dact, .w = w2, .bias = b2, .in = f, .out = d});
     return b->g->err.code;
 }

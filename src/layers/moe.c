@@ -62,19 +62,6 @@ static int bias_step(const struct step_ctx *c)
 
 /* ---- shared expert --------------------------------------------------------------------------- */
 
-static void declare_shared_act(struct build *b, const struct moe *m, slot_id pre, slot_id act,
-                               slot_id dact, slot_id dpre)
-{
-    struct graph *g = b->g;
-    int n = graph_node(g, "shared_act", LANE_COMPUTE, NULL);
-    GRAPH_OP(g, n, PH_FWD, act_fwd, .x = of(g, pre), .y = of(g, act), .rule = m->shared_act);
-    if (!training(b))
-        return;
-    graph_again(g, n, act);
-    GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, dact), .x = of(g, pre), .dx = of(g, dpre), .rule = m->shared_act);
-    graph_inplace(g, n, PH_BWD, pre, dpre);
-}
-
 /* out * sigmoid(h gate^T); returns the gated output. */
 static slot_id declare_shared_gate(struct build *b, const struct core_io *io, slot_id out,
                                    slot_id dout)
@@ -114,13 +101,15 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
     for (int64_t at = 0; at < wide; at += f) /* gate and up each */
         param_split_section(&p1, 0, f, UNIT_FFN, f);
     param_split(&p2, 1, UNIT_FFN, f);
-    struct weight w1 = build_weight(b, &p1), w2 = build_weight(b, &p2);
+    struct weight w1 = build_linear_weight(b, &p1), w2 = build_linear_weight(b, &p2);
     slot_id pre = build_real(b, "shared_pre", b->rows, wide),
             act = build_real(b, "shared_act", b->rows, f);
     slot_id dpre = build_grad(b, "dshared_pre", b->rows, wide),
             dact = build_grad(b, "dshared_act", b->rows, f);
     slot_id out = build_real(b, "shared", b->rows, d),
             dout = c->shared_gate ? build_grad(b, "dshared", b->rows, d) : io->df;
+    struct act_slots slots = {.pre = pre, .act = act, .dact = dact, .dpre = dpre};
+    act_codes(b, &slots, &w1, &w2, false);
     linear_declare(b, "shared_fc1",
                    &(struct linear){.x = io->h,
                                     .y = pre,
@@ -131,7 +120,7 @@ static slot_id declare_shared(struct build *b, const struct moe *m, const struct
                                     .in = d,
                                     .out = wide,
                                     .part = {{wide > f ? "gate" : "up", f}, {wide > f ? "up" : NULL, f}}});
-    declare_shared_act(b, m, pre, act, dact, dpre);
+    act_declare(b, "shared_act", m->shared_act, &slots);
     linear_declare(b, "shared_fc2",
                    &(struct linear){.x = act,
                                     .y = out,

@@ -75,7 +75,7 @@ static void declare_eh_proj(struct build *b, const struct normed *y, struct mtp_
     param_replicate(&p, GRAD_OVER_TOKENS);
     io->x = build_real(b, "x", b->rows, d);
     io->dx = build_grad(b, "dx", b->rows, d);
-    linear_declare(b, "eh_proj", &(struct linear){.x = y->en, .y = io->x, .dy = io->dx, .dx = y->den, .w = build_weight(b, &p), .bias = no_weight(),
+    linear_declare(b, "eh_proj", &(struct linear){.x = y->en, .y = io->x, .dy = io->dx, .dx = y->den, .w = build_linear_weight(b, &p), .bias = no_weight(),
                                                   .in = 2 * d, .out = d});
 }
 
@@ -87,7 +87,7 @@ static void declare_streams(struct build *b, const struct entry *m, const struct
     param_replicate(&pe, GRAD_OVER_TOKENS);
     param_replicate(&ph, GRAD_OVER_TOKENS);
     slot_id ep = build_real(b, "e_proj", b->rows, d), dep = build_grad(b, "de_proj", b->rows, d);
-    linear_declare(b, "e_proj", &(struct linear){.x = y->en, .y = ep, .dy = dep, .dx = y->den, .w = build_weight(b, &pe), .bias = no_weight(), .in = d, .out = d});
+    linear_declare(b, "e_proj", &(struct linear){.x = y->en, .y = ep, .dy = dep, .dx = y->den, .w = build_linear_weight(b, &pe), .bias = no_weight(), .in = d, .out = d});
     struct weight w = build_weight(b, &ph);
     io->x = build_real(b, "stream", b->rows, wide);
     io->dx = build_grad(b, "dstream", b->rows, wide);

@@ -148,6 +148,19 @@ int model_check_kernels(const struct config *cfg, const struct dev *d, struct er
 /* ---- all of them
  * ------------------------------------------------------------------------------------------------------------ */
 
+static void print_codes(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, struct buf *out)
+{
+    static const char *const recipe[] = {[CFG_FP8_BLOCKWISE] = "FP8, scales by 128 numbers, of weights by 128 x 128",
+                                         [CFG_FP8_TENSOR] = "FP8, one scale for a tensor", [CFG_FP8_MX] = "FP8, scales by 32 numbers"};
+    if (cfg->gpu.precision != CFG_PRECISION_FP8)
+        return;
+    bool fast = d->kind == DEV_CUDA && g->hopper && cfg->gpu.fp8_recipe != CFG_FP8_MX;
+    line(out, "linear layers", recipe[cfg->gpu.fp8_recipe],
+         fast                  ? strchr(cfg->model.pattern, 'E') != NULL ? "experts are bf16" : NULL
+         : d->kind == DEV_CUDA ? "products by a plain kernel, for comparisons: slow"
+                               : "emulated: codes and scales as on a GPU, sums in this device's type");
+}
+
 static void print_gpu(const struct config *cfg, const struct dev *d, struct buf *out)
 {
     struct gpu_facts g = facts_of(cfg, d);
@@ -158,6 +171,7 @@ static void print_gpu(const struct config *cfg, const struct dev *d, struct buf 
     else if (cfg->gpu.fast)
         products = "algorithms by timing (gpu.fast)";
     line(out, "matrix products", "cuBLASLt", products);
+    print_codes(cfg, d, &g, out);
     if (strchr(p, '*') != NULL)
         print_attention(cfg, d, &g, false, out);
     if (strchr(p, '+') != NULL)
@@ -174,6 +188,7 @@ static void print_host(const struct config *cfg, const struct dev *d, struct buf
     bool fused = cfg->plan.fused_experts == CFG_FUSED_ON;
     buf_add(out, "kernels:\n");
     line(out, "matrix products", d->kind == DEV_CPU ? "OpenBLAS" : "plain loops in double", NULL);
+    print_codes(cfg, d, NULL, out);
     if (strchr(cfg->model.pattern, 'E') != NULL)
         line(out, "experts", fused ? "products and activation in one step" : "grouped products, then the activation",
              fused                                      ? "plan.fused_experts = on"

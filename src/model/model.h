@@ -75,6 +75,9 @@ struct tensor model_param(const struct model *m, int index);
 /* Fills master weight and working copy from a dense host tensor of the wide type. */
 int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
 struct tensor model_grad(const struct model *m, int index);
+/* FP8 codes of a parameter from its value; of all that have codes. After every change of values that is not the update plan's. */
+int model_quantise_param(const struct model *m, int index, struct lane *lane);
+int model_quantise(const struct model *m, struct err *e);
 /* Persistent memory that layers share by offset (metrics, tables, routes), from and to the host. */
 int model_read_state(const struct model *m, int64_t offset, void *out, int64_t bytes, struct err *e);
 int model_write_state(const struct model *m, int64_t offset, const void *in, int64_t bytes, struct err *e);

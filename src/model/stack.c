@@ -323,9 +323,36 @@ static int order_plan(const struct model *m, struct model_plan *mp, const struct
     return schedule_step(&mp->g, &s, out, e);
 }
 
+/* FP8 that reaches no layer, and a glob that keeps none, are mistakes. A stage of a pipeline sees its own layers only. */
+static int check_codes(const struct model *m, struct err *e)
+{
+    char word[192];
+    bool some = m->mesh.pp > 1;
+    for (int k = 0; k < m->params.n; k++)
+        some |= m->params.list[k].p.codes;
+    for (const char *p = m->cfg->gpu.fp8_keep; *p != '\0' && m->mesh.pp == 1;) {
+        size_t n = strcspn(p, ", ");
+        bool found = n == 0;
+        snprintf(word, sizeof word, "%.*s", (int)n, p);
+        p += n + (p[n] != '\0');
+        for (int k = 0; k < m->params.n && !found; k++)
+            found = m->params.list[k].p.rank == 2 && str_glob(word, m->params.list[k].p.key);
+        if (!found) {
+            err_set(e, ST_USAGE, "gpu.fp8_keep: '%s' matches the key of no matrix of this model", word);
+            return err_hint(e, "`braid plan CONFIG --params=on` lists the keys");
+        }
+    }
+    if (some)
+        return ST_OK;
+    err_set(e, ST_USAGE, "gpu.precision = fp8, but no linear layer of this model can have it");
+    return err_hint(e, "the sizes of a layer must be multiples of 16, gpu.fp8_keep must not name all of them, and experts stay in bf16");
+}
+
 int model_plan_build(struct model *m, struct model_plan *mp, const struct model_plan_opts *o, struct err *e)
 {
     TRY(declare_plan(m, mp, o, e));
+    if (m->cfg->gpu.precision == CFG_PRECISION_FP8 && o->mode == BUILD_TRAIN)
+        TRY(check_codes(m, e));
     if (o->mode == BUILD_TRAIN) {
         TRY(apply_policy(m, &mp->g, o, e));
         TRY(settle_replays(m, mp, e));

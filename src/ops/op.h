@@ -43,7 +43,7 @@ enum arg_role {
     ARG_OOUT, /* written; may be absent */
     ARG_WORK, /* scratch; size from the op's _work function */
 };
-enum arg_type { ARG_REAL, ARG_I32, ARG_I64, ARG_F64, ARG_U8, ARG_WIDE };
+enum arg_type { ARG_REAL, ARG_I32, ARG_I64, ARG_F64, ARG_U8, ARG_WIDE, ARG_F8 /* E4M3, or E5M2 where the op takes it */ };
 
 struct op_arg {
     const char *name;

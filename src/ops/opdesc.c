@@ -53,7 +53,8 @@ double op_attr(const struct op_call *c, const char *name)
 
 enum dtype op_arg_dtype(const struct op_arg *a, enum dtype real)
 {
-    static const enum dtype fixed[] = {[ARG_I32] = DT_I32, [ARG_I64] = DT_I64, [ARG_F64] = DT_F64, [ARG_U8] = DT_U8};
+    static const enum dtype fixed[] = {[ARG_I32] = DT_I32, [ARG_I64] = DT_I64, [ARG_F64] = DT_F64, [ARG_U8] = DT_U8,
+                                       [ARG_F8] = DT_F8_E4M3};
     return a->type == ARG_REAL ? real : a->type == ARG_WIDE ? wide_of(real) : fixed[a->type];
 }
 

@@ -239,6 +239,46 @@ static void declare_update(struct optim *o, const struct bucket *b, const struct
     graph_cost(g, node, PH_FWD, 12 * elems, elems * (7 * (double)dtype_bytes(n->wide) + copy));
 }
 
+/* Codes of the bucket's new values, made from all of each parameter, whoever updated it: every rank has the same. */
+struct code_node {
+    const struct model *m;
+    const struct bucket *b;
+};
+
+static int quantise_step(const struct step_ctx *c)
+{
+    const struct code_node *n = c->self;
+    for (int i = 0; i < n->b->n; i++)
+        if (n->m->params.list[n->b->index[i]].p.codes)
+            TRY(model_quantise_param(n->m, n->b->index[i], c->lane));
+    return ST_OK;
+}
+
+static int declare_quantise(struct optim *o, const struct model *m, const struct bucket *b, slot_id params)
+{
+    struct graph *g = &o->g;
+    struct stretch codes = {0};
+    double elems = 0;
+    char name[64];
+    for (int i = 0; i < b->n; i++) {
+        const struct param_entry *row = &m->params.list[b->index[i]];
+        for (int k = 0; row->p.codes && k < countof(row->code_offset); k++)
+            extend(&codes, row->code_offset[k], 1);
+        elems += row->p.codes ? (double)param_elems(&row->p) : 0;
+    }
+    if (codes.end <= codes.begin)
+        return ST_OK;
+    struct code_node *n = graph_own(g, sizeof *n);
+    if (n == NULL)
+        return ST_NOMEM;
+    *n = (struct code_node){.m = m, .b = b};
+    slot_id slot = graph_persistent(g, named(name, sizeof name, "codes", b), tensor_1d(NULL, DT_U8, codes.end - codes.begin), ARENA_CODE, codes.begin);
+    int node = graph_node(g, named(name, sizeof name, "quantise", b), LANE_COMPUTE, n);
+    GRAPH_PHASE(g, node, PH_FWD, quantise_step, READS(params), WRITES(slot));
+    graph_cost(g, node, PH_FWD, 4 * elems, elems * ((double)dtype_bytes(m->dev->wide) + 2));
+    return g->err.code;
+}
+
 /* What layers bring along, after the optimizer. */
 static int declare_layer_updates(struct optim *o, struct model *m)
 {
@@ -323,6 +363,7 @@ static int declare(struct optim *o, struct model *m, const struct model_plan *tr
     for (int k = 0; k < n; k++) {
         declare_update(o, &bucket[k], &nodes[k].update, nodes[k].grads, nodes[k].params, hyper);
         declare_gather(o, m, &bucket[k], nodes[k].params, &nodes[k].update.form[FORM_PARAM]);
+        TRY(declare_quantise(o, m, &bucket[k], nodes[k].params));
     }
     return declare_layer_updates(o, m);
 }

@@ -193,10 +193,30 @@ int graph_check(const struct graph *g, struct err *e)
 
 /* ---- what is recomputed ---------------------------------------------------------------------------- */
 
+/* The FP8 codes of a slot ("joint.norm.codes_t") go by the name of the slot. */
+static const char *without_codes(const char *tag, char *out, size_t size)
+{
+    static const char *const parts[] = {".codes", ".scales", ".codes_t", ".scales_t"};
+    size_t n = strlen(tag);
+    for (int i = 0; i < countof(parts); i++) {
+        size_t m = strlen(parts[i]);
+        if (n > m && n - m < size && strcmp(tag + n - m, parts[i]) == 0) {
+            memcpy(out, tag, n - m);
+            out[n - m] = '\0';
+            return out;
+        }
+    }
+    return tag;
+}
+
 /* A name matches a tag as a glob, as a whole scope ("mlp"), or as the last part ("norm"). Streams between layers are not part of
  * "full": dropping them needs blocks. */
-static bool name_matches(const char *name, const char *tag)
+static bool name_matches(const char *name, const char *whole)
 {
+    char base[128];
+    const char *tag = without_codes(whole, base, sizeof base);
+    if (tag != whole && str_glob(name, whole))
+        return true;
     size_t n = strlen(name);
     const char *dot = strrchr(tag, '.');
     if (strcmp(name, "full") == 0)

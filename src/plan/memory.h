@@ -12,6 +12,7 @@ enum arena_id {
     ARENA_STATE,  /* tables, decode caches, scalars: persistent, neither weight nor gradient */
     ARENA_FRAME,  /* saved slots: a frame per chunk and microbatch in flight */
     ARENA_WORK,   /* transient slots */
+    ARENA_CODE,   /* FP8 codes and scales of weights */
     ARENA_COUNT,
 };
 const char *arena_name(enum arena_id a);

@@ -12,7 +12,7 @@ static void print_uses(const struct plan *p, const struct step *s, bool written,
         if (s->instance[u] < 0 || (ph->use[u].mode != USE_READ) != written)
             continue;
         const struct instance *x = &p->inst[s->instance[u]];
-        static const char mark[] = {[ARENA_PARAM] = 'p', [ARENA_MASTER] = 'm', [ARENA_GRAD] = 'g', [ARENA_OPTIM] = 'o', [ARENA_STATE] = 's',
+        static const char mark[] = {[ARENA_PARAM] = 'p', [ARENA_MASTER] = 'm', [ARENA_CODE] = 'c', [ARENA_GRAD] = 'g', [ARENA_OPTIM] = 'o', [ARENA_STATE] = 's',
                                     [ARENA_FRAME] = 'F', [ARENA_WORK] = 'w'};
         buf_addf(out, "%s%s%s@%c%lld", first ? "" : " ", ph->use[u].mode == USE_ADD ? "+" : "",
                  p->g->slots[x->slot].name, mark[x->arena], (long long)x->offset);

@@ -1,5 +1,6 @@
-/* Backward phases that lead to nothing. The gradient of a frozen parameter is unwanted; a phase that only helps to make such
- * gradients (all layers in front of the first trained one) is removed, and what it would have read need not be saved. */
+/* Backward phases that lead to nothing. The gradient of a frozen parameter is unwanted; a phase that only helps to make
+ * such gradients (all layers in front of the first trained one) is removed, and what it would have read need not be
+ * saved. */
 #include "plan/plan.h"
 
 #include <stdlib.h>

@@ -11,6 +11,9 @@ struct param_entry {
     int64_t grad_offset;  /* bytes into the gradient arena; -1: not trained by any plan so far */
     int64_t master_offset; /* bytes into the arena of fp32 master weights, where the copy is narrower than what is trained; else -1 */
     int64_t optim_offset; /* bytes into the optimizer arena: first moment, then second */
+    /* FP8 codes and inverse scales of the matrix, then of its transpose, and scratch to make them: bytes into the arena of codes,
+     * -1: not there. */
+    int64_t code_offset[4], code_work;
 };
 struct param_table {
     struct arena text;

@@ -1,5 +1,6 @@
 /* Tensor values, views and host conversions; see tensor.h. */
 #include "tensor/tensor.h"
+#include "tensor/f8.h"
 
 #include <math.h>
 #include <string.h>
@@ -171,6 +172,38 @@ static const char *element(const struct tensor *t, int64_t i)
     return (const char *)t->data + at * (int64_t)dtype_bytes(t->dtype);
 }
 
+uint8_t f8_from_f64(double v, enum dtype t)
+{
+    const int least = t == DT_F8_E5M2 ? -14 : -6, bits = t == DT_F8_E5M2 ? 2 : 3;
+    int e = 0;
+    if (!isfinite(v) || fabs(v) >= ldexp(1.75, f8_top(t)))
+        return f8_from_f32((float)(isnan(v) ? v : copysign(ldexp(1.75, f8_top(t)), v)), t);
+    (void)frexp(v, &e);
+    int last = (e - 1 > least ? e - 1 : least) - bits; /* exponent of the code's last bit */
+    return f8_from_f32((float)ldexp(nearbyint(ldexp(v, -last)), last), t);
+}
+
+int f8_exponent_f64(double amax, enum dtype t)
+{
+    int e = 0;
+    double m = frexp(amax, &e);
+    if (amax == 0)
+        return 0;
+    int k = f8_top(t) - (e - 1) - (m > 0.875);
+    return k > F8_EXPONENT_MAX ? F8_EXPONENT_MAX : k < -F8_EXPONENT_MAX ? -F8_EXPONENT_MAX : k;
+}
+
+/* A power of two: the nearest below, within the range of the format. */
+static uint8_t e8m0_from_f64(double v)
+{
+    int e = 0;
+    if (!isfinite(v) || v <= 0)
+        return 0xff;
+    (void)frexp(v, &e);
+    e += 126;
+    return (uint8_t)(e < 0 ? 0 : e > 254 ? 254 : e);
+}
+
 double tensor_get(const struct tensor *t, int64_t i)
 {
     const void *p = element(t, i);
@@ -188,6 +221,9 @@ double tensor_get(const struct tensor *t, int64_t i)
     case DT_U16: return (double)*(const uint16_t *)p;
     case DT_U8:
     case DT_BOOL: return (double)*(const uint8_t *)p;
+    case DT_F8_E4M3:
+    case DT_F8_E5M2: return (double)f8_to_f32(*(const uint8_t *)p, t->dtype);
+    case DT_F8_E8M0: return *(const uint8_t *)p == 0xff ? NAN : ldexp(1, *(const uint8_t *)p - 127);
     default: return NAN;
     }
 }
@@ -209,6 +245,9 @@ void tensor_set(const struct tensor *t, int64_t i, double value)
     case DT_U16: *(uint16_t *)p = (uint16_t)value; break;
     case DT_U8:
     case DT_BOOL: *(uint8_t *)p = (uint8_t)value; break;
+    case DT_F8_E4M3:
+    case DT_F8_E5M2: *(uint8_t *)p = f8_from_f64(value, t->dtype); break;
+    case DT_F8_E8M0: *(uint8_t *)p = e8m0_from_f64(value); break;
     default: break;
     }
 }

@@ -25,7 +25,8 @@ bool adapters_of(const struct paper *p, int index)
 }
 
 /* values [rows, in] of the weight += scale * up * down, for the rows that this adapter is for. */
-static int add_product(const struct param *weight, const struct param *up, const float *a, const float *b, double scale, float *values, struct err *e)
+static int add_product(const struct param *weight, const struct param *up, const float *a, const float *b, double scale,
+                       float *values, struct err *e)
 {
     int64_t rows = weight->dim[0], in = weight->dim[1], rank = up->dim[1];
     double *sum = NULL;
@@ -48,7 +49,8 @@ static int add_product(const struct param *weight, const struct param *up, const
     return ST_OK;
 }
 
-int adapters_merge(const struct ckpt *from, const struct config *c, const struct paper *p, int index, float *values, struct err *e)
+int adapters_merge(const struct ckpt *from, const struct config *c, const struct paper *p, int index, float *values,
+                   struct err *e)
 {
     double scale = c->lora.alpha / (double)max_i64(c->lora.rank, 1);
     int st = ST_OK;
@@ -110,7 +112,8 @@ static int merged_config(const struct ckpt *from, struct buf *out, struct err *e
     return st == ST_OK ? buf_check(out, e) : st;
 }
 
-int merge_checkpoint(const struct ckpt *from, const struct config *c, const struct ckpt_file *files, int n_files, const char *run_dir, struct err *e)
+int merge_checkpoint(const struct ckpt *from, const struct config *c, const struct ckpt_file *files, int n_files,
+                     const char *run_dir, struct err *e)
 {
     struct paper paper;
     struct ckpt_item *items = NULL;
@@ -128,11 +131,19 @@ int merge_checkpoint(const struct ckpt *from, const struct config *c, const stru
     for (int i = 0; i < paper.n; i++) {
         const struct param *p = paper.params[i];
         if (p->lora.of == 0)
-            items[n++] = (struct ckpt_item){.key = p->key, .host = tensor_shape(param_dtype(p, DT_F32), p->rank, p->dim), .section = CKPT_MODEL};
+            items[n++] = (struct ckpt_item){
+                .key = p->key, .host = tensor_shape(param_dtype(p, DT_F32), p->rank, p->dim), .section = CKPT_MODEL};
     }
     struct ckpt_source source = {fetch_merged, &m};
-    struct ckpt_save_args args = {.run_dir = run_dir, .step = ckpt_step(from), .items = items, .n_items = n, .source = &source,
-                                  .config_text = text.text, .counters = *ckpt_counters(from), .files = files, .n_files = n_files};
+    struct ckpt_save_args args = {.run_dir = run_dir,
+                                  .step = ckpt_step(from),
+                                  .items = items,
+                                  .n_items = n,
+                                  .source = &source,
+                                  .config_text = text.text,
+                                  .counters = *ckpt_counters(from),
+                                  .files = files,
+                                  .n_files = n_files};
     st = ckpt_save(&args, e);
 out:
     free(m.values);
@@ -153,8 +164,9 @@ static int refuse_trained_base(const struct ckpt *from, struct err *e)
     int st = config_read_ini_text(&c, text, strlen(text), ckpt_path(from), e);
     for (int i = 0; st == ST_OK && i < c.n_groups; i++)
         if (c.group[i].freeze == CFG_FREEZE_OFF) {
-            st = err_set(e, ST_UNSUPPORTED, "group %s of %s trained weights beside the adapters, which PEFT's format would leave out", c.group[i].name,
-                         ckpt_path(from));
+            st = err_set(e, ST_UNSUPPORTED,
+                         "group %s of %s trained weights beside the adapters, which PEFT's format would leave out",
+                         c.group[i].name, ckpt_path(from));
             err_hint(e, "--format=hf writes the whole model with the adapters merged");
         }
     config_release(&c);
@@ -162,7 +174,8 @@ static int refuse_trained_base(const struct ckpt *from, struct err *e)
 }
 
 /* One weight: its adapters' second matrices as rows of one, in the order of files. */
-static int collect(const struct ckpt *from, const struct paper *p, int index, struct arena *memory, struct peft_adapter *out, struct err *e)
+static int collect(const struct ckpt *from, const struct paper *p, int index, struct arena *memory,
+                   struct peft_adapter *out, struct err *e)
 {
     const struct param *w = p->params[index];
     int64_t rows = w->dim[0], rank = 0;
@@ -170,7 +183,8 @@ static int collect(const struct ckpt *from, const struct paper *p, int index, st
     for (int k = 0; k < p->n; k++)
         if (p->params[k]->lora.of == index + 1 && p->params[k]->lora.up)
             n++, rank = p->params[k]->dim[1];
-    float *part_of = arena_alloc(memory, (size_t)rows * sizeof *part_of), *up = arena_alloc(memory, (size_t)(rows * rank) * sizeof *up);
+    float *part_of = arena_alloc(memory, (size_t)rows * sizeof *part_of),
+          *up = arena_alloc(memory, (size_t)(rows * rank) * sizeof *up);
     const float **down = arena_alloc(memory, (size_t)n * sizeof *down);
     if (part_of == NULL || up == NULL || down == NULL)
         return err_set(e, ST_NOMEM, "out of memory for the adapters of %s", w->key);
@@ -181,7 +195,8 @@ static int collect(const struct ckpt *from, const struct paper *p, int index, st
         const struct param *b = p->params[k], *a = p->params[k - 1];
         if (b->lora.of != index + 1 || !b->lora.up)
             continue;
-        float *av = arena_alloc(memory, (size_t)param_elems(a) * sizeof *av), *bv = arena_alloc(memory, (size_t)param_elems(b) * sizeof *bv);
+        float *av = arena_alloc(memory, (size_t)param_elems(a) * sizeof *av),
+              *bv = arena_alloc(memory, (size_t)param_elems(b) * sizeof *bv);
         if (av == NULL || bv == NULL)
             return err_set(e, ST_NOMEM, "out of memory for the adapters of %s", w->key);
         TRY(load_matrix(from, a, av, e));
@@ -195,18 +210,21 @@ static int collect(const struct ckpt *from, const struct paper *p, int index, st
         }
         down[n++] = av;
     }
-    *out = (struct peft_adapter){.key = w->key, .rows = rows, .in = w->dim[1], .part_of = part_of, .up = up, .down = down};
+    *out =
+        (struct peft_adapter){.key = w->key, .rows = rows, .in = w->dim[1], .part_of = part_of, .up = up, .down = down};
     return ST_OK;
 }
 
-int export_peft(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *base, struct err *e)
+int export_peft(const struct ckpt *from, const struct config *c, const struct export_opts *o, const char *base,
+                struct err *e)
 {
     struct paper paper;
     struct peft_adapter *list = NULL;
     struct arena memory;
     int st, n = 0;
     if (c->lora.rank == 0)
-        return err_hint((err_set(e, ST_INVALID, "%s has no LoRA adapters", ckpt_path(from)), e), "--format=hf writes the whole model");
+        return err_hint((err_set(e, ST_INVALID, "%s has no LoRA adapters", ckpt_path(from)), e),
+                        "--format=hf writes the whole model");
     TRY(refuse_trained_base(from, e));
     TRY(paper_open(&paper, c, e));
     arena_init(&memory);
@@ -214,7 +232,8 @@ int export_peft(const struct ckpt *from, const struct config *c, const struct ex
     for (int i = 0; i < paper.n; i++)
         if (adapters_of(&paper, i))
             TRY_OUT(collect(from, &paper, i, &memory, &list[n++], e));
-    struct peft_export x = {.path = o->path, .config = c, .list = list, .n = n, .family = o->family, .base = base, .dtype = o->dtype};
+    struct peft_export x = {
+        .path = o->path, .config = c, .list = list, .n = n, .family = o->family, .base = base, .dtype = o->dtype};
     st = peft_export(&x, e);
 out:
     free(list);

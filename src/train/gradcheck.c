@@ -117,6 +117,10 @@ static int run_checks(struct checker *c, const struct config *cfg, uint64_t seed
     struct model_plan_opts o = {.name = "gradcheck", .mode = BUILD_TRAIN, .batch = cfg->train.micro_batch, .seq = cfg->train.seq};
     double loss, *saved = NULL;
     TRY(routes_refuse(cfg, "gradcheck", e));
+    if (cfg->gpu.precision == CFG_PRECISION_FP8) {
+        err_set(e, ST_USAGE, "gradcheck: with gpu.precision = fp8 the loss is a staircase, which has no differences to compare with");
+        return err_hint(e, "leave gpu.precision away; `braid grads` compares gradients of devices and precisions");
+    }
     TRY(dev_open(&c->dev, DEV_REF, 1, e));
     TRY(model_init(&c->model, cfg, &c->dev, e));
     TRY(model_plan_build(&c->model, &c->train, &o, e));

@@ -26,7 +26,8 @@ static int unmatched(const struct param_table *t, const char *group, const char 
             keys[k] = t->list[k].p.key;
         near = nearest_name(glob, keys, t->n);
     }
-    err_hint(e, "%s%s%s`braid plan --params=on` lists the names; * stands for any text", near ? "did you mean " : "", near ? near : "", near ? "? " : "");
+    err_hint(e, "%s%s%s`braid plan --params=on` lists the names; * stands for any text", near ? "did you mean " : "",
+             near ? near : "", near ? "? " : "");
     free(keys);
     return ST_USAGE;
 }
@@ -59,8 +60,10 @@ static int check_table(const struct config *c, const struct param_table *t, stru
     for (int i = 0; i < c->n_groups; i++) {
         TRY(check_globs(t, &c->group[i], e));
         if (in[i] == 0) {
-            err_set(e, ST_USAGE, "group.%s has no parameters: all that it matches belong to later groups", c->group[i].name);
-            return err_hint(e, "of several groups that match a parameter, the last one has it: put the general ones first");
+            err_set(e, ST_USAGE, "group.%s has no parameters: all that it matches belong to later groups",
+                    c->group[i].name);
+            return err_hint(
+                e, "of several groups that match a parameter, the last one has it: put the general ones first");
         }
     }
     if (trained == 0) {
@@ -74,7 +77,8 @@ bool groups_given(const struct config *c) { return c->n_groups > 0 || c->lora.ra
 
 /* ---- LoRA's targets */
 
-/* The part of a projection that the adapter of this matrix is for, from its key: "q" of "linear_qkv.adapter.adapter_q.linear_in.weight". */
+/* The part of a projection that the adapter of this matrix is for, from its key: "q" of
+ * "linear_qkv.adapter.adapter_q.linear_in.weight". */
 static void part_of_key(const char *key, char *out, size_t size)
 {
     static const char mark[] = ".adapter.adapter_";
@@ -92,12 +96,17 @@ static int unknown_target(const struct param_table *t, const char *word, struct 
             other |= !t->list[k].p.expert;
         }
     if (expert)
-        err_set(e, ST_UNSUPPORTED, "lora.targets: '%.200s' names weights of experts, which have no adapters: one grouped product serves all experts", word);
+        err_set(e, ST_UNSUPPORTED,
+                "lora.targets: '%.200s' names weights of experts, which have no adapters: one grouped product serves "
+                "all experts",
+                word);
     else if (other)
-        err_set(e, ST_UNSUPPORTED, "lora.targets: '%.200s' names parameters, but no linear layer that can have an adapter", word);
+        err_set(e, ST_UNSUPPORTED,
+                "lora.targets: '%.200s' names parameters, but no linear layer that can have an adapter", word);
     else
         err_set(e, ST_USAGE, "lora.targets: '%.200s' names nothing in this model", word);
-    return err_hint(e, "linear layers of attention, latent attention, MLPs, shared experts, Mamba-2 and gated delta net have adapters: all-linear, "
+    return err_hint(e, "linear layers of attention, latent attention, MLPs, shared experts, Mamba-2 and gated delta "
+                       "net have adapters: all-linear, "
                        "q_proj, linear_qkv, or globs over the names that `braid plan --params=on` lists");
 }
 
@@ -241,9 +250,10 @@ static void print_saved(const struct model *m, struct buf *out)
         bytes += (double)(wide * (elems * (master ? 2 : 1) + 2 * shard_updated(m, k).n));
     }
     if (frozen > 0)
-        buf_addf(out, "  frozen: %s of %s values%s; gradients, moments%s of %s are not held\n", human_count(frozen, a, sizeof a),
-                 human_count(all, b, sizeof b), m->mesh.world > 1 ? " on this rank" : "", m->dev->real != m->dev->wide ? " and fp32 master weights" : "",
-                 human_bytes(bytes, d, sizeof d));
+        buf_addf(out, "  frozen: %s of %s values%s; gradients, moments%s of %s are not held\n",
+                 human_count(frozen, a, sizeof a), human_count(all, b, sizeof b),
+                 m->mesh.world > 1 ? " on this rank" : "",
+                 m->dev->real != m->dev->wide ? " and fp32 master weights" : "", human_bytes(bytes, d, sizeof d));
 }
 
 int groups_print(const struct model *m, struct buf *out, struct err *e)
@@ -254,10 +264,13 @@ int groups_print(const struct model *m, struct buf *out, struct err *e)
     TRY(full_table_open(&full, m, e));
     buf_add(out, "groups of parameters\n");
     if (m->cfg->lora.rank > 0)
-        buf_addf(out, "  LoRA: rank %lld, alpha %g, %s\n", (long long)m->cfg->lora.rank, m->cfg->lora.alpha, m->cfg->lora.targets);
+        buf_addf(out, "  LoRA: rank %lld, alpha %g, %s\n", (long long)m->cfg->lora.rank, m->cfg->lora.alpha,
+                 m->cfg->lora.targets);
     for (int i = 1; i <= m->cfg->n_groups + 1; i++)
         for (int f = 0; f < 4; f++)
-            print_kind(m->cfg, full.params, (struct kind){.group = i <= m->cfg->n_groups ? i : 0, .frozen = f % 2 != 0, .adapter = f >= 2}, out);
+            print_kind(m->cfg, full.params,
+                       (struct kind){.group = i <= m->cfg->n_groups ? i : 0, .frozen = f % 2 != 0, .adapter = f >= 2},
+                       out);
     print_saved(m, out);
     full_table_close(&full);
     return buf_check(out, e);

@@ -85,6 +85,8 @@ static int load_space(struct model *m, const struct key_file *f, enum key_space 
             continue;
         st = load_one(m, map, i, params[i], index[i], space, e);
     }
+    if (st == ST_OK && space == KEYS_MODEL)
+        st = model_quantise(m, e);
 out:
     keymap_close(map);
     free(params);

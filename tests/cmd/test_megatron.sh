@@ -20,7 +20,12 @@ ok "it has the steps of its samples" test "$(steps_done "$dir/gpt")" -eq 3
 ok "flags without effect are noted" grep -q 'note: --tensorboard-dir has no effect' "$dir/err"
 ok "nothing was written there" test ! -e "$dir/tb" -a ! -e "$dir/cache"
 ok "the warm-up is in steps" grep -q '^warmup = 1' "$dir/gpt/config.ini"
-ok "another norm is refused" fails 2 'norms are RMSNorm' "$BRAID" train --normalization LayerNorm
+older=(--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 40 --normalization LayerNorm
+    --position-embedding-type learned_absolute --openai-gelu --attention-dropout 0.1 --hidden-dropout 0.1)
+ok "a script with LayerNorm and learned positions runs" runs "$BRAID" train "${older[@]}" "${training[@]}" "${files[@]}" --run.threads=1 --save "$dir/older"
+ok "and has its positions" prints 'position_embeddings.weight  F32 .40, 32' ls_of "$dir"/older/checkpoints/step-*/model.safetensors
+ok "and its biases of norms" prints 'linear_fc1.layer_norm_bias  F32 .32' ls_of "$dir"/older/checkpoints/step-*/model.safetensors
+ok "another norm is refused" fails 2 'norms are RMSNorm' "$BRAID" train --normalization ScaleNorm
 ok "tensor parallelism is refused" fails 2 'there is no tensor parallelism' "$BRAID" train --tensor-model-parallel-size 4
 ok "stages of unequal size" runs train --model.pattern='*-*-' --train.steps=3 --train.global_batch=4 --parallel.ranks=2 --parallel.pp=2 \
     --parallel.first_layers=1 --run.dir="$dir/uneven"

@@ -256,7 +256,7 @@ static void names_of_other_programs_are_answered(void **state)
         {"--tensor-parallel-size=2", "tensor parallelism is not built"},
         {"--parallel.tp=2", "tensor parallelism is not built"},
         {"--parallel.cp=2", "context parallelism is not built"},
-        {"--fp8=e4m3", "fp8 is not built"},
+        {"--fp4=e2m1", "fp4 is not built"},
         {"--train.learning_rate=1", "it is called --train.lr here"},
         {"--learning-rate=1", "it is called --train.lr here"},
         {"--batch_size=8", "--train.micro_batch here, or --train.global_batch"},

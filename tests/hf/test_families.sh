@@ -44,6 +44,9 @@ ok "other formats are not verified" fails 2 'belongs to --format=hf' "$BRAID" ex
 # ---- what the model's longest sequence is for ----------------------------------------------------------------------
 ok "train.seq is the model's longest sequence" grep -q '^seq = 24' "$dir"/gpt2/checkpoints/*/config.ini
 ok "which is exported again" grep -q '"n_positions": 24' "$dir/gpt2-hf/config.json"
+cp -r "$fixtures/llama" "$dir/dropped-hf"
+sed -i 's/"attention_dropout": 0.0/"attention_dropout": 0.1/' "$dir/dropped-hf/config.json"
+ok "dropout is left to the user, with a note" says 'attention_dropout: dropout is not imported' "$BRAID" import "$dir/dropped-hf" "$dir/dropped"
 ok "a user's train.seq wins" runs "$BRAID" import "$fixtures/gpt2" "$dir/short" --train.seq=10
 ok "and is kept" grep -q '^seq = 10' "$dir"/short/checkpoints/*/config.ini
 ok "beyond learned positions it is refused" fails 2 'model.max_position' "$BRAID" import "$fixtures/gpt2" "$dir/none" --train.seq=25
@@ -56,6 +59,15 @@ ok "and not beyond" fails 2 'the 40 positions that the model has learned' "$BRAI
 ok "a family is found" prints 'exported as llama' "$BRAID" export "$dir/llama" "$dir/found"
 ok "in bf16" prints 'BF16' "$BRAID" ckpt ls "$dir/found/model.safetensors"
 ok "bf16 imports" runs "$BRAID" import "$dir/found" "$dir/narrow"
+ok "in blocks of FP8" prints 'exported as llama' "$BRAID" export "$dir/llama" "$dir/codes" --dtype=fp8
+ok "as codes" prints 'down_proj.weight .*F8_E4M3' "$BRAID" ckpt ls "$dir/codes/model.safetensors"
+ok "with scales" prints 'down_proj.weight_scale_inv .*F32' "$BRAID" ckpt ls "$dir/codes/model.safetensors"
+ok "said in config.json" grep -q '"weight_block_size"' "$dir/codes/config.json"
+ok "FP8 imports" runs "$BRAID" import "$dir/codes" "$dir/decoded"
+ok "and is exported again" runs "$BRAID" export "$dir/decoded" "$dir/codes2" --dtype=fp8
+ok "imported again" runs "$BRAID" import "$dir/codes2" "$dir/decoded2"
+ok "with the same values" same "$dir/decoded" "$dir/decoded2"
+ok "FP8 is for folders of Hugging Face" fails 2 'with --format=hf' "$BRAID" export "$dir/llama" "$dir/none" --format=megatron --dtype=fp8
 ok "shards" runs "$BRAID" export "$dir/qwen3_next" "$dir/shards" --dtype=f32 --shard=20k
 ok "are several" test "$(ls "$dir/shards"/model-*-of-*.safetensors | wc -l)" -gt 3
 ok "with an index" grep -q '"weight_map"' "$dir/shards/model.safetensors.index.json"

@@ -52,7 +52,7 @@ static double *full_logits(struct tiny *t, const int32_t *tokens, int64_t *vocab
 static void undrop(struct tiny *t, const char *options, enum dev_kind kind)
 {
     char all[512];
-    snprintf(all, sizeof all, "train.seq=%d train.micro_batch=1 %s model.dropout=0", LENGTH,
+    snprintf(all, sizeof all, "train.seq=%d train.micro_batch=1 %s model.dropout=0 model.attention_dropout=0", LENGTH,
              options);
     tiny_open(t, all, kind, 1);
 }

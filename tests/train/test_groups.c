@@ -1,14 +1,17 @@
-/* Groups of parameters and LoRA, on every kind of model: freezing some parameters changes no bit of the others' gradients; an
- * adapted model is the model with merged weights, forward and backward; moments, saving and resuming; every mesh. */
+/* Groups of parameters and LoRA, on every kind of model: freezing some parameters changes no bit of the others'
+ * gradients; an adapted model is the model with merged weights, forward and backward; moments, saving and resuming;
+ * every mesh. */
 #include "run.h"
 
-/* ---- groups in a config ------------------------------------------------------------------------------------------- */
+/* ---- groups in a config -------------------------------------------------------------------------------------------
+ */
 
 static void groups_are_read_written_and_matched(void **state)
 {
     (void)state;
-    static const char text[] = "[model]\nhidden = 32\n[group.base]\nmatch = *\nfreeze = on\n"
-                               "[group.head]\n# a comment\nmatch = \"output_layer.*, \"\n    \"*final_norm*\"\nlr = 0.25\nweight_decay = 0\n";
+    static const char text[] =
+        "[model]\nhidden = 32\n[group.base]\nmatch = *\nfreeze = on\n"
+        "[group.head]\n# a comment\nmatch = \"output_layer.*, \"\n    \"*final_norm*\"\nlr = 0.25\nweight_decay = 0\n";
     struct config c, again;
     struct err e = {0};
     struct buf out, second;
@@ -63,7 +66,8 @@ static void wrong_groups_are_refused(void **state)
     }
 }
 
-/* ---- gradients ---------------------------------------------------------------------------------------------------- */
+/* ---- gradients ----------------------------------------------------------------------------------------------------
+ */
 
 static bool matches_something(const struct tiny *t, const char *globs)
 {
@@ -91,8 +95,12 @@ static void compare_gradients(const struct tiny *all, const struct tiny *some, c
 static void frozen_parameters_change_no_other_gradient(void **state)
 {
     (void)state;
-    static const char *const freeze[] = {"*self_attention*,*mixer*", "embedding*,output_layer*", "*norm*,*bias*", "decoder.layers.0.*,decoder.layers.1.*,embed*",
-                                         "*experts*,*router*,*hyper*,mtp*", "*.weight"};
+    static const char *const freeze[] = {"*self_attention*,*mixer*",
+                                         "embedding*,output_layer*",
+                                         "*norm*,*bias*",
+                                         "decoder.layers.0.*,decoder.layers.1.*,embed*",
+                                         "*experts*,*router*,*hyper*,mtp*",
+                                         "*.weight"};
     int n;
     const char *const *models = tiny_models(&n);
     for (int i = 0; i < n; i++) {
@@ -104,7 +112,8 @@ static void frozen_parameters_change_no_other_gradient(void **state)
             char options[1024];
             if (!matches_something(&all, freeze[k]))
                 continue;
-            snprintf(options, sizeof options, "%s group.a.match=%s group.a.freeze=on%s", models[i], freeze[k], k % 2 ? " plan.recompute=full" : "");
+            snprintf(options, sizeof options, "%s group.a.match=%s group.a.freeze=on%s", models[i], freeze[k],
+                     k % 2 ? " plan.recompute=full" : "");
             tiny_open(&some, options, DEV_CPU, 1);
             tiny_run(&some, 4);
             assert_true(some.m.mem.planned[ARENA_GRAD] < all.m.mem.planned[ARENA_GRAD]);
@@ -120,7 +129,10 @@ static void layers_before_the_first_trained_one_save_nothing(void **state)
 {
     (void)state;
     struct tiny t;
-    tiny_open(&t, "model.pattern=*-*-*- group.a.match=* group.a.freeze=on group.b.match=decoder.layers.5.* group.b.freeze=off", DEV_CPU, 1);
+    tiny_open(
+        &t,
+        "model.pattern=*-*-*- group.a.match=* group.a.freeze=on group.b.match=decoder.layers.5.* group.b.freeze=off",
+        DEV_CPU, 1);
     int backward = 0, early = 0;
     for (int i = 0; i < t.train.p.n_steps; i++) {
         const struct step *s = &t.train.p.steps[i];
@@ -133,7 +145,8 @@ static void layers_before_the_first_trained_one_save_nothing(void **state)
     tiny_close(&t);
 }
 
-/* ---- LoRA ------------------------------------------------------------------------------------------------------------ */
+/* ---- LoRA
+ * ------------------------------------------------------------------------------------------------------------ */
 
 static double *values(const struct tiny *t, int k) { return model_param(&t->m, k).data; }
 static double *gradient(const struct tiny *t, int k) { return model_grad(&t->m, k).data; }
@@ -167,7 +180,8 @@ static void add_merged(const struct tiny *from, struct tiny *to, double scale)
         for (int64_t r = 0; r < up->dim[0]; r++)
             for (int64_t c = 0; c < in; c++)
                 for (int64_t q = 0; q < rank; q++)
-                    w[(up->lora.first + r) * in + c] += scale * values(from, k)[r * rank + q] * values(from, k - 1)[q * in + c];
+                    w[(up->lora.first + r) * in + c] +=
+                        scale * values(from, k)[r * rank + q] * values(from, k - 1)[q * in + c];
     }
 }
 
@@ -184,14 +198,16 @@ static void compare_adapter(const struct tiny *lora, const struct tiny *merged, 
             for (int64_t c = 0; c < in; c++)
                 want += scale * dw[r * in + c] * values(lora, k - 1)[q * in + c];
             if (fabs(gradient(lora, k)[r * rank + q] - want) > 1e-10)
-                fail_msg("%s [%d, %d]: %g instead of %g", up->key, (int)r, (int)q, gradient(lora, k)[r * rank + q], want);
+                fail_msg("%s [%d, %d]: %g instead of %g", up->key, (int)r, (int)q, gradient(lora, k)[r * rank + q],
+                         want);
         }
         for (int64_t c = 0; c < in; c++) {
             double want = 0;
             for (int64_t r = 0; r < rows; r++)
                 want += scale * dw[r * in + c] * values(lora, k)[r * rank + q];
             if (fabs(gradient(lora, k - 1)[q * in + c] - want) > 1e-10)
-                fail_msg("%s [%d, %d]: %g instead of %g", down->key, (int)q, (int)c, gradient(lora, k - 1)[q * in + c], want);
+                fail_msg("%s [%d, %d]: %g instead of %g", down->key, (int)q, (int)c, gradient(lora, k - 1)[q * in + c],
+                         want);
         }
     }
 }
@@ -205,7 +221,8 @@ static void an_adapted_model_is_the_model_with_merged_weights(void **state)
         struct tiny lora, merged;
         char options[1024];
         const double scale = 6.0 / 4;
-        snprintf(options, sizeof options, "%s lora.rank=4 lora.alpha=6%s", models[i], i % 2 ? " plan.recompute=full plan.delay_dw=on" : "");
+        snprintf(options, sizeof options, "%s lora.rank=4 lora.alpha=6%s", models[i],
+                 i % 2 ? " plan.recompute=full plan.delay_dw=on" : "");
         tiny_open(&lora, options, DEV_REF, 1);
         tiny_open(&merged, models[i], DEV_REF, 1);
         fill_adapters(&lora);
@@ -234,8 +251,9 @@ static void targets_choose_adapters(void **state)
     static const struct {
         const char *targets;
         int adapters; /* of two attention and two gated MLP layers */
-    } cases[] = {{"all-linear", 14}, {"q_proj,v_proj", 4}, {"linear_qkv", 6}, {"linear_qkv.k", 2}, {"down_proj", 2}, {"*layers.1.mlp*", 3},
-                 {"linear_fc1.gate,o_proj", 4}, {"nothing", 0}};
+    } cases[] = {
+        {"all-linear", 14},    {"q_proj,v_proj", 4},          {"linear_qkv", 6}, {"linear_qkv.k", 2}, {"down_proj", 2},
+        {"*layers.1.mlp*", 3}, {"linear_fc1.gate,o_proj", 4}, {"nothing", 0}};
     for (int i = 0; i < countof(cases); i++) {
         struct tiny t;
         char options[256];
@@ -249,7 +267,8 @@ static void targets_choose_adapters(void **state)
     }
 }
 
-/* ---- runs --------------------------------------------------------------------------------------------------------------- */
+/* ---- runs
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static void opening_names_globs_without_a_parameter(void **state)
 {
@@ -290,18 +309,22 @@ static void rate_and_decay_of_a_group_reach_the_update(void **state)
     struct snapshot before;
     struct err e = {0};
     playground_open(&p);
-    run_config(&c, &p, "group.still.match=*linear_qkv.weight group.still.lr=0 group.fast.match=*linear_fc1.weight group.fast.lr=10 "
-                       "group.fast.weight_decay=0.5 train.warmup=0 train.schedule=constant");
+    run_config(
+        &c, &p,
+        "group.still.match=*linear_qkv.weight group.still.lr=0 group.fast.match=*linear_fc1.weight group.fast.lr=10 "
+        "group.fast.weight_decay=0.5 train.warmup=0 train.schedule=constant");
     assert_ok(trainer_open(&t, &c, NULL, true, &e), &e);
     snapshot_take(&before, &t);
     run_steps(&t, 1, NULL);
     for (int k = 0; k < t.model.params.n; k++) {
         const struct param_entry *row = &t.model.params.list[k];
-        const float *was = (const float *)(const void *)(before.data[0] + row->offset), *is = model_param(&t.model, k).data;
+        const float *was = (const float *)(const void *)(before.data[0] + row->offset),
+                    *is = model_param(&t.model, k).data;
         double moved = 0;
         for (int64_t i = 0; i < param_elems(&row->p); i++)
             moved = fmax(moved, fabs((double)is[i] - (double)was[i]));
-        bool still = strstr(row->p.key, "linear_qkv.weight") != NULL, fast = strstr(row->p.key, "linear_fc1.weight") != NULL;
+        bool still = strstr(row->p.key, "linear_qkv.weight") != NULL,
+             fast = strstr(row->p.key, "linear_fc1.weight") != NULL;
         /* The first update of Adam is the learning rate, 3e-3, wherever there is a gradient. */
         assert_true(still ? moved == 0 : fast ? moved > 0.025 && moved < 0.035 : moved > 0.002 && moved < 0.004);
     }
@@ -314,7 +337,8 @@ static void rate_and_decay_of_a_group_reach_the_update(void **state)
 static void a_run_with_adapters_resumes_to_the_same_bits(void **state)
 {
     (void)state;
-    static const char options[] = "model.pattern=*- lora.rank=2 group.n.match=*final_norm* group.n.freeze=off group.n.lr=0.5";
+    static const char options[] =
+        "model.pattern=*- lora.rank=2 group.n.match=*final_norm* group.n.freeze=off group.n.lr=0.5";
     struct playground p;
     struct config c;
     struct trainer t = {0};

@@ -1,52 +1,6 @@
 /* act, CUDA version; see act.h. One pass, a vector of outputs at a time; with dprob a team of threads walks a row and sums
- * in a fixed order. All curves are a sigmoid or a square: 0.5 (1 + tanh(u)) is sigmoid(2u). */
-#include "ops/cuda/rows.cuh"
-#include "ops/act/act.h"
-
-enum curve_kind { CURVE_SIGMOID, CURVE_GELU, CURVE_SQUARE };
-
-struct act_call {
-    struct tensor x, y; /* backward: y is dx */
-    struct tensor dy;
-    const float *prob;
-    float *dprob;
-    int64_t rows, f, block; /* block: columns of gate before those of up */
-    float limit, alpha, offset;
-};
-
-/* The curve at x, and its slope. */
-template <int CURVE> __device__ __forceinline__ float curve(const struct act_call &a, float x, float *slope)
-{
-    if constexpr (CURVE == CURVE_SQUARE) {
-        float v = x > 0 ? x : (x <= 0 ? 0.0f : x); /* NaN stays NaN */
-        *slope = 2 * v;
-        return v * v;
-    } else {
-        const float k2 = 1.5957691216057308f, cubic = 0.044715f; /* 2 sqrt(2 / pi) */
-        float u = CURVE == CURVE_GELU ? k2 * (x + cubic * x * x * x) : a.alpha * x;
-        float du = CURVE == CURVE_GELU ? k2 * (1 + 3 * cubic * x * x) : a.alpha;
-        float s = quick_sigmoid(u);
-        *slope = s + x * s * (1 - s) * du;
-        return x * s;
-    }
-}
-
-/* One output before prob, and its derivatives. */
-template <int CURVE, bool GATED>
-__device__ __forceinline__ float one_value(const struct act_call &a, float gate, float up, float *d_gate, float *d_up)
-{
-    float slope, value = curve<CURVE>(a, gate > a.limit ? a.limit : gate, &slope);
-    slope = gate > a.limit ? 0.0f : slope;
-    if (!GATED) {
-        *d_gate = slope;
-        *d_up = 0;
-        return value;
-    }
-    float factor = (up > a.limit ? a.limit : up < -a.limit ? -a.limit : up) + a.offset;
-    *d_gate = slope * factor;
-    *d_up = fabsf(up) > a.limit ? 0.0f : value;
-    return value * factor;
-}
+ * in a fixed order. */
+#include "ops/act/act.cuh"
 
 /* Column of the gate that makes column j; its up is a.block further. */
 template <bool GATED> __device__ __forceinline__ unsigned gate_column(const struct act_call &a, unsigned j)
@@ -158,11 +112,7 @@ template <typename T, int V> static int by_kind(struct lane *lane, const struct 
 template <typename T> static int act_run(struct lane *lane, struct act_call *a, const struct act_rule *r, bool back)
 {
     constexpr int V = pack<T>::N;
-    bool quick = r->kind == ACT_QUICK_GEGLU || r->kind == ACT_QUICK_GELU;
-    a->limit = r->clamp > 0 ? (float)r->clamp : INFINITY;
-    a->alpha = quick ? (float)r->alpha : 1.0f;
-    a->offset = (float)r->offset;
-    a->block = act_is_gated(r->kind) && r->interleave > 0 ? r->interleave : max_i64(a->f, 1);
+    act_numbers(a, r);
     bool vectors = aligned16(&a->x) && aligned16(&a->y) && absent_or_aligned16(&a->dy) && a->block % V == 0 && a->f % V == 0;
     return vectors ? by_kind<T, V>(lane, a, r->kind, back) : by_kind<T, 1>(lane, a, r->kind, back);
 }

@@ -17,8 +17,11 @@ static inline struct attention_drop attention_drop_of(const struct dropout_rule 
     const int64_t *info = r->info.data;
     if (r->p == 0)
         return (struct attention_drop){0};
-    return (struct attention_drop){.key = attention_drop_key(r->key, head), .step = info[0], .sample = info[1] + batch,
-                                   .threshold = dropout_threshold(r->p), .kept = 1 / (1 - r->p)};
+    return (struct attention_drop){.key = attention_drop_key(r->key, head),
+                                   .step = info[0],
+                                   .sample = info[1] + batch,
+                                   .threshold = dropout_threshold(r->p),
+                                   .kept = 1 / (1 - r->p)};
 }
 
 /* What the weight of key j in the sum of query i is multiplied with. */
@@ -29,10 +32,10 @@ static inline double attention_drop_factor(const struct attention_drop *d, int64
     return dropout_keep(d->key, d->threshold, d->step, d->sample, i, j) ? d->kept : 0;
 }
 
-/* Weights of keys first + [from, to) for n queries from i on, w[key][query] with rows of `row` values; first is a multiple of 4,
- * and to is at most DROPOUT_RUN. */
-static inline void attention_drop_block(const struct attention_drop *d, int64_t i, int64_t n, int64_t first, int64_t from, int64_t to, float *w,
-                                        int64_t row)
+/* Weights of keys first + [from, to) for n queries from i on, w[key][query] with rows of `row` values; first is a
+ * multiple of 4, and to is at most DROPOUT_RUN. */
+static inline void attention_drop_block(const struct attention_drop *d, int64_t i, int64_t n, int64_t first,
+                                        int64_t from, int64_t to, float *w, int64_t row)
 {
     uint32_t bits[DROPOUT_RUN];
     float kept = (float)d->kept;

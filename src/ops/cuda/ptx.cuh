@@ -13,6 +13,10 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+extern "C" {
+#include "tensor/f8.h"
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* ---- tensor cores, by a warp ------------------------------------------------------------------------------------------ */
@@ -82,6 +86,21 @@ __device__ __forceinline__ uint4 load_passing(const void *p)
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
     return v;
+}
+
+/* Two FP8 codes (tensor/f8.h), the lower index low. */
+template <enum dtype TYPE> __device__ __forceinline__ uint32_t f8_pair(float low, float high)
+{
+#if __CUDA_ARCH__ >= 890
+    uint16_t two;
+    if (TYPE == DT_F8_E5M2)
+        asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(two) : "f"(high), "f"(low));
+    else
+        asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(two) : "f"(high), "f"(low));
+    return two;
+#else
+    return (uint32_t)f8_from_f32(low, TYPE) | (uint32_t)f8_from_f32(high, TYPE) << 8;
+#endif
 }
 
 /* 2^x; minus infinity gives 0. */

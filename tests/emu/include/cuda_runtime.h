@@ -107,6 +107,11 @@ static inline float emu_whole(float x)
 static inline float __fmul_rn(float x, float y) { return emu_whole(x * y); }
 static inline float __fadd_rn(float x, float y) { return emu_whole(x) + emu_whole(y); }
 static inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+static inline unsigned __vmaxu2(unsigned a, unsigned b)
+{
+    unsigned high = (a >> 16) > (b >> 16) ? a : b, low = (a & 0xffffu) > (b & 0xffffu) ? a : b;
+    return (high & 0xffff0000u) | (low & 0xffffu);
+}
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __ffs(unsigned x) { return __builtin_ffs((int)x); }
 static inline int __clz(unsigned x) { return x == 0 ? 32 : __builtin_clz(x); }

@@ -6,6 +6,10 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+extern "C" {
+#include "tensor/f8.h"
+}
+
 static inline uint32_t shared_address(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
 /* What a lane gives to a product, and gets: see emu_mma_all (warp.cc). */
@@ -55,6 +59,10 @@ static inline void copy_async16(void *shared, const void *global) { copy_async16
 static inline void copies_commit(void) { emu_copies_commit(); }
 template <int LEFT> static inline void copies_wait(void) { emu_copies_wait(LEFT); }
 
+template <enum dtype TYPE> static inline uint32_t f8_pair(float low, float high)
+{
+    return (uint32_t)f8_from_f32(low, TYPE) | (uint32_t)f8_from_f32(high, TYPE) << 8;
+}
 static inline uint4 load_passing(const void *p) { return *(const uint4 *)p; }
 /* Numbers below the normal ones are 0. */
 static inline float emu_flushed(float x) { return fabsf(x) < 1.17549435e-38f ? copysignf(0.0f, x) : x; }

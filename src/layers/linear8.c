@@ -1,0 +1,202 @@
+/* Linear layers in FP8 (gpu.precision=fp8): which weights have codes, the codes of activations, and the three products.
+ *
+ *   forward   y  = x W^T     x by rows of 128,         W by squares of 128 x 128
+ *   backward  dx = dy W      dy by rows of 128,        the transpose of W by squares
+ *   dw        dW += dy^T x   transposes of both, by 128 tokens
+ * Codes of x and of its transpose are made in one pass when x is; the transpose is what is saved for dw, a byte a number instead of
+ * two. Codes of W are made once a step, after the update (model_quantise). The gradient passes through rounding unchanged. */
+#include "layers/layer.h"
+#include "ops/gemm8/gemm8.h"
+#include "ops/ops.h"
+#include "ops/quantise/quantise.h"
+
+#include <string.h>
+
+struct known_codes {
+    slot_id x;
+    struct code_slots codes;
+    struct known_codes *next;
+};
+
+struct code_rule code_rule(const struct config *cfg)
+{
+    static const struct {
+        int64_t block;
+        bool square;
+    } by_recipe[] = {[CFG_FP8_BLOCKWISE] = {128, true}, [CFG_FP8_TENSOR] = {0, false}, [CFG_FP8_MX] = {32, false}};
+    int recipe = cfg->gpu.fp8_recipe;
+    return (struct code_rule){.block = by_recipe[recipe].block, .square = by_recipe[recipe].square,
+                              .grad = cfg->gpu.fp8_grad == CFG_FP8_GRAD_E5M2 ? DT_F8_E5M2 : DT_F8_E4M3};
+}
+
+/* ---- weights --------------------------------------------------------------------------------------------------------- */
+
+/* GPUs multiply codes whose rows are multiples of 16 bytes; other devices keep to it, so that the model is the same. */
+enum { LEAST_MULTIPLE = 16 };
+
+static bool kept(const char *globs, const char *key)
+{
+    char word[192];
+    for (const char *p = globs; *p != '\0';) {
+        size_t n = strcspn(p, ", ");
+        snprintf(word, sizeof word, "%.*s", (int)n, p);
+        p += n + (p[n] != '\0');
+        if (n > 0 && str_glob(word, key))
+            return true;
+    }
+    return false;
+}
+
+struct weight build_linear_weight(struct build *b, const struct param *decl)
+{
+    struct param p = *decl;
+    char key[192];
+    snprintf(key, sizeof key, "%s%s", b->prefix, decl->key);
+    p.codes = b->cfg->gpu.precision == CFG_PRECISION_FP8 && p.dim[0] % LEAST_MULTIPLE == 0 && p.dim[1] % LEAST_MULTIPLE == 0 &&
+              !kept(b->cfg->gpu.fp8_keep, key);
+    p.wide |= p.codes;
+    return build_weight(b, &p);
+}
+
+static slot_id code_slot(struct build *b, struct param_entry *row, int which, const char *what, struct tensor shape)
+{
+    char name[224];
+    snprintf(name, sizeof name, "%s.%s", row->p.key, what);
+    if (row->code_offset[which] < 0)
+        row->code_offset[which] = memory_reserve(b->mem, ARENA_CODE, tensor_bytes(&shape));
+    return graph_persistent(b->g, name, shape, ARENA_CODE, row->code_offset[which]);
+}
+
+void weight_codes(struct build *b, struct param_entry *row, struct weight *w)
+{
+    struct code_rule r = code_rule(b->cfg);
+    int64_t out = row->p.dim[0], in = row->p.dim[1];
+    struct quantise_args a = {.x = {.dtype = b->dev->wide}, .block = r.block, .square = r.square};
+    if (row->code_work < 0)
+        row->code_work = memory_reserve(b->mem, ARENA_CODE, b->ops->quantise_work != NULL ? b->ops->quantise_work(&a) : 0);
+    w->codes.q = code_slot(b, row, 0, "codes", tensor_2d(NULL, DT_F8_E4M3, out, in));
+    w->codes.qs = code_slot(b, row, 1, "scales", f8_scales(b->dev->wide, out, in, r.block, r.square));
+    if (!training(b))
+        return;
+    w->codes.t = code_slot(b, row, 2, "codes_t", tensor_2d(NULL, DT_F8_E4M3, in, out));
+    w->codes.ts = code_slot(b, row, 3, "scales_t", f8_scales(b->dev->wide, in, out, r.block, r.square));
+}
+
+/* ---- activations ------------------------------------------------------------------------------------------------------ */
+
+/* Slots for codes of an activation of this shape (direct), and of its transpose, named after `prefix`. */
+static struct code_slots declare_codes(struct build *b, const char *prefix, struct tensor x, enum dtype type, bool direct, bool transpose)
+{
+    struct graph *g = b->g;
+    int64_t rows = x.dim[0], cols = x.dim[1], block = code_rule(b->cfg).block;
+    struct code_slots c = {NO_SLOT, NO_SLOT, NO_SLOT, NO_SLOT};
+    char name[96];
+#define NAMED(text) (snprintf(name, sizeof name, "%s" text, prefix), name)
+    if (direct) {
+        c.q = graph_slot(g, NAMED("codes"), tensor_2d(NULL, type, rows, cols));
+        c.qs = graph_slot(g, NAMED("scales"), f8_scales(b->dev->wide, rows, cols, block, false));
+    }
+    if (transpose) {
+        c.t = graph_slot(g, NAMED("codes_t"), tensor_2d(NULL, type, cols, rows));
+        c.ts = graph_slot(g, NAMED("scales_t"), f8_scales(b->dev->wide, cols, rows, block, false));
+    }
+#undef NAMED
+    return c;
+}
+
+static void declare_quantise(struct build *b, int node, enum phase_id ph, slot_id x, const struct code_slots *c)
+{
+    struct graph *g = b->g;
+    GRAPH_OP(g, node, ph, quantise, .x = of(g, x), .q = of(g, c->q), .qs = of(g, c->qs), .t = of(g, c->t), .ts = of(g, c->ts),
+             .block = code_rule(b->cfg).block);
+}
+
+static const struct code_slots no_codes = {NO_SLOT, NO_SLOT, NO_SLOT, NO_SLOT};
+
+struct code_slots known_codes(const struct build *b, slot_id x)
+{
+    for (const struct known_codes *k = b->known_codes; k != NULL; k = k->next)
+        if (k->x == x)
+            return k->codes;
+    return no_codes;
+}
+
+/* In the scope of the slot itself, so that recompute policies that name it mean its codes too. */
+struct code_slots declare_known(struct build *b, slot_id x, enum dtype type)
+{
+    struct graph *g = b->g;
+    struct known_codes *k = g->err.code == ST_OK && x != NO_SLOT ? graph_own(g, sizeof *k) : NULL;
+    if (k == NULL)
+        return no_codes;
+    const char *scope = g->scope;
+    int layer = g->layer;
+    graph_scope(g, g->slots[x].layer, g->slots[x].tag);
+    *k = (struct known_codes){.x = x, .codes = declare_codes(b, "", g->slots[x].shape, type, true, training(b)), .next = b->known_codes};
+    b->known_codes = k;
+    g->scope = scope;
+    g->layer = layer;
+    return k->codes;
+}
+
+void codes_again(struct build *b, int node, const struct code_slots *c)
+{
+    graph_again(b->g, node, c->q);
+    graph_again(b->g, node, c->qs);
+    graph_again(b->g, node, c->t);
+    graph_again(b->g, node, c->ts);
+}
+
+struct code_slots activation_codes(struct build *b, slot_id x)
+{
+    struct graph *g = b->g;
+    struct code_slots c = known_codes(b, x);
+    if (c.q != NO_SLOT)
+        return c;
+    c = declare_known(b, x, DT_F8_E4M3);
+    if (c.q == NO_SLOT)
+        return c;
+    const char *scope = g->scope;
+    int layer = g->layer;
+    graph_scope(g, g->slots[x].layer, g->slots[x].tag);
+    int n = graph_node(g, "quantise", LANE_COMPUTE, NULL);
+    g->scope = scope;
+    g->layer = layer;
+    declare_quantise(b, n, PH_FWD, x, &c);
+    double elems = (double)tensor_elems(&g->slots[x].shape);
+    graph_cost(g, n, PH_FWD, 4 * elems, elems * (double)(dtype_bytes(b->dev->real) + (training(b) ? 2 : 1)));
+    if (training(b))
+        codes_again(b, n, &c);
+    return c;
+}
+
+/* ---- products --------------------------------------------------------------------------------------------------------- */
+
+void linear8_forward(struct build *b, int n, const struct linear *l)
+{
+    struct graph *g = b->g;
+    struct code_rule r = code_rule(b->cfg);
+    struct code_slots x = activation_codes(b, l->x);
+    GRAPH_OP(g, n, PH_FWD, gemm8, .a = of(g, x.q), .as = of(g, x.qs), .b = of(g, l->w.codes.q), .bs = of(g, l->w.codes.qs), .c = of(g, l->y),
+             .bias = of(g, l->bias.w), .block = r.block, .b_square = r.square);
+}
+
+void linear8_backward(struct build *b, int n, const struct linear *l)
+{
+    struct graph *g = b->g;
+    struct code_rule r = code_rule(b->cfg);
+    struct code_slots x = activation_codes(b, l->x);
+    char prefix[64];
+    if (g->err.code != ST_OK || l->dy == NO_SLOT)
+        return;
+    struct code_slots dy = known_codes(b, l->dy);
+    if (dy.q == NO_SLOT) { /* unless whoever makes dy makes its codes */
+        const char *last = strrchr(g->nodes[n].name, '.');
+        snprintf(prefix, sizeof prefix, "d%s_", last != NULL ? last + 1 : g->nodes[n].name);
+        dy = declare_codes(b, prefix, g->slots[l->dy].shape, r.grad, l->dx != NO_SLOT, true);
+        declare_quantise(b, n, PH_BWD, l->dy, &dy);
+    }
+    if (l->dx != NO_SLOT)
+        GRAPH_OP(g, n, PH_BWD, gemm8, .a = of(g, dy.q), .as = of(g, dy.qs), .b = of(g, l->w.codes.t), .bs = of(g, l->w.codes.ts),
+                 .c = of(g, l->dx), .block = r.block, .b_square = r.square);
+    GRAPH_OP(g, n, PH_DW, gemm8, .a = of(g, dy.t), .as = of(g, dy.ts), .b = of(g, x.t), .bs = of(g, x.ts), .c = of(g, l->w.dw), .block = r.block);
+}
