@@ -157,7 +157,9 @@ help:
 	@echo "make fuzz       fuzz targets (clang); tests/fuzz/run builds and runs them"
 	@echo "make docs       docs/options.md from the option table"
 	@echo "make found      which libraries and compilers were found"
-	@echo "make size       lines by folder, longest files"
+	@echo "make size       lines by folder beside their budgets (tests/budget.txt), longest files"
+	@echo "make spills     kernels whose registers spill to memory, from the CUDA build in $(B)"
+	@echo "make format     clang-format over all sources; tools/format --check only looks"
 
 needs:
 	@if [ -n "$(MISSING)" ]; then echo "braid: missing libraries: $(MISSING)"; \
@@ -203,7 +205,7 @@ $(B)/%.o: src/%.c $(B)/settings | needs
 
 $(B)/%.cu.o: src/%.cu $(B)/settings | needs
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) $(NVFLAGS) -c $< -o $@
+	$(Q)$(NVCC) $(NVFLAGS) -Xptxas -v -c $< -o $@ >$@.log 2>&1 || { grep -vE '^ptxas info|^ +[0-9]+ bytes stack frame' $@.log >&2; exit 1; }
 
 # Folders that walk over the layer kinds link what defines them, which they do not include.
 links_kind   := layers $(uses_layers)
@@ -218,6 +220,7 @@ more_libs = $(if $(filter token,$(call linked,$(1))),$(call small,pcre2-8))
 
 $(B)/braid: $(call libs_for,cmd)
 	$(Q)$(CC) $(LDFLAGS) -o $@ -Wl,--start-group $^ -Wl,--end-group $(HTTP_LIBS) $(call more_libs,cmd) $(LIBS)
+	$(if $(filter yes,$(CUDA)),@tools/spills --short $(B))
 
 # ---- tests: tests/<folder>/test_*.c links that folder and what it may use -----------------------
 TEST_SRC := $(sort $(wildcard tests/*/test_*.c))
@@ -357,12 +360,21 @@ fuzz-replay: $(FUZZ_SRC:%.c=$(B)/%.replay)
 docs: $(B)/braid
 	@$(B)/braid help docs > $(B)/options.md && mv $(B)/options.md docs/options.md
 
+# Sources as tests/budget.txt counts them; tests/cmd/test_size.sh holds the budgets.
+SOURCE_NAMES := \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' \)
 size:
-	@for f in $(FOLDERS); do printf "%-8s %6d lines\n" $$f $$(cat src/$$f/*.[ch] src/$$f/*/*.[ch] 2>/dev/null | wc -l); done
-	@echo "longest files:"; find src tests -name '*.[ch]' | xargs wc -l | sort -rn | sed -n 2,11p
+	@printf "%-9s %7s %7s\n" folder lines budget; grep -vE '^(#|$$)' tests/budget.txt | while read -r f budget why; do \
+	  printf "%-9s %7d %7d\n" $$f $$(find src/$$f -type f $(SOURCE_NAMES) -exec cat {} + | wc -l) $$budget; done
+	@printf "%-9s %7d\n" src $$(find src -type f $(SOURCE_NAMES) -exec cat {} + | wc -l) tests $$(find tests -type f $(SOURCE_NAMES) -exec cat {} + | wc -l)
+	@echo "longest files:"; find src tests -type f $(SOURCE_NAMES) -exec wc -l {} + | grep -v ' total$$' | sort -rn | head
+
+# Registers that do not fit go to memory. ptxas says so for every kernel while it is compiled; $(NVCC)'s rule keeps that.
+.PHONY: spills
+spills:
+	@tools/spills $(B)
 
 format:
-	clang-format -i $$(find src tests -name '*.[ch]')
+	@tools/format
 
 clean:
 	rm -rf $(B)

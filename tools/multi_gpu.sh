@@ -115,7 +115,7 @@ if [ "$device" != cuda ]; then
     big=(bench train $config --model.experts=8 --train.micro_batch=1 --train.steps=3 --run.threads=1)
 fi
 note ""
-note "Steps of \`$config\`, microbatches of one sequence, 8 of them on each data-parallel rank, expert rows in slabs of 1.25 times an even share:"
+note "Steps of \`$config\`, microbatches of one sequence, 8 of them on each data-parallel rank, expert rows in buffers of 1.25 times an even share:"
 note ""
 note "| mesh | overlap | ms/step | tokens/s | GiB |"
 note "|---|---|---|---|---|"

@@ -6,7 +6,7 @@
 
 Each turn is a process of its own (`braid bench train`, random tokens) and reports the median step. The median
 over turns counts. A pair of turns during which other processes had more than 3 % of the processors is left out and
-taken again (Linux: /proc/stat), for --minutes at most. --cpu measures the processor time of one thread instead,
+repeated (Linux: /proc/stat), for --minutes at most. --cpu measures the processor time of one thread instead,
 which other processes disturb less.
 """
 import argparse

@@ -1,6 +1,6 @@
 /* Errors as values: every fallible function returns an enum status and fills a caller's struct err.
- * A message says what, where and with which values; a hint says what to try; the trail says on the
- * way to what. No globals, no exit() below cmd/. */
+ * The message says what failed, where and with which values; the hint says what to try; the trail
+ * says during which operations. No globals, no exit() below cmd/. */
 #ifndef BRAID_BASE_ERR_H
 #define BRAID_BASE_ERR_H
 
@@ -11,13 +11,13 @@ enum status {
     ST_USAGE,       /* the command line or a config file is wrong */
     ST_INVALID,     /* an argument, shape or value is not acceptable */
     ST_IO,          /* the operating system refused; errno text is in the message */
-    ST_NOMEM,       /* memory could not be had */
+    ST_NOMEM,       /* memory could not be allocated */
     ST_CORRUPT,     /* a file is damaged, truncated or not what it claims to be */
     ST_CONFLICT,    /* two sources disagree (config against checkpoint, key against key) */
     ST_UNSUPPORTED, /* a legal request this build or device cannot serve */
     ST_NONFINITE,   /* a NaN or infinity where none may be */
     ST_INTERRUPTED, /* stopped by a signal, state saved */
-    ST_PEER,        /* another rank failed, ended or did not come in time */
+    ST_PEER,        /* another rank failed, ended or did not arrive in time */
     ST_INTERNAL,    /* our own bug */
     ST_SIGNED = -1, /* never used: makes the enum signed in every compiler, as functions return int */
 };

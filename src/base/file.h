@@ -56,9 +56,9 @@ int file_remove_tree(const char *path, struct err *e); /* rm -r; does not follow
 bool file_exists(const char *path);
 /* Like file_exists, but a name that cannot be looked up for another reason than its absence is an error. */
 int file_lookup(const char *path, bool *exists, struct err *e);
-uint64_t random_u64(void); /* from the system, for names that nobody else uses; not for numerical work */
+uint64_t random_u64(void); /* from the system, for unique names; not for numerical work */
 bool file_is_dir(const char *path);
-int64_t file_size(const char *path); /* -1 if it cannot be told */
+int64_t file_size(const char *path); /* -1 if it cannot be determined */
 /* Sorted names in dir, without . and ..; free with file_free_list. */
 int file_list_dir(const char *dir, char ***names, int *n, struct err *e);
 void file_free_list(char **names, int n);

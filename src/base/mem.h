@@ -1,5 +1,5 @@
 /* Host memory for cold paths: checked allocation and a bump arena of strings and small structs.
- * Training memory (parameters, frames, workspace) is planned and owned by plan/, not taken here. */
+ * Training memory (parameters, frames, workspace) is planned and owned by plan/, not allocated here. */
 #ifndef BRAID_BASE_MEM_H
 #define BRAID_BASE_MEM_H
 

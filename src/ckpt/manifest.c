@@ -150,7 +150,7 @@ static int add_counters(json_t *root, const struct manifest *m, struct err *e)
     return ST_OK;
 }
 
-/* Of the document without its "checksum", in one canonical spelling. */
+/* Checksum of the document without its "checksum", in one canonical spelling. */
 static int self_checksum(json_t *root, uint64_t *out, struct err *e)
 {
     char *text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(17));

@@ -316,7 +316,7 @@ out:
     return st;
 }
 
-/* What was written must be readable before it takes a name that somebody relies on. */
+/* What was written must be readable before it takes its final name. */
 static int read_back(const char *path, int n, struct err *e)
 {
     struct st_file *f;

@@ -34,7 +34,7 @@ int cmd_exit(int status, const struct err *e);
  * none).
  * --help=all, --help=SECTION and --help=OPTION print those in full. */
 bool cmd_wants_help(int argc, char **argv, const char *usage, const char *options);
-/* Help on a word: "all", a section, an option; what is none is said on stderr. Returns the exit code. */
+/* Help on a word: "all", a section, an option; an unknown word is reported on stderr. Returns the exit code. */
 int cmd_explain(const char *word);
 /* Defaults, file, overrides. Automatic values and rules are left to cmd_finish. */
 int cmd_config(struct config *c, int argc, char **argv, struct config_args *args, struct err *e);
@@ -44,7 +44,7 @@ int cmd_free_name(const char *path, bool *is_free, struct err *e);
 int cmd_words(const struct config_args *args, int most, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int cmd_finish(struct config *c, struct err *e);
-/* Parameters from run.load_weights, the model being as configured; rank 0 says what was forgiven. */
+/* Parameters from run.load_weights, the model being as configured; rank 0 prints which missing or extra keys were allowed. */
 int cmd_take_weights(struct model *m, struct err *e);
 /* For commands that take their weights from elsewhere: an error when run.load_weights is given. */
 int cmd_refuse_weights(const struct config *c, const char *command, struct err *e);
@@ -87,9 +87,9 @@ struct cmd_ranks {
 };
 /* What launcher and config say; after cmd_config, before cmd_finish (the global batch depends on it). */
 int cmd_count_ranks(struct config *c, struct cmd_ranks *r, struct err *e);
-/* Does this process speak for the run? With threads all of them are in one process. */
-static inline bool cmd_speaks(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
-/* After an error before the ranks met (options, files): they meet to end together, and rank 0 says it. */
+/* Does this process log and print for the run? With threads all of them are in one process. */
+static inline bool cmd_is_rank0(const struct cmd_ranks *r) { return r->kind == COMM_THREADS || r->launch.rank == 0; }
+/* After an error before the ranks met (options, files): they meet to end together, and rank 0 prints it. */
 int cmd_tell_ranks(const struct config *c, int status, struct err *e);
 /* Until its end a stop signal that is blocked (SIGINT, SIGTERM, SIGHUP) ends the process at once, with a message. Begin may give NULL, which
  * the others take; end may be called by any thread, any number of times. */
@@ -97,7 +97,7 @@ struct startup_watch;
 struct startup_watch *startup_watch_begin(void);
 void startup_watch_end(struct startup_watch *w);
 void startup_watch_close(struct startup_watch *w);
-/* fn for every rank that lives in this process, each with its place. The first error comes back, or was said already (world_finish). */
+/* fn for every rank that lives in this process, each with its place. The first error comes back, or was printed already (world_finish). */
 int cmd_run_ranks(const struct config *c, const struct cmd_ranks *r, int (*fn)(const struct rank_place *place, void *ctx, struct err *e), void *ctx,
                   struct err *e);
 

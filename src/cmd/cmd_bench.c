@@ -1,5 +1,6 @@
 /* braid bench: time of every op against this machine's roofline; or whole training steps. */
 #include "cmd/cmd.h"
+#include "log/baseline.h"
 #include "ops/opbench.h"
 #include "ops/opcheck.h"
 
@@ -8,13 +9,16 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: braid bench [OP[,OP...]] [--seconds=0.3] [--json=FILE]      every op, or those whose name starts with OP\n"
+    "usage: braid bench [OP[,OP...]] [--seconds=0.3] [--json=FILE] [--record=FILE] [--against=FILE]\n"
+    "                                                                   every op, or those whose name starts with OP\n"
     "       braid bench train [FILE.ini] [--steps=20] [--profile=on] [--bits=on] [--json=FILE] [--section.key=value "
     "...]\n"
     "                                                                   whole steps on random tokens, after 2 that are "
     "not counted\n\n"
     "The ceilings (peak FMA rate, copy rate) are measured in the same run; \"roofline\" is ideal time over measured "
     "time.\n"
+    "--record=FILE adds the times to a baseline (bench/ has those of known GPUs); --against=FILE prints what changed since: rows\n"
+    "that differ by more than --changed=5 percent, and other bits of training.\n"
     "run.device chooses where. --profile=on adds a table of time by node, from a step in which each waits for the "
     "last.\n"
     "bits is a fingerprint of every loss and norm, by which schedules are compared; --bits=on adds all parameters. "
@@ -33,13 +37,66 @@ static bool listed(const char *name, const char *prefixes)
     return false;
 }
 
-static int bench_ops(const char *only, double seconds, const char *json_path, struct dev *dev, struct err *e)
+/* ---- baselines ------------------------------------------------------------------------------- */
+
+struct bench_files {
+    const char *json, *record, *against; /* each may be NULL */
+    double percent;
+    struct baseline old, now;
+};
+
+/* What is wrong with the files is said before anything is measured. */
+static int files_open(struct bench_files *f, const char *changed, struct err *e)
 {
+    struct baseline there;
+    bool exists = false;
+    baseline_init(&f->old);
+    baseline_init(&f->now);
+    baseline_init(&there);
+    f->percent = 5;
+    if (changed != NULL && (!parse_f64(changed, &f->percent) || f->percent < 0))
+        return err_set(e, ST_USAGE, "--changed=%s is not a percentage from 0 on", changed);
+    if (f->against != NULL)
+        TRY(baseline_read(&f->old, f->against, e));
+    if (f->record != NULL)
+        TRY(file_lookup(f->record, &exists, e));
+    int st = exists ? baseline_read(&there, f->record, e) : ST_OK;
+    baseline_release(&there);
+    return st;
+}
+
+static void files_release(struct bench_files *f)
+{
+    baseline_release(&f->old);
+    baseline_release(&f->now);
+}
+
+static int files_finish(struct bench_files *f, bool all, struct err *e)
+{
+    struct buf out;
+    buf_init(&out, 0);
+    if (f->against != NULL)
+        baseline_compare(&f->old, &f->now, f->percent, all, &out);
+    int st = buf_check(&out, e);
+    if (st == ST_OK && f->against != NULL)
+        printf("against %s:\n%s", f->against, out.text);
+    buf_release(&out);
+    if (st == ST_OK && f->record != NULL)
+        st = baseline_record(&f->now, f->record, e);
+    return st;
+}
+
+/* ---- ops ------------------------------------------------------------------------------------- */
+
+static int bench_ops(const char *only, double seconds, struct bench_files *files, struct dev *dev, struct err *e)
+{
+    const char *json_path = files->json;
     struct roofline r;
     struct buf json;
     int n;
     const struct op_desc *const *all = op_registry(&n);
     TRY(roofline_measure(dev, &r, e));
+    TRY(baseline_device(&files->now, dev->name, e));
     buf_init(&json, 0);
     printf("%s; ceilings: %.1f GFLOP/s, %.1f GB/s\n%-16s %-44s %10s %9s %9s %9s\n", dev->name, r.flops_per_s * 1e-9, r.bytes_per_s * 1e-9,
            "op", "shape", "us", "GB/s", "GFLOP/s", "roofline");
@@ -52,6 +109,7 @@ static int bench_ops(const char *only, double seconds, const char *json_path, st
             if (dev->kind != DEV_CUDA && op_sample_flag(&all[i]->bench[s], "gpu"))
                 continue;
             TRY(op_bench(all[i], &all[i]->bench[s], dev, &r, seconds, &t, e));
+            TRY(baseline_put(&files->now, &(struct baseline_row){.what = all[i]->name, .shape = all[i]->bench[s].text, .us = t.seconds * 1e6}, e));
             printf("%-16s %-44s %10.1f %9.2f %9.2f %8.1f%%\n", all[i]->name, all[i]->bench[s].text, t.seconds * 1e6,
                    t.cost.bytes / t.seconds * 1e-9, t.cost.flops / t.seconds * 1e-9, 100 * t.of_roofline);
             fflush(stdout);
@@ -65,7 +123,7 @@ static int bench_ops(const char *only, double seconds, const char *json_path, st
     if (st == ST_OK && json_path != NULL)
         st = file_write_atomic(json_path, json.text, json.len, e);
     buf_release(&json);
-    return st;
+    return st == ST_OK ? files_finish(files, only == NULL, e) : st;
 }
 
 /* Before the ceilings are measured, which takes a while. */
@@ -83,7 +141,7 @@ static int check_name(const char *prefixes, struct err *e)
 static int run_ops(int argc, char **argv, struct err *e)
 {
     struct config c;
-    struct config_extra extra[] = {{.name = "seconds"}, {.name = "json"}};
+    struct config_extra extra[] = {{.name = "seconds"}, {.name = "json"}, {.name = "record"}, {.name = "against"}, {.name = "changed"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     double seconds = 0.3;
     struct dev dev = {0};
@@ -94,10 +152,14 @@ static int run_ops(int argc, char **argv, struct err *e)
         st = check_name(args.positional[0], e);
     if (st == ST_OK && extra[0].value != NULL && (!parse_f64(extra[0].value, &seconds) || seconds <= 0))
         st = err_set(e, ST_USAGE, "--seconds=%s is not a positive number", extra[0].value);
+    struct bench_files files = {.json = extra[1].value, .record = extra[2].value, .against = extra[3].value};
+    if (st == ST_OK)
+        st = files_open(&files, extra[4].value, e);
     if (st == ST_OK)
         st = device_open(&dev, &c, e);
     if (st == ST_OK)
-        st = bench_ops(args.n_positional ? args.positional[0] : NULL, seconds, extra[1].value, &dev, e);
+        st = bench_ops(args.n_positional ? args.positional[0] : NULL, seconds, &files, &dev, e);
+    files_release(&files);
     dev_close(&dev);
     config_release(&c);
     return st;
@@ -146,7 +208,8 @@ struct steps_job {
     struct cmd_ranks ranks;
     bool profile, bits;
     int steps; /* to be timed */
-    const char *json;
+    struct bench_files files;
+    struct buf words; /* of the command, without those that change nothing of a step */
     double opened;
     char data[64]; /* made here, to be removed; "" if none */
 };
@@ -210,34 +273,47 @@ static void show_step(int i, int n, double seconds)
         fputs("\r\033[K", stderr);
 }
 
-static int time_steps(struct trainer *t, const struct steps_job *j, struct err *e)
+/* A row of a baseline: the words of the command name it. */
+static int keep_steps(struct steps_job *j, const struct trainer *t, double median, uint64_t bits, struct err *e)
+{
+    char fingerprint[17];
+    snprintf(fingerprint, sizeof fingerprint, "%016llx", (unsigned long long)bits);
+    buf_addf(&j->words, "%d steps", j->steps);
+    TRY(buf_check(&j->words, e));
+    TRY(baseline_device(&j->files.now, t->dev.name, e));
+    TRY(baseline_put(&j->files.now, &(struct baseline_row){.what = "train", .shape = j->words.text, .us = median * 1e6, .bits = fingerprint}, e));
+    return files_finish(&j->files, false, e);
+}
+
+static int time_steps(struct trainer *t, struct steps_job *j, struct err *e)
 {
     enum { WARM = 2 };
     double seconds[MAX_STEPS];
     int n = j->steps;
-    bool speaks = trainer_speaks(t);
+    bool is_rank0 = trainer_is_rank0(t);
     uint64_t bits = 0;
     struct step_result r = {0};
     for (int i = 0; i < n + WARM; i++) {
         TRY(trainer_step(t, &r, e));
         const double said[2] = {r.loss, r.grad_norm};
         bits = hash64(said, sizeof said, bits);
-        if (i == 0 && speaks)
+        if (i == 0 && is_rank0)
             printf("start_to_first_step_s: %.3f\n", time_now() - j->opened);
         if (i >= WARM)
             seconds[i - WARM] = r.seconds;
-        if (speaks)
+        if (is_rank0)
             show_step(i, n + WARM, r.seconds);
     }
-    if (speaks)
+    if (is_rank0)
         show_step(n + WARM, n + WARM, 0);
     if (j->bits)
         TRY(add_param_bits(t, &bits, e));
-    if (!speaks)
+    if (!is_rank0)
         return ST_OK;
     qsort(seconds, (size_t)n, sizeof seconds[0], ascending);
-    TRY(print_steps(t, j->json, seconds[n / 2], seconds[0], n, r.tokens, e));
+    TRY(print_steps(t, j->files.json, seconds[n / 2], seconds[0], n, r.tokens, e));
     printf("loss: %.17g\nbits: %016llx (losses and norms of all steps%s)\n", r.loss, (unsigned long long)bits, j->bits ? ", parameters" : "");
+    TRY(keep_steps(j, t, seconds[n / 2], bits, e));
     return t->trace ? trace_write(t->trace, t->cfg->plan.trace, e) : ST_OK;
 }
 
@@ -255,7 +331,7 @@ static int profile(struct trainer *t, struct err *e)
     t->exec.trace = t->trace;
     if (st == ST_OK)
         st = trace_table(trace, &out, e);
-    if (st == ST_OK && trainer_speaks(t))
+    if (st == ST_OK && trainer_is_rank0(t))
         fputs(out.text, stdout);
 out:
     trace_close(trace);
@@ -296,15 +372,36 @@ static int choose_steps(struct steps_job *j, const char *given, struct err *e)
     return ST_OK;
 }
 
+/* Files, and options that change nothing of a step, are no part of a row's name. */
+static void name_command(struct buf *out, int argc, char **argv)
+{
+    static const char *const left_out[] = {"--json", "--record", "--against", "--changed", "--profile", "--steps"};
+    for (int i = 1; i < argc; i++) {
+        size_t n = strcspn(argv[i], "=");
+        int k = 0;
+        while (k < countof(left_out) && (strlen(left_out[k]) != n || strncmp(argv[i], left_out[k], n) != 0))
+            k++;
+        if (k == countof(left_out))
+            buf_addf(out, "%s ", argv[i]);
+        else if (argv[i][n] == '\0')
+            i++; /* its value is a word of its own */
+    }
+}
+
 static int prepare_train(struct steps_job *j, int argc, char **argv, struct err *e)
 {
-    struct config_extra extra[] = {{.name = "profile"}, {.name = "bits"}, {.name = "json"}, {.name = "steps"}};
+    struct config_extra extra[] = {{.name = "profile"}, {.name = "bits"},    {.name = "json"},   {.name = "steps"},
+                                   {.name = "record"},  {.name = "against"}, {.name = "changed"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     TRY(cmd_config(&j->c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
     if ((extra[0].value && !parse_bool(extra[0].value, &j->profile)) || (extra[1].value && !parse_bool(extra[1].value, &j->bits)))
         return err_set(e, ST_USAGE, "--profile and --bits take on or off");
-    j->json = extra[2].value;
+    j->files.json = extra[2].value;
+    j->files.record = extra[4].value;
+    j->files.against = extra[5].value;
+    TRY(files_open(&j->files, extra[6].value, e));
+    name_command(&j->words, argc, argv);
     TRY(choose_steps(j, extra[3].value, e));
     TRY(cmd_count_ranks(&j->c, &j->ranks, e));
     TRY(cmd_finish(&j->c, e));
@@ -319,12 +416,15 @@ static int prepare_train(struct steps_job *j, int argc, char **argv, struct err 
 static int run_train(int argc, char **argv, struct err *e)
 {
     struct steps_job j = {.opened = time_now()};
+    buf_init(&j.words, 0);
     int st = prepare_train(&j, argc, argv, e);
     if (st != ST_OK)
         st = cmd_tell_ranks(&j.c, st, e);
     else
         st = cmd_run_ranks(&j.c, &j.ranks, bench_rank, &j, e);
     config_release(&j.c);
+    files_release(&j.files);
+    buf_release(&j.words);
     if (j.data[0] != '\0')
         remove(j.data);
     return st;

@@ -31,7 +31,7 @@ struct job {
 
 /* The checkpoint to continue: the newest intact one of the run folder, or that of run.load_step. Damaged ones are named,
  * and where there are only such, that is an error: a run never starts over because its checkpoints cannot be read. */
-static int find_resume(struct config *c, bool speaks, struct ckpt **out, struct err *e)
+static int find_resume(struct config *c, bool is_rank0, struct ckpt **out, struct err *e)
 {
     *out = NULL;
     if (c->run.dir[0] == '\0' && c->run.load_step >= 0)
@@ -46,7 +46,7 @@ static int find_resume(struct config *c, bool speaks, struct ckpt **out, struct 
         st = err_set(e, ST_USAGE, "run.resume=must, but %s holds no checkpoint", c->run.dir);
         err_hint(e, "use run.resume=auto to start a new run there");
     }
-    if (speaks && damage.len > 0 && damage.text != NULL)
+    if (is_rank0 && damage.len > 0 && damage.text != NULL)
         fprintf(stderr, "warning: %s", damage.text);
     if (st == ST_OK && *out != NULL) {
         const char *text = ckpt_config_text(*out);
@@ -55,7 +55,7 @@ static int find_resume(struct config *c, bool speaks, struct ckpt **out, struct 
             st = tokenizer_of_checkpoint(c, *out, true, e);
         if (st == ST_OK)
             st = tokenizer_check_resume(c, *out, e);
-        if (st == ST_OK && speaks)
+        if (st == ST_OK && is_rank0)
             fprintf(stderr, "continuing %s at step %lld\n%s", c->run.dir, (long long)ckpt_step(*out), changes.text ? changes.text : "");
     }
     buf_release(&changes);
@@ -67,7 +67,7 @@ static int find_resume(struct config *c, bool speaks, struct ckpt **out, struct 
 static int lock_run(struct job *j, struct err *e)
 {
     struct err note = {0};
-    if (j->lock != NULL || j->c.run.dir[0] == '\0' || !cmd_speaks(&j->ranks))
+    if (j->lock != NULL || j->c.run.dir[0] == '\0' || !cmd_is_rank0(&j->ranks))
         return ST_OK;
     TRY(dir_lock_take(&j->lock, j->c.run.dir, NULL, &note, e));
     if (note.msg[0] != '\0')
@@ -118,7 +118,7 @@ static int start_folder(struct trainer *t, struct err *e)
     const struct config *c = t->cfg;
     char *to = NULL;
     int moved = 0;
-    if (c->run.dir[0] == '\0' || !trainer_speaks(t))
+    if (c->run.dir[0] == '\0' || !trainer_is_rank0(t))
         return ST_OK;
     ckpt_tidy(c->run.dir, t->step, (int)c->run.keep);
     if (c->run.resume != CFG_RESUME_NEVER && c->run.load_step < 0)
@@ -138,19 +138,19 @@ static int train(struct trainer *t, const struct rank_place *place, const struct
     if (place->world != NULL)
         TRY(world_same(place->world, "checkpoint", j->from != NULL ? ckpt_path(j->from) : "", e));
     TRY(trainer_open_on(t, c, place, j->warm ? NULL : j->from, true, e));
-    t->lock = trainer_speaks(t) ? j->lock : NULL;
+    t->lock = trainer_is_rank0(t) ? j->lock : NULL;
     TRY(trainer_identify_data(t, j->warm ? NULL : j->from, e));
     if (j->warm)
         TRY(load_base(&t->model, j->from, e));
     if (j->from == NULL && c->run.load_weights[0] != '\0')
         TRY(cmd_take_weights(&t->model, e));
-    if (!c->run.quiet && trainer_speaks(t))
+    if (!c->run.quiet && trainer_is_rank0(t))
         announce(t);
     TRY(start_folder(t, e));
     startup_watch_end(j->watch); /* from here on the loop asks for signals */
     if (t->step < c->train.steps)
         return trainer_run(t, e);
-    if (trainer_speaks(t))
+    if (trainer_is_rank0(t))
         fprintf(stderr, "nothing to do: %lld of %lld steps are done; raise train.steps to go on\n", (long long)t->step, (long long)c->train.steps);
     return ST_OK;
 }
@@ -168,19 +168,19 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
     struct config_extra extra[] = {{.name = "init"}};
     struct config_args args = {.extra = extra, .n_extra = countof(extra)};
     struct config *c = &j->c;
-    TRY(launch_detect(&j->ranks.launch, e)); /* first of all: who speaks depends on it */
+    TRY(launch_detect(&j->ranks.launch, e)); /* first of all: whether this is rank 0 depends on it */
     TRY(cmd_config(c, argc, argv, &args, e));
     TRY(cmd_words(&args, 0, e));
     TRY(cmd_count_ranks(c, &j->ranks, e));
-    if (cmd_speaks(&j->ranks))
+    if (cmd_is_rank0(&j->ranks))
         TRY(cmd_check_run_folder(c, e));
     if (c->run.dir[0] != '\0' && file_is_dir(c->run.dir)) /* a command that is refused makes no folder */
         TRY(lock_run(j, e));
-    TRY(find_resume(c, cmd_speaks(&j->ranks), &j->from, e));
+    TRY(find_resume(c, cmd_is_rank0(&j->ranks), &j->from, e));
     if (j->from == NULL)
-        TRY(cmd_options_of_run(c, &args, cmd_speaks(&j->ranks), e));
+        TRY(cmd_options_of_run(c, &args, cmd_is_rank0(&j->ranks), e));
     if (j->from == NULL && extra[0].value != NULL)
-        TRY(cmd_init_from(c, extra[0].value, cmd_speaks(&j->ranks), e));
+        TRY(cmd_init_from(c, extra[0].value, cmd_is_rank0(&j->ranks), e));
     j->warm = j->from == NULL && c->run.load[0] != '\0';
     if (j->warm) {
         TRY(ckpt_open(&j->from, c->run.load, e));
@@ -188,10 +188,10 @@ static int prepare(struct job *j, int argc, char **argv, struct err *e)
         TRY(config_load_saved(c, text, strlen(text), ckpt_path(j->from), CFG_SAVED_MODEL, NULL, e));
     }
     TRY(cmd_finish(c, e));
-    if (cmd_speaks(&j->ranks))
+    if (cmd_is_rank0(&j->ranks))
         cmd_say_unused(c);
     TRY(cmd_check_run_in_data(c, e));
-    if (c->run.dir[0] != '\0' && cmd_speaks(&j->ranks))
+    if (c->run.dir[0] != '\0' && cmd_is_rank0(&j->ranks))
         TRY(file_make_dirs(c->run.dir, e));
     return lock_run(j, e);
 }

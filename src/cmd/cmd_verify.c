@@ -1,4 +1,4 @@
-/* braid verify: a small model of the configured kind, run in every way the config allows, compared with one plain rank. */
+/* braid verify: a small model of the configured kind, run on every mesh and schedule the config allows, compared with one plain rank. */
 #include "cmd/cmd.h"
 #include "train/verify.h"
 
@@ -10,13 +10,13 @@ static const char usage[] =
     "usage: braid verify [FILE.ini] [--section.key=value ...] [--only=TEXT]\n\n"
     "Shrinks the configured model (same kinds of layers, joints, routers and losses, small numbers) and trains it for two steps by\n"
     "one plain rank and by thread ranks: data, pipeline and expert parallel, every schedule, recompute, delayed weight gradients. In\n"
-    "double precision, so that another order of sums differs by 1e-15 and a mistake does not. Prints a table; exits 1 if a way\n"
-    "differs by more than 1e-9. --only takes ways whose name contains TEXT.\n";
+    "double precision, so that another order of sums differs by 1e-15 and a mistake does not. Prints a table; exits 1 if a variant\n"
+    "differs by more than 1e-9. --only takes variants whose name contains TEXT.\n";
 static const char own_options[] = "model.pattern model.layers model.mhc_streams model.experts";
 
 static void show_row(const struct verify_row *r)
 {
-    printf("%-42s %2d  ", r->way->name, r->way->ranks);
+    printf("%-42s %2d  ", r->variant->name, r->variant->ranks);
     switch (r->outcome) {
     case VERIFY_SAME_BITS: printf("bit-equal%42s", ""); break;
     case VERIFY_CLOSE:
@@ -34,16 +34,16 @@ static void show_row(const struct verify_row *r)
 static int run_ways(const struct config *small, const char *only, int *failed, struct err *e)
 {
     int n, run = 0;
-    const struct verify_case *ways = verify_cases(&n);
+    const struct verify_case *variants = verify_cases(&n);
     struct verify *v = NULL;
     int st = verify_open(&v, small, e);
     if (st == ST_OK)
-        printf("%-42s ranks  against one plain rank\n", "way");
+        printf("%-42s ranks  against one plain rank\n", "variant");
     for (int i = 0; st == ST_OK && i < n; i++) {
         struct verify_row row;
-        if (!verify_applies(small, &ways[i]) || (only != NULL && strstr(ways[i].name, only) == NULL))
+        if (!verify_applies(small, &variants[i]) || (only != NULL && strstr(variants[i].name, only) == NULL))
             continue;
-        st = verify_run(v, &ways[i], NULL, &row, e);
+        st = verify_run(v, &variants[i], NULL, &row, e);
         if (st != ST_OK)
             break;
         show_row(&row);
@@ -52,7 +52,7 @@ static int run_ways(const struct config *small, const char *only, int *failed, s
     }
     verify_close(v);
     if (st == ST_OK && run == 0)
-        st = err_set(e, ST_USAGE, "--only=%s: no way has that in its name", only != NULL ? only : "");
+        st = err_set(e, ST_USAGE, "--only=%s: no variant has that in its name", only != NULL ? only : "");
     return st;
 }
 
@@ -97,7 +97,7 @@ int cmd_verify(int argc, char **argv)
     struct err ignored = {0};
     file_remove_tree(dir, &ignored);
     if (st == ST_OK && failed > 0) {
-        printf("%d ways differ\n", failed);
+        printf("%d variants differ\n", failed);
         return 1;
     }
     return cmd_exit(st, &e);

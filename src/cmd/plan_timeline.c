@@ -135,16 +135,16 @@ static int one_mesh(struct config *c, const struct timeline_words *w, const stru
 
 /* ---- a table of meshes ----------------------------------------------------------------------------------------------------------- */
 
-enum { MOST_MESHES = 32, MOST_STAGES = 64, WAYS = 4 };
+enum { MOST_MESHES = 32, MOST_STAGES = 64, VARIANTS = 4 };
 struct shape {
     int gpus, pp, vpp, ep;
 };
-struct way {
+struct variant {
     const char *name, *overlap, *delay;
 };
-static const struct way ways[WAYS] = {{"none", "none", "off"}, {"none, dW delayed", "none", "on"}, {"ep", "ep", "off"}, {"ep, dW delayed", "ep", "on"}};
+static const struct variant variants[VARIANTS] = {{"none", "none", "off"}, {"none, dW delayed", "none", "on"}, {"ep", "ep", "off"}, {"ep, dW delayed", "ep", "on"}};
 
-/* Of the microbatches of a step, which depend on the stage but not on how many others do the same. */
+/* Results for the microbatches of a step, which depend on the stage but not on how many others do the same. */
 struct found {
     double seconds, exposed, bubble;
     int64_t working[MOST_STAGES];
@@ -226,12 +226,12 @@ static void add_up(const struct timeline *tl, double *exposed, double *bubble)
     }
 }
 
-static int predict_train(struct config *c, const struct way *way, const struct machine *m, struct found *f, struct err *e)
+static int predict_train(struct config *c, const struct variant *variant, const struct machine *m, struct found *f, struct err *e)
 {
     struct timeline tl = {0};
     *f = (struct found){0};
-    TRY(config_set(c, "parallel.overlap", way->overlap, NULL, e));
-    TRY(config_set(c, "plan.delay_dw", way->delay, NULL, e));
+    TRY(config_set(c, "parallel.overlap", variant->overlap, NULL, e));
+    TRY(config_set(c, "plan.delay_dw", variant->delay, NULL, e));
     int st = timeline_open_train(&tl, c, m, e);
     for (int r = 0; st == ST_OK && r < tl.n && r < MOST_STAGES; r++)
         f->working[tl.rank[r].t.model.mesh.pp_rank] = tl.rank[r].working;
@@ -249,7 +249,7 @@ static int predict_update(struct config *c, const struct machine *m, const struc
     struct timeline tl = {0};
     TRY(config_set(c, "parallel.overlap", "none", NULL, e));
     int st = timeline_open_update(&tl, c, m, e);
-    for (int w = 0; st == ST_OK && w < WAYS; w++) {
+    for (int w = 0; st == ST_OK && w < VARIANTS; w++) {
         double exposed = train[w].exposed, bubble = train[w].bubble, total = train[w].seconds + tl.seconds;
         add_up(&tl, &exposed, &bubble);
         out[w] = (struct result){.seconds = total, .exposed = exposed / total, .bubble = bubble / total};
@@ -273,10 +273,10 @@ static void print_row(const struct config *c, const struct machine *m, const str
     char mesh[48];
     snprintf(mesh, sizeof mesh, "PP%d VPP%d EP%d DP%d", s->pp, s->vpp, s->ep, s->gpus / s->pp);
     printf("%5d  %-22s %3d", s->gpus, mesh, micros);
-    for (int w = 0; w < WAYS; w++)
+    for (int w = 0; w < VARIANTS; w++)
         printf(" | %8.0f %5.0f %4.0f%% %4.0f%% %4.0f%s", r[w].seconds * 1e3, model_tflops(c, r[w].seconds, s->gpus, e), 100 * r[w].exposed, 100 * r[w].bubble,
                (double)r[w].memory * 1e-9, (double)r[w].memory > m->memory ? "!" : " ");
-    printf(" | %.2fx\n", r[0].seconds / r[WAYS - 1].seconds);
+    printf(" | %.2fx\n", r[0].seconds / r[VARIANTS - 1].seconds);
     fflush(stdout);
 }
 
@@ -291,8 +291,8 @@ static void print_head(const struct config *c, const struct machine *m)
              "node, the others do the same beside it. The program's own schedules and messages: reductions and gathers after the last microbatch.\n"
              "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the fullest GPU (!: more than %.0f)\n\n%5s  %-22s %3s",
              (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
-    for (int w = 0; w < WAYS; w++)
-        buf_addf(&out, " | %-31s", ways[w].name);
+    for (int w = 0; w < VARIANTS; w++)
+        buf_addf(&out, " | %-31s", variants[w].name);
     buf_add(&out, " | gain\n");
     if (out.text != NULL)
         fputs(out.text, stdout);
@@ -308,8 +308,8 @@ static bool same_train(const struct machine *m, const struct shape *a, const str
 static int predict(struct config *c, const char *text, const struct machine *m, struct err *e)
 {
     struct shape list[MOST_MESHES];
-    struct found train[WAYS];
-    struct result row[WAYS];
+    struct found train[VARIANTS];
+    struct result row[VARIANTS];
     char *pattern = strdup(c->model.pattern);
     int n = 0, st;
     if (pattern == NULL)
@@ -321,8 +321,8 @@ static int predict(struct config *c, const char *text, const struct machine *m, 
         int micros = micros_of(&list[i]);
         bool known = i > 0 && same_train(m, &list[i], &list[i - 1]);
         st = set_shape(c, pattern, m, &list[i], micros, e);
-        for (int w = 0; st == ST_OK && !known && w < WAYS; w++)
-            st = predict_train(c, &ways[w], m, &train[w], e);
+        for (int w = 0; st == ST_OK && !known && w < VARIANTS; w++)
+            st = predict_train(c, &variants[w], m, &train[w], e);
         if (st == ST_OK)
             st = set_shape(c, pattern, m, &list[i], 1, e); /* the update is the same, and planned quickly */
         if (st == ST_OK)

@@ -1,4 +1,4 @@
-/* The board: every rank's place, written before it can block, and who is to blame when a wait lasts too long. Ranks of one
+/* The board: every rank's place, written before it can block, and which rank is responsible when a wait lasts too long. Ranks of one
  * process share memory; others share a file of fixed-size records, which a stopped or killed rank leaves behind. */
 #include "comm/comm_int.h"
 #include "base/stop.h"
@@ -42,7 +42,7 @@ void board_close(struct world *w)
     w->board.fd = -1;
 }
 
-/* Of a record that cannot be written, others see the one before it: a message may be less exact, nothing else. */
+/* Where a record cannot be written, others see the one before it: a message may be less exact, nothing else. */
 void board_write(struct world *w)
 {
     struct board *b = &w->board;

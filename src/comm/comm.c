@@ -237,25 +237,25 @@ static int check_member(const struct comm *c, const char *what, int rank, struct
     return ST_OK;
 }
 
-/* Rows of slab r that count; a GPU's counts are not looked at, whole slabs travel. */
-static int64_t slab_rows(struct lane *l, const struct tensor *rows, int r, int64_t cap)
+/* Rows of buffer r that count; a GPU's counts are not looked at, whole buffers travel. */
+static int64_t buffer_rows(struct lane *l, const struct tensor *rows, int r, int64_t cap)
 {
     if (rows == NULL || rows->data == NULL || on_gpu(l))
         return cap;
     return ((const int32_t *)rows->data)[r];
 }
 
-static int slab_bytes(const struct comm *c, struct lane *l, const char *what, const struct tensor *t, const struct tensor *rows, int64_t *out)
+static int buffer_bytes(const struct comm *c, struct lane *l, const char *what, const struct tensor *t, const struct tensor *rows, int64_t *out)
 {
     char text[96];
     TRY(check_tensor(c, l, what, t));
     if (t->rank < 2 || t->dim[0] != c->size)
-        return err_set(l->err, ST_INTERNAL, "%s: %s is not one slab for each of %d ranks", what, tensor_text(t, text, sizeof text), c->size);
+        return err_set(l->err, ST_INTERNAL, "%s: %s is not one buffer for each of %d ranks", what, tensor_text(t, text, sizeof text), c->size);
     int64_t cap = t->dim[1];
     for (int r = 0; r < c->size; r++) {
-        int64_t n = slab_rows(l, rows, r, cap);
+        int64_t n = buffer_rows(l, rows, r, cap);
         if (n < 0 || n > cap)
-            return err_set(l->err, ST_INTERNAL, "%s: %lld rows with rank %d of group %s, but a slab holds %lld", what, (long long)n, r,
+            return err_set(l->err, ST_INTERNAL, "%s: %lld rows with rank %d of group %s, but a buffer holds %lld", what, (long long)n, r,
                            c->name, (long long)cap);
     }
     *out = cap == 0 ? 0 : tensor_bytes(t) / c->size / cap;
@@ -266,14 +266,14 @@ int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const stru
                     const struct tensor *send_rows, const struct tensor *recv_rows)
 {
     int64_t row, row_in;
-    TRY(slab_bytes(c, l, what, send, send_rows, &row));
-    TRY(slab_bytes(c, l, what, recv, recv_rows, &row_in));
+    TRY(buffer_bytes(c, l, what, send, send_rows, &row));
+    TRY(buffer_bytes(c, l, what, recv, recv_rows, &row_in));
     if (row != row_in && row > 0 && row_in > 0)
         return err_set(l->err, ST_INTERNAL, "%s: rows of %lld bytes go out, of %lld come in", what, (long long)row, (long long)row_in);
     int64_t cap = send->dim[1], cap_in = recv->dim[1];
     for (int r = 0; r < c->size; r++) {
         char *out = (char *)send->data + r * cap * row, *in = (char *)recv->data + r * cap_in * row_in;
-        TRY(add_both(c, r, out, slab_rows(l, send_rows, r, cap) * row, in, slab_rows(l, recv_rows, r, cap_in) * row_in, l->err));
+        TRY(add_both(c, r, out, buffer_rows(l, send_rows, r, cap) * row, in, buffer_rows(l, recv_rows, r, cap_in) * row_in, l->err));
     }
     return finish_or_wait(c, l, OP_ALL_TO_ALL, what);
 }
@@ -282,23 +282,23 @@ int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const stru
 
 static int send_to(struct comm *c, struct lane *l, const char *what, const void *data, int64_t bytes, int to, int tag, struct err *e)
 {
-    const struct letter_to a = {.peer = to, .tag = tag, .bytes = bytes};
+    const struct message_to a = {.peer = to, .tag = tag, .bytes = bytes};
     TRY(check_member(c, what, to, e));
     own(c)->stats.calls++;
     own(c)->stats.messages += to != c->rank;
     own(c)->stats.bytes += to != c->rank ? bytes : 0;
     if (to == c->rank)
-        return mail_send_self(c, l, data, &a, e);
+        return inbox_send_self(c, l, data, &a, e);
     return (l != NULL ? c->world->on_lane : c->world->on_host)->send(c, l, data, &a, e);
 }
 
 static int recv_from(struct comm *c, struct lane *l, const char *what, void *data, int64_t bytes, int from, int tag, struct err *e)
 {
-    const struct letter_to a = {.peer = from, .tag = tag, .bytes = bytes};
+    const struct message_to a = {.peer = from, .tag = tag, .bytes = bytes};
     TRY(check_member(c, what, from, e));
     own(c)->stats.calls++;
     if (from == c->rank)
-        return mail_recv_self(c, l, data, &a, e);
+        return inbox_recv_self(c, l, data, &a, e);
     board_enter(c, own(c)->number, what);
     int st = (l != NULL ? c->world->on_lane : c->world->on_host)->recv(c, l, data, &a, e);
     if (st != ST_OK)

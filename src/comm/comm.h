@@ -1,9 +1,9 @@
-/* Ranks and what they say to each other.
+/* Ranks and the communication between them.
  *
  * A *world* is all ranks of a run, reached by one transport: self (one rank), threads (ranks of one process), mpi,
  * nccl (GPUs; a host transport beside it for start and agreement), loop (one rank whose messages to itself cost what a
  * link would). A *comm* is a group of them. Collectives take tensors: counts and types follow from them, and differing
- * ones are an error. Every rank of a group calls the same collectives in the same order; the board (below) says who did
+ * ones are an error. Every rank of a group calls the same collectives in the same order; the board (below) shows which rank did
  * not.
  *
  * Sums are taken in rank order on every transport, so that bits depend on the mesh alone: a reduction is an exchange of
@@ -35,7 +35,7 @@ struct comm {
 
 /* ---- collectives ------------------------------------------------------------------------------------------------ */
 
-/* what: for people, "3.moe.dispatch": it goes to the board before the call can block. All tensors dense. */
+/* what: a name for messages, "3.moe.dispatch", written to the board before the call can block. All tensors are dense. */
 
 /* t becomes the sum (F64, F32, BF16 summed in fp32, I32, I64) over ranks, in rank order. work: size * bytes of t; it
  * may be absent in a group of one. */
@@ -45,7 +45,7 @@ int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct ten
 int comm_reduce_scatter(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece, struct tensor *work);
 /* The same pieces: every rank's own piece of x goes to all. */
 int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece);
-/* send, recv [size, cap, ...]: slab r goes to rank r, slab r of recv comes from it. Of a slab only the first rows[r] of its cap
+/* send, recv [size, cap, ...]: buffer r goes to rank r, buffer r of recv comes from it. Of a buffer only the first rows[r] of its cap
  * rows count: send_rows, recv_rows I32 [size], in device memory, or absent (data NULL: all). A transport may move more;
  * what lies behind them in recv is undefined. */
 int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const struct tensor *send, struct tensor *recv,
@@ -54,7 +54,7 @@ int comm_all_to_all(struct comm *c, struct lane *l, const char *what, const stru
 int comm_group_begin(struct comm *c, struct lane *l, const char *what);
 int comm_group_end(struct comm *c, struct lane *l);
 
-/* Between two ranks: a send never waits for its receiver (the bytes are kept until it comes); messages between
+/* Between two ranks: a send never waits for its receiver (the bytes are kept until they are received); messages between
  * two ranks with one tag arrive in order. A rank may send to itself. */
 int comm_send(struct comm *c, struct lane *l, const char *what, const struct tensor *t, int to, int tag);
 int comm_recv(struct comm *c, struct lane *l, const char *what, struct tensor *t, int from, int tag);
@@ -64,7 +64,7 @@ int comm_host_gather(struct comm *c, const char *what, const void *mine, int64_t
 int comm_host_broadcast(struct comm *c, const char *what, void *data, int64_t bytes, int root, struct err *e);
 int comm_host_send(struct comm *c, const char *what, const void *data, int64_t bytes, int to, struct err *e);
 int comm_host_recv(struct comm *c, const char *what, void *data, int64_t bytes, int from, struct err *e);
-/* The worst status of all ranks; e of a rank that was fine gets the message of the first that was not, with its rank. */
+/* The worst status of all ranks; a rank without an error gets the message of the first rank that has one, with its number. */
 int comm_agree(struct comm *c, const char *what, int status, struct err *e);
 int comm_barrier(struct comm *c, const char *what, struct err *e);
 
@@ -74,11 +74,11 @@ struct comm_stats {
 };
 struct comm_stats comm_stats(const struct comm *c);
 
-/* ---- the board: who is where ------------------------------------------------------------------------------------- */
+/* ---- the board: where every rank is ------------------------------------------------------------------------------------- */
 
 /* Every rank writes its place before it blocks: step, what, collective number, since when. With threads in memory, else in a file
  * of the run folder (so that a stopped rank can be read by the others). A call that waits longer than the timeout ends
- * with an error that names the ranks that did not come: rank, step, what, since when. */
+ * with an error that names the ranks that did not arrive: rank, step, what, since when. */
 void world_at_step(struct world *w, int64_t step);
 
 /* ---- worlds ---------------------------------------------------------------------------------------------------------- */
@@ -87,19 +87,19 @@ struct world_opts {
     enum comm_kind kind;
     int ranks;           /* threads: how many; otherwise 0 */
     double timeout;      /* seconds; 0: wait for ever */
-    int port;            /* tcp: where rank 0 listens; 0: MASTER_PORT, or one that stands in for it */
+    int port;            /* tcp: where rank 0 listens; 0: MASTER_PORT, or a port derived from it */
     const char *secret;  /* tcp: env:NAME or a file; NULL or "": none */
-    int64_t queue_bytes; /* tcp: most that a peer may send ahead of what is asked for; 0: half of the memory */
+    int64_t queue_bytes; /* tcp: most bytes that a peer may send before they are received; 0: half of the memory */
     const char *board;   /* file of the board; NULL or "": memory (threads) or none */
     double loop_rate;    /* loop: bytes per second, and seconds per message */
     double loop_latency;
     int loop_ranks;      /* loop: as how many ranks one rank's exchanges count for their cost */
     struct dev *dev;     /* nccl, loop: the GPU; may be set later by world_device */
-    int status;          /* of a process rank that failed before: it meets the others only to tell them, so that rank 0 says it */
+    int status;          /* of a process rank that failed earlier: it joins only to report that, so that rank 0 prints the error */
     const struct err *why;
 };
-/* What the launcher says (mpirun, srun, torchrun): rank, size, local rank; kind COMM_SELF if nothing does. A
- * contradiction is an error here only where no rank can be reached; else world_open finds it. */
+/* Rank, size and local rank from the variables of a launcher (mpirun, srun, torchrun); kind COMM_SELF without one. A
+ * contradiction is an error here only where no rank can be reached; otherwise world_open reports it. */
 struct launch {
     enum comm_kind kind; /* of host messages: COMM_MPI, COMM_TCP; COMM_SELF for one rank */
     int rank, size, local_rank, local_size;
@@ -107,11 +107,11 @@ struct launch {
 };
 int launch_detect(struct launch *l, struct err *e);
 
-/* self, mpi, tcp, nccl, loop. Of process ranks an error that rank 0 has said leaves e clear. */
+/* self, mpi, tcp, nccl, loop. Where rank 0 has printed the error, e of the other process ranks stays clear. */
 int world_open(struct world **out, const struct world_opts *o, struct err *e);
 int world_device(struct world *w, struct dev *dev, struct err *e);             /* after the device is open */
 void world_close(struct world *w);
-/* Wait for the device like dev sync, but under the timeout and with the blame. */
+/* Waits for the device like dev sync, but under the timeout, and names the rank it is due to. */
 int world_sync(struct world *w, const char *what, struct err *e);
 /* May a plan with collectives be captured and replayed (GPU)? Not with thread ranks, which meet on the host; with nccl only if the
  * plan sends nothing from stage to stage. */
@@ -119,16 +119,16 @@ bool world_captures(const struct world *w, bool sends);
 int world_rank(const struct world *w);
 int world_size(const struct world *w);
 enum comm_kind world_kind(const struct world *w);
-/* The end of a process rank, before world_close. An error is said here and e cleared: once, by rank 0, where all ranks have it
- * (comm_agree, world_same, a signal), else by the rank that has it; and the others get time to say theirs before the launcher ends them. */
+/* The end of a process rank, before world_close. An error is printed here and e cleared: once, by rank 0, where all ranks have it
+ * (comm_agree, world_same, a signal), else by the rank that has it; the others get time to print theirs before the launcher ends them. */
 int world_finish(struct world *w, int status, struct err *e);
 struct comm *world_comm(struct world *w); /* all ranks */
 /* Collective over the world: every rank names the group it is in (ranks rising, itself among them); disjoint groups at once. A rank in
  * none gives n 0 and gets NULL. */
 int comm_open(struct world *w, const char *name, const int *ranks, int n, struct comm **out, struct err *e);
 void comm_close(struct comm *c);
-/* Says that neighbours of this group (round the end too) will use comm_send and comm_recv on a lane. mesh_open does it for pp_comm;
- * nccl opens its connections here, or when the device comes. */
+/* Announces that neighbours of this group (last and first too) will use comm_send and comm_recv on a lane. mesh_open does it for pp_comm;
+ * nccl opens its connections here, or when the device is opened. */
 int comm_ring(struct comm *c, struct err *e);
 
 /* Run fn on every rank of a thread world, one thread each; the first rank's error comes back, all ranks have ended. When one
@@ -149,14 +149,14 @@ struct mesh {
     int pp_rank, dp_rank, ep_rank, edp_rank;
     struct comm *all, *dp_comm, *ep_comm, *edp_comm, *pp_comm;
     struct comm *ends_comm; /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
-    int64_t ep_rows;        /* rows a slab between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
+    int64_t ep_rows;        /* rows a buffer between two ranks of ep_comm holds; 0: by parallel.ep_capacity */
     bool ep_nodes;          /* experts exchange rows through ep_comm even if it has one member (loop) */
 };
 struct mesh_sizes {
     int pp, vpp, ep;               /* 1 or more */
     int first_layers, last_layers; /* 0: an even share */
 };
-/* Pure: where a rank stands; refuses what does not divide, naming the option. */
+/* Pure: the place of a rank; refuses numbers that do not divide, naming the option. */
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);
 /* Places this rank and opens the groups. */
 int mesh_open(struct mesh *m, const struct mesh_sizes *s, struct world *w, struct err *e);

@@ -1,4 +1,4 @@
-/* What the files of comm/ share: the transport's table, the world behind the handle, the board, letters that wait. */
+/* What the files of comm/ share: the transport's table, the world behind the handle, the board, messages that wait. */
 #ifndef BRAID_COMM_INT_H
 #define BRAID_COMM_INT_H
 
@@ -22,13 +22,13 @@ struct exchange {
     int n;
 };
 /* A message between two ranks. On a lane tags are the caller's; on the host there is one queue per pair. */
-struct letter_to {
+struct message_to {
     int peer, tag;
     int64_t bytes;
 };
 
 /* A transport moves bytes; every function is called by all ranks concerned. l NULL: host memory, errors to e. Functions
- * that wait do so with wait_* below, so that they end and blame alike. */
+ * that wait do so with wait_* below, so that all end and report alike. */
 struct transport {
     const char *name;
     bool plays_link; /* messages to oneself are exchanged too, at a cost */
@@ -36,8 +36,8 @@ struct transport {
     bool captures;   /* exchanges on a GPU's lane may be recorded and replayed */
     bool sends_apart; /* but sends and receives may not */
     int (*exchange)(struct comm *c, struct lane *l, const struct exchange *x, struct err *e);
-    int (*send)(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e);
-    int (*recv)(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e);
+    int (*send)(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e);
+    int (*recv)(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e);
     /* These may be NULL. */
     int (*comm_open)(struct comm *c, struct err *e);
     void (*comm_close)(struct comm *c);
@@ -48,30 +48,30 @@ struct transport {
 };
 extern const struct transport transport_self, transport_loop, transport_threads;
 
-/* ---- letters: bytes that were sent and not yet received ----------------------------------------------------------- */
+/* ---- messages: bytes that were sent and not yet received ----------------------------------------------------------- */
 
-struct letter {
-    struct letter *next;
+struct message {
+    struct message *next;
     int comm, from, to, tag; /* ranks of the world */
     bool host, gpu;          /* host: sent by a host call; gpu: the bytes lie on the GPU */
     int64_t bytes;
     void *data;
-    void *busy; /* an event: until then a spare letter's bytes are still read (nccl) */
+    void *busy; /* an event: until then a spare message's bytes are still read (nccl) */
 };
 /* Buffers are kept and used again, so that a captured run finds the ones its first run allocated. */
-struct mail {
-    struct letter *first, **last, *spare;
+struct inbox {
+    struct message *first, **last, *spare;
 };
-void mail_init(struct mail *m);
-void mail_release(struct mail *m);
-int mail_blank(struct mail *m, bool gpu, int64_t bytes, struct letter **out, struct err *e);
-void mail_post(struct mail *m, struct letter *l);
+void inbox_init(struct inbox *m);
+void inbox_release(struct inbox *m);
+int inbox_blank(struct inbox *m, bool gpu, int64_t bytes, struct message **out, struct err *e);
+void inbox_post(struct inbox *m, struct message *l);
 /* The oldest with these addresses, taken out; NULL if there is none. */
-struct letter *mail_take(struct mail *m, const struct letter *like);
-void mail_spare(struct mail *m, struct letter *l);
-/* Of one rank with itself, without waiting: the send comes first or there is an error. */
-int mail_send_self(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e);
-int mail_recv_self(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e);
+struct message *inbox_take(struct inbox *m, const struct message *like);
+void inbox_spare(struct inbox *m, struct message *l);
+/* Messages of a rank to itself, without waiting: the send comes first or there is an error. */
+int inbox_send_self(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e);
+int inbox_recv_self(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e);
 
 /* ---- the board -------------------------------------------------------------------------------------------------------- */
 
@@ -107,12 +107,12 @@ struct wait {
 };
 struct wait wait_begin(void);
 bool wait_due(const struct wait *t);
-/* ranks: of the world. An error when the time is up, or when somebody failed, gave up, or ended without coming. */
+/* ranks: of the world. An error when the time is up, or when a rank failed, gave up, or ended without arriving. */
 int wait_look(struct comm *c, struct wait *t, const int *missing, int n, struct err *e);
 
 /* ---- behind the handles ---------------------------------------------------------------------------------------------- */
 
-struct hall; /* threads.c */
+struct rendezvous; /* threads.c */
 struct mpi;  /* mpi.c */
 struct tcp;  /* tcp.c */
 struct nccl; /* nccl.c */
@@ -123,19 +123,19 @@ struct world {
     const struct transport *on_lane, *on_host;
     struct dev *dev;
     struct board board;
-    struct mail mail; /* letters to oneself */
+    struct inbox inbox; /* messages to oneself */
     struct comm *all;
     int n_opened;      /* groups so far, the same on every rank */
     bool agreed_error; /* every rank has the error of this one */
     double loop_rate, loop_latency;
     int loop_ranks;
-    struct hall *hall;
+    struct rendezvous *rendezvous;
     struct mpi *mpi;
     struct tcp *tcp;
     struct nccl *nccl;
 };
 
-/* What a group does after its bytes have come. */
+/* What a group does after its bytes have arrived. */
 struct pending {
     struct tensor out; /* the sum goes here */
     const void *pieces; /* one after the other, n elements apart */

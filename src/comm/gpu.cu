@@ -73,7 +73,7 @@ extern "C" int gpu_comm_stream_after(void *stream, struct lane *l)
     cudaEventDestroy(ev); // goes when it has passed
     return cuda_status(l->err, (int)code, "a send waits for its lane");
 }
-extern "C" int gpu_comm_letter_mark(void **event, void *stream, struct err *e)
+extern "C" int gpu_comm_message_mark(void **event, void *stream, struct err *e)
 {
     if (*event == NULL) {
         cudaEvent_t ev;
@@ -82,7 +82,7 @@ extern "C" int gpu_comm_letter_mark(void **event, void *stream, struct err *e)
     }
     return cuda_status(e, (int)cudaEventRecord((cudaEvent_t)*event, (cudaStream_t)stream), "cudaEventRecord of a send");
 }
-extern "C" bool gpu_comm_letter_free(void *event)
+extern "C" bool gpu_comm_message_free(void *event)
 {
     return cudaEventQuery((cudaEvent_t)event) == cudaSuccess;
 }

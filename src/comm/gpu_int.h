@@ -1,4 +1,4 @@
-/* What comm/ asks of a GPU beyond dev.h; gpu.cu where there is CUDA, else nobody calls it: no GPU can be opened. */
+/* What comm/ asks of a GPU beyond dev.h; gpu.cu implements it in a CUDA build; in others it is never called, as no GPU can be opened. */
 #ifndef BRAID_COMM_GPU_INT_H
 #define BRAID_COMM_GPU_INT_H
 
@@ -15,14 +15,14 @@ int gpu_comm_idle(struct dev *d, bool *idle, struct err *e);
 int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces);
 /* Copies with a few blocks of threads, at a steady rate, and takes latency + seconds at least. */
 int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds);
-/* Streams beside the lanes, for sends that nobody here waits for. */
+/* Streams beside the lanes, for sends that this rank does not wait for. */
 void *gpu_comm_stream(struct lane *l);
 int gpu_comm_stream_open(void **out, struct err *e);
 void gpu_comm_stream_close(void *stream);
 int gpu_comm_stream_after(void *stream, struct lane *l); /* what comes next on it waits for the lane */
 /* Marks the point where a stream has read a buffer; the event is made at first use. */
-int gpu_comm_letter_mark(void **event, void *stream, struct err *e);
-bool gpu_comm_letter_free(void *event);
+int gpu_comm_message_mark(void **event, void *stream, struct err *e);
+bool gpu_comm_message_free(void *event);
 void gpu_comm_event_close(void *event);
 #else
 static inline int gpu_comm_none(struct err *e) { return err_set(e, ST_UNSUPPORTED, "this braid was built without CUDA"); }
@@ -46,8 +46,8 @@ static inline void *gpu_comm_stream(struct lane *l) { return (void)l, NULL; }
 static inline int gpu_comm_stream_open(void **out, struct err *e) { return (void)out, gpu_comm_none(e); }
 static inline void gpu_comm_stream_close(void *stream) { (void)stream; }
 static inline int gpu_comm_stream_after(void *stream, struct lane *l) { return (void)stream, gpu_comm_none(l->err); }
-static inline int gpu_comm_letter_mark(void **event, void *stream, struct err *e) { return (void)event, (void)stream, gpu_comm_none(e); }
-static inline bool gpu_comm_letter_free(void *event) { return event == NULL; }
+static inline int gpu_comm_message_mark(void **event, void *stream, struct err *e) { return (void)event, (void)stream, gpu_comm_none(e); }
+static inline bool gpu_comm_message_free(void *event) { return event == NULL; }
 static inline void gpu_comm_event_close(void *event) { (void)event; }
 #endif
 

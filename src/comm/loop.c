@@ -1,4 +1,4 @@
-/* One rank that plays one of many: what it exchanges with itself is really copied, and takes what a link would. Of an
+/* One rank that acts as one of many: what it exchanges with itself is really copied, and takes what a link would. Of an
  * exchange of n bytes among R ranks n (R - 1) / R leave a rank. */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"
@@ -47,13 +47,13 @@ static int loop_exchange(struct comm *c, struct lane *l, const struct exchange *
     return ST_OK;
 }
 
-static int no_peer(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e)
+static int no_peer(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)
 {
     (void)l;
     (void)data;
     return err_set(e, ST_INTERNAL, "the loop has no peer %d in group %s", to->peer, c->name);
 }
-static int no_peer_in(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e)
+static int no_peer_in(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e)
 {
     return no_peer(c, l, data, from, e);
 }

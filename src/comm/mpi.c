@@ -11,17 +11,17 @@
 static const int64_t most_bytes = 1 << 30;
 
 struct sending {
-    struct letter *letter;
+    struct message *message;
     int open; /* pieces not yet taken */
 };
 struct mpi {
-    MPI_Comm exchange, host, mail;
+    MPI_Comm exchange, host, inbox;
     MPI_Request *request; /* of the call that runs */
     int *peer, *index;    /* rank of the world of each; which are done */
     int64_t *expect;      /* bytes; -1: a send */
     MPI_Status *status;
     size_t n, cap, cap_peer, cap_index, cap_expect, cap_status;
-    MPI_Request *out; /* letters on their way */
+    MPI_Request *out; /* messages on their way */
     struct sending **out_of;
     size_t n_out, cap_out, cap_out_of;
     int most_tag;
@@ -69,7 +69,7 @@ static int start(struct mpi *m, MPI_Comm on, int peer, int tag, const void *send
     return ST_OK;
 }
 
-/* Letters that arrived give their buffers back. */
+/* Messages that arrived give their buffers back. */
 static void take_back(struct world *w)
 {
     struct mpi *m = w->mpi;
@@ -81,7 +81,7 @@ static void take_back(struct world *w)
         }
         struct sending *s = m->out_of[i];
         if (--s->open == 0) {
-            mail_spare(&w->mail, s->letter);
+            inbox_spare(&w->inbox, s->message);
             free(s);
         }
         m->n_out--;
@@ -202,12 +202,12 @@ static int tag_of(const struct comm *c, const struct lane *l, int tag, int *out,
 static int post_pieces(struct world *w, struct sending *s, int to, int tag, struct err *e)
 {
     struct mpi *m = w->mpi;
-    int64_t at = 0, bytes = s->letter->bytes;
+    int64_t at = 0, bytes = s->message->bytes;
     do {
         int64_t n = min_i64(bytes - at, most_bytes);
         TRY(mem_grow((void **)&m->out, &m->cap_out, m->n_out + 1, sizeof *m->out, e));
         TRY(mem_grow((void **)&m->out_of, &m->cap_out_of, m->n_out + 1, sizeof(struct sending *), e));
-        MPI(e, MPI_Isend((const char *)s->letter->data + at, (int)n, MPI_BYTE, to, tag, m->mail, &m->out[m->n_out]));
+        MPI(e, MPI_Isend((const char *)s->message->data + at, (int)n, MPI_BYTE, to, tag, m->inbox, &m->out[m->n_out]));
         m->out_of[m->n_out++] = s;
         s->open++;
         at += n;
@@ -215,8 +215,8 @@ static int post_pieces(struct world *w, struct sending *s, int to, int tag, stru
     return ST_OK;
 }
 
-/* The letter stays ours until it has arrived, so the caller may go on at once. */
-static int mpi_send(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e)
+/* The message stays ours until it has arrived, so the caller may go on at once. */
+static int mpi_send(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)
 {
     struct world *w = c->world;
     struct sending *s;
@@ -224,22 +224,22 @@ static int mpi_send(struct comm *c, struct lane *l, const void *data, const stru
     TRY(tag_of(c, l, to->tag, &tag, e));
     take_back(w);
     TRY(mem_array((void **)&s, 1, sizeof *s, e));
-    int st = mail_blank(&w->mail, false, to->bytes, &s->letter, e);
+    int st = inbox_blank(&w->inbox, false, to->bytes, &s->message, e);
     if (st != ST_OK) {
         free(s);
         return st;
     }
-    TRY(move_bytes(l, s->letter->data, data, to->bytes, e));
+    TRY(move_bytes(l, s->message->data, data, to->bytes, e));
     return post_pieces(w, s, c->ranks[to->peer], tag, e);
 }
 
-static int mpi_recv(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e)
+static int mpi_recv(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e)
 {
     struct mpi *m = c->world->mpi;
     int tag;
     TRY(tag_of(c, l, from->tag, &tag, e));
     m->n = 0;
-    TRY(start(m, m->mail, c->ranks[from->peer], tag, NULL, data != NULL ? data : m, from->bytes, e));
+    TRY(start(m, m->inbox, c->ranks[from->peer], tag, NULL, data != NULL ? data : m, from->bytes, e));
     return wait_all(c, e);
 }
 
@@ -280,7 +280,7 @@ static int start_library(struct mpi *m, int *rank, int *size, struct err *e)
     MPI(e, MPI_Comm_size(MPI_COMM_WORLD, size));
     MPI(e, MPI_Comm_dup(MPI_COMM_WORLD, &m->exchange)); /* inherits the error handler */
     MPI(e, MPI_Comm_dup(MPI_COMM_WORLD, &m->host));
-    MPI(e, MPI_Comm_dup(MPI_COMM_WORLD, &m->mail));
+    MPI(e, MPI_Comm_dup(MPI_COMM_WORLD, &m->inbox));
     MPI(e, MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void *)&bound, &flag));
     m->most_tag = flag ? *bound : 32767;
     return ST_OK;

@@ -30,7 +30,7 @@ struct nccl_api {
 /* One direction between this rank and a neighbour. */
 struct edge {
     void *comm, *stream;
-    struct mail letters;
+    struct inbox messages;
 };
 struct nccl {
     void *lib;
@@ -54,7 +54,8 @@ static int load(struct nccl *n, struct err *e)
     struct nccl_api *a = &n->api;
     /* clang-format off */
     const struct vendor_symbol symbols[] = {
-        {"ncclGetUniqueId", (void **)&a->get_id}, {"ncclCommInitRank", (void **)&a->init}, {"ncclCommAbort", (void **)&a->abort},
+        {"ncclGetUniqueId", (void **)&a->get_id}, {"ncclCommInitRank", (void **)&a->init},
+        {"ncclCommAbort", (void **)&a->abort},
         {"ncclCommDestroy", (void **)&a->destroy}, {"ncclSend", (void **)&a->send}, {"ncclRecv", (void **)&a->recv},
         {"ncclGroupStart", (void **)&a->group_start}, {"ncclGroupEnd", (void **)&a->group_end},
         {"ncclCommGetAsyncError", (void **)&a->async_error}, {"ncclGetErrorString", (void **)&a->error_text},
@@ -83,7 +84,7 @@ static int open_all(struct world *w, struct err *e)
 
 static int open_edge(struct nccl *n, struct edge *x, const struct nccl_id *id, bool sender, struct err *e)
 {
-    mail_init(&x->letters);
+    inbox_init(&x->messages);
     TRY(nccl_status(n, e, n->api.init(&x->comm, 2, *id, sender ? 0 : 1), "ncclCommInitRank of two stages"));
     return sender ? gpu_comm_stream_open(&x->stream, e) : ST_OK;
 }
@@ -149,7 +150,7 @@ static void close_ring(struct nccl *n, int size, bool failed)
         close_comm(n, n->out[r].comm, failed);
         if (n->out[r].comm != NULL) {
             gpu_comm_stream_close(n->out[r].stream);
-            mail_release(&n->out[r].letters);
+            inbox_release(&n->out[r].messages);
         }
     }
     free(n->out);
@@ -220,22 +221,22 @@ static int edge_of(struct comm *c, struct edge *side, int peer, int tag, struct 
 }
 
 /* NCCL knows no tags: between two stages messages are taken in the order they were sent, which is the order of the schedule. */
-static int nccl_send(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e)
+static int nccl_send(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)
 {
     struct nccl *n = c->world->nccl;
     struct edge *x;
-    struct letter *letter;
+    struct message *message;
     TRY(edge_of(c, n->out, to->peer, to->tag, &x, e));
-    TRY(mail_blank(&x->letters, true, to->bytes, &letter, e));
-    TRY(move_bytes(l, letter->data, data, to->bytes, e));
+    TRY(inbox_blank(&x->messages, true, to->bytes, &message, e));
+    TRY(move_bytes(l, message->data, data, to->bytes, e));
     TRY(gpu_comm_stream_after(x->stream, l));
-    NCCL(n, e, send(letter->data, (size_t)to->bytes, NCCL_INT8, 1, x->comm, x->stream));
-    TRY(gpu_comm_letter_mark(&letter->busy, x->stream, e));
-    mail_spare(&x->letters, letter);
+    NCCL(n, e, send(message->data, (size_t)to->bytes, NCCL_INT8, 1, x->comm, x->stream));
+    TRY(gpu_comm_message_mark(&message->busy, x->stream, e));
+    inbox_spare(&x->messages, message);
     return ST_OK;
 }
 
-static int nccl_recv(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e)
+static int nccl_recv(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e)
 {
     struct nccl *n = c->world->nccl;
     struct edge *x;

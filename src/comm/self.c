@@ -1,13 +1,13 @@
-/* One rank: there is nobody to wait for. */
+/* One rank, which waits for no other. */
 #include "comm/comm_int.h"
 
-static int no_peer(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e)
+static int no_peer(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)
 {
     (void)l;
     (void)data;
     return err_set(e, ST_INTERNAL, "one rank alone has no peer %d in group %s", to->peer, c->name);
 }
-static int no_peer_in(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e)
+static int no_peer_in(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e)
 {
     return no_peer(c, l, data, from, e);
 }

@@ -1,5 +1,5 @@
 /* Ranks as processes without MPI: a connection between every two (tcp_start.c), and messages with a small header on them. What arrives
- * is kept as letters until it is asked for; what is sent is written as far as the other side takes it, the rest while waiting. */
+ * is kept as messages until it is asked for; what is sent is written as far as the other side takes it, the rest while waiting. */
 #include "comm/tcp_int.h"
 
 #include <errno.h>
@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { KIND_EXCHANGE, KIND_MAIL };
+enum { KIND_EXCHANGE, KIND_MESSAGE };
 struct head {
     int32_t comm, tag, kind, host; /* host: of a host call */
     int64_t bytes;
@@ -19,7 +19,7 @@ struct outgoing {
     struct outgoing *next;
     struct head head;
     const char *data;
-    struct letter *kept; /* a copy, of a letter */
+    struct message *kept; /* a copy, of a message */
     int64_t sent;        /* of head and data together */
 };
 struct peer {
@@ -29,12 +29,12 @@ struct peer {
     int64_t got;      /* of head and data together */
     int64_t queued;   /* bytes that have arrived, or begun to, and were not asked for yet */
     bool refused;     /* it sent more than fits, or something that is no message */
-    struct letter *arriving;
+    struct message *arriving;
 };
 struct tcp {
     struct peer *peer;
     struct pollfd *poll;
-    struct mail in;
+    struct inbox in;
     int64_t queue_bytes; /* a peer's messages are read ahead up to here */
 };
 
@@ -42,8 +42,8 @@ static int64_t head_size(void) { return (int64_t)sizeof(struct head); }
 
 /* ---- progress ---------------------------------------------------------------------------------------------------------------- */
 
-/* The letter's address holds the kind beside the tag, so that exchanges and letters do not mix. */
-static void address(struct letter *l, int comm, int from, int to, int tag, int kind, bool host)
+/* The message's address holds the kind beside the tag, so that exchanges and messages do not mix. */
+static void address(struct message *l, int comm, int from, int to, int tag, int kind, bool host)
 {
     l->comm = comm * 2 + kind;
     l->from = from;
@@ -78,7 +78,7 @@ static void write_some(struct world *w, struct peer *p)
         if (p->first == NULL)
             p->last = &p->first;
         if (o->kept != NULL)
-            mail_spare(&w->mail, o->kept);
+            inbox_spare(&w->inbox, o->kept);
         free(o);
     }
 }
@@ -86,16 +86,16 @@ static void write_some(struct world *w, struct peer *p)
 /* What no rank sends: numbers from a broken or hostile peer, before memory is taken for them. */
 static bool is_message(const struct tcp *t, const struct head *h)
 {
-    return h->comm >= 0 && h->comm < 1 << 24 && (h->kind == KIND_EXCHANGE || h->kind == KIND_MAIL) && (h->host == 0 || h->host == 1) && h->bytes >= 0 &&
+    return h->comm >= 0 && h->comm < 1 << 24 && (h->kind == KIND_EXCHANGE || h->kind == KIND_MESSAGE) && (h->host == 0 || h->host == 1) && h->bytes >= 0 &&
            h->bytes <= t->queue_bytes;
 }
 
-/* True: a header is complete and its letter has room. */
-static bool begin_letter(struct world *w, int from)
+/* True: a header is complete and its message has room. */
+static bool begin_message(struct world *w, int from)
 {
     struct peer *p = &w->tcp->peer[from];
     bool fits = is_message(w->tcp, &p->head) && p->queued <= w->tcp->queue_bytes - p->head.bytes - head_size();
-    if (!fits || mail_blank(&w->tcp->in, false, p->head.bytes, &p->arriving, NULL) != ST_OK) {
+    if (!fits || inbox_blank(&w->tcp->in, false, p->head.bytes, &p->arriving, NULL) != ST_OK) {
         p->refused = true;
         hang_up(p);
         return false;
@@ -120,10 +120,10 @@ static void read_some(struct world *w, int from)
             return;
         }
         p->got += n;
-        if (in_head && (p->got < head_size() || !begin_letter(w, from)))
+        if (in_head && (p->got < head_size() || !begin_message(w, from)))
             continue;
         if (p->got == head_size() + p->head.bytes) {
-            mail_post(&w->tcp->in, p->arriving);
+            inbox_post(&w->tcp->in, p->arriving);
             p->arriving = NULL;
             p->got = 0;
         }
@@ -150,7 +150,7 @@ static void progress(struct world *w, int ms)
     }
 }
 
-static int post(struct world *w, int to, struct head head, const void *data, struct letter *kept, struct err *e)
+static int post(struct world *w, int to, struct head head, const void *data, struct message *kept, struct err *e)
 {
     struct peer *p = &w->tcp->peer[to];
     struct outgoing *o;
@@ -168,7 +168,7 @@ static int too_much(struct comm *c, int from, struct err *e)
 {
     struct world *w = c->world;
     char limit[32];
-    err_set(e, ST_PEER, "rank %d at step %lld in '%s': rank %d sent something that is no message, or more than %s that nobody has asked for", w->rank,
+    err_set(e, ST_PEER, "rank %d at step %lld in '%s': rank %d sent something that is not a message, or more than %s ahead of what this rank has received", w->rank,
             (long long)w->board.mine.step, w->board.mine.what, from, human_bytes((double)w->tcp->queue_bytes, limit, sizeof limit));
     board_state(w, RANK_FAILED, e != NULL ? e->msg : "");
     return ST_PEER;
@@ -199,35 +199,35 @@ static int check_alive(struct comm *c, struct wait *t, const int *missing, int n
 }
 
 /* Waits for one message. The pieces of one exchange come one after the other, so waiting for them in turn loses nothing. */
-static int await(struct comm *c, const struct letter *like, struct letter **out, struct wait *t, struct err *e)
+static int await(struct comm *c, const struct message *like, struct message **out, struct wait *t, struct err *e)
 {
     struct world *w = c->world;
-    while ((*out = mail_take(&w->tcp->in, like)) == NULL) {
+    while ((*out = inbox_take(&w->tcp->in, like)) == NULL) {
         progress(w, 50);
-        if ((*out = mail_take(&w->tcp->in, like)) != NULL)
+        if ((*out = inbox_take(&w->tcp->in, like)) != NULL)
             break;
         TRY(check_alive(c, t, &like->from, 1, e));
     }
     return ST_OK;
 }
 
-static int take_letter(struct comm *c, struct lane *l, int from, int tag, int kind, void *data, int64_t bytes, struct wait *t, struct err *e)
+static int take_message(struct comm *c, struct lane *l, int from, int tag, int kind, void *data, int64_t bytes, struct wait *t, struct err *e)
 {
     struct world *w = c->world;
-    struct letter like, *letter;
+    struct message like, *message;
     address(&like, c->id, from, w->rank, tag, kind, l == NULL);
-    TRY(await(c, &like, &letter, t, e));
-    w->tcp->peer[from].queued -= letter->bytes + head_size();
+    TRY(await(c, &like, &message, t, e));
+    w->tcp->peer[from].queued -= message->bytes + head_size();
     int st = ST_OK;
-    if (letter->bytes != bytes)
-        st = err_set(e, ST_INTERNAL, "%lld bytes were to come from rank %d, and %lld came: the ranks' calls differ", (long long)bytes, from, (long long)letter->bytes);
+    if (message->bytes != bytes)
+        st = err_set(e, ST_INTERNAL, "%lld bytes were to come from rank %d, and %lld came: the ranks' calls differ", (long long)bytes, from, (long long)message->bytes);
     else
-        st = move_bytes(l, data, letter->data, bytes, e);
-    mail_spare(&w->tcp->in, letter);
+        st = move_bytes(l, data, message->data, bytes, e);
+    inbox_spare(&w->tcp->in, message);
     return st;
 }
 
-/* Until nothing of an exchange is left to send; letters may stay. */
+/* Until nothing of an exchange is left to send; messages may stay. */
 static bool still_sending(const struct peer *p)
 {
     for (const struct outgoing *o = p->first; o != NULL; o = o->next)
@@ -263,27 +263,27 @@ static int tcp_exchange(struct comm *c, struct lane *l, const struct exchange *x
     for (int i = 0; i < x->n; i++) {
         const struct part *p = &x->part[i];
         if (p->peer != c->rank && p->recv != NULL)
-            TRY(take_letter(c, l, c->ranks[p->peer], 0, KIND_EXCHANGE, p->recv, p->recv_bytes, &t, e));
+            TRY(take_message(c, l, c->ranks[p->peer], 0, KIND_EXCHANGE, p->recv, p->recv_bytes, &t, e));
     }
     return flush(c, &t, e);
 }
 
-static int tcp_send(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e)
+static int tcp_send(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)
 {
     struct world *w = c->world;
-    struct letter *kept;
-    TRY(mail_blank(&w->mail, false, to->bytes, &kept, e));
+    struct message *kept;
+    TRY(inbox_blank(&w->inbox, false, to->bytes, &kept, e));
     TRY(move_bytes(l, kept->data, data, to->bytes, e));
-    return post(w, c->ranks[to->peer], (struct head){c->id, to->tag, KIND_MAIL, l == NULL, to->bytes}, kept->data, kept, e);
+    return post(w, c->ranks[to->peer], (struct head){c->id, to->tag, KIND_MESSAGE, l == NULL, to->bytes}, kept->data, kept, e);
 }
 
-static int tcp_recv(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e)
+static int tcp_recv(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e)
 {
     struct wait t = wait_begin();
-    return take_letter(c, l, c->ranks[from->peer], from->tag, KIND_MAIL, data, from->bytes, &t, e);
+    return take_message(c, l, c->ranks[from->peer], from->tag, KIND_MESSAGE, data, from->bytes, &t, e);
 }
 
-/* Letters still on their way go out first, for a few seconds at most. */
+/* Messages still on their way go out first, for a few seconds at most. */
 static void tcp_close(struct world *w)
 {
     struct tcp *t = w->tcp;
@@ -297,14 +297,14 @@ static void tcp_close(struct world *w)
         while (p->first != NULL) {
             struct outgoing *next = p->first->next;
             if (p->first->kept != NULL)
-                mail_spare(&w->mail, p->first->kept);
+                inbox_spare(&w->inbox, p->first->kept);
             free(p->first);
             p->first = next;
         }
         if (p->arriving != NULL)
-            mail_spare(&t->in, p->arriving);
+            inbox_spare(&t->in, p->arriving);
     }
-    mail_release(&t->in);
+    inbox_release(&t->in);
     free(t->peer);
     free(t->poll);
     free(t);
@@ -334,7 +334,7 @@ static int make(struct tcp **out, int size, int64_t queue_bytes, struct err *e)
         t->peer[r].fd = -1;
         t->peer[r].last = &t->peer[r].first;
     }
-    mail_init(&t->in);
+    inbox_init(&t->in);
     *out = t;
     return st;
 }

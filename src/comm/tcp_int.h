@@ -26,7 +26,7 @@ enum { TCP_MAX_ADDRESSES = 8, TCP_MAX_PORTS = 8, TCP_TEXT = 80 };
 /* IPv4 addresses of a host, IPv6 ones if it has no other. */
 int tcp_resolve(const char *host, struct tcp_address *out, int *n, struct err *e);
 void tcp_set_port(struct tcp_address *a, int port);
-/* Where to listen so that those can come who see `a`, and nobody else: the address itself where it
+/* Where to listen so that only hosts that reach `a` can connect: the address itself where it
  * is this host's, else the one packets to it leave from. named: a was found by a name, which its
  * own host may resolve to loopback while others do not; then all addresses. */
 void tcp_listen_address(const struct tcp_address *a, bool named, struct tcp_address *out);
@@ -51,7 +51,7 @@ struct link {
 /* All links of a rank that starts. One turn moves all of them on; none can hold up the others. */
 struct links {
     const struct hand_job *job;
-    int listener; /* -1: nobody is let in */
+    int listener; /* -1: no connection is accepted */
     struct link *link;
     struct pollfd *poll;
     int n; /* places in link[] */

@@ -1,5 +1,5 @@
 /* Connections between ranks while they are made: addresses, listening, and many handshakes at once.
- * A connection that says nothing or something else ends after a few seconds and holds up nobody. */
+ * A connection that says nothing or something else ends after a few seconds and delays no other. */
 #include "comm/tcp_int.h"
 
 #include <arpa/inet.h>
@@ -165,7 +165,7 @@ static void lose(struct link *l, int code)
     l->code = code;
 }
 
-/* Of those who came, the one that has been longest without an end gives way, so that silent ones
+/* The unfinished connection that has been open the longest gives way, so that silent ones
  * cannot keep ranks out. */
 static struct link *free_oldest(struct links *s)
 {

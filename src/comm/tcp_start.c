@@ -383,7 +383,7 @@ static int meet_failed(const struct start *s, struct err *e)
                        "any port of each other");
 }
 
-/* To every rank below this one; those above come here. All at once, so that nobody waits for a
+/* To every rank below this one; those above come here. All at once, so that no rank waits for a
  * chain of others. */
 static int meet_others(struct start *s, struct err *e)
 {

@@ -1,6 +1,6 @@
-/* Ranks of one process, one thread each. An exchange is a meeting: each rank lays out what it gives, waits until all have,
+/* Ranks of one process, one thread each. An exchange is a meeting: each rank publishes what it sends, waits until all have,
  * takes what is for it, and waits until all have taken. On a GPU the ranks share the device: lanes are drained before the
- * meeting, and the bytes are copied on the device. Nobody spins: there may be fewer cores than ranks. */
+ * meeting, and the bytes are copied on the device. No thread spins: there may be fewer cores than ranks. */
 #include "comm/comm_int.h"
 #include "comm/gpu_int.h"
 
@@ -9,48 +9,48 @@
 #include <string.h>
 #include <time.h>
 
-struct seat {
+struct rank_slot {
     int64_t came, left; /* exchanges begun, finished */
     const struct exchange *x;
 };
 /* Where the members of one group meet. */
-struct room {
-    struct room *next;
+struct meeting {
+    struct meeting *next;
     int id, first;
-    struct seat *seat;
+    struct rank_slot *slot;
 };
-struct hall {
+struct rendezvous {
     pthread_mutex_t lock, board_lock;
     pthread_cond_t changed;
     int size;
-    struct room *rooms;
-    struct mail mail;
+    struct meeting *meetings;
+    struct inbox inbox;
     struct board_entry *entries;
     bool failed; /* some rank: everybody looks at once */
     int first_failed;
 };
 
-static struct hall *hall_of(const struct comm *c) { return c->world->hall; }
+static struct rendezvous *rendezvous_of(const struct comm *c) { return c->world->rendezvous; }
 
-static int missing_seats(const struct comm *c, const struct room *room, int64_t number, int *missing)
+static int missing_ranks(const struct comm *c, const struct meeting *meeting, int64_t number, int *missing)
 {
     int n = 0;
     for (int r = 0; r < c->size; r++)
-        if (room->seat[r].came < number)
+        if (meeting->slot[r].came < number)
             missing[n++] = c->ranks[r];
     return n;
 }
 
-static int seats_not_left(const struct comm *c, const struct room *room, int64_t number)
+static int count_not_left(const struct comm *c, const struct meeting *meeting, int64_t number)
 {
     int n = 0;
     for (int r = 0; r < c->size; r++)
-        n += room->seat[r].left < number;
+        n += meeting->slot[r].left < number;
     return n;
 }
 
 /* Until something changes, or it is time to look again. The lock is held. */
-static void nap(struct hall *h)
+static void nap(struct rendezvous *h)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
@@ -65,7 +65,7 @@ static void nap(struct hall *h)
 /* With the lock held, which is let go for looks at the board. */
 static int look(struct comm *c, struct wait *t, const int *missing, int n, struct err *e)
 {
-    struct hall *h = hall_of(c);
+    struct rendezvous *h = rendezvous_of(c);
     if (!h->failed && !wait_due(t))
         return ST_OK;
     pthread_mutex_unlock(&h->lock);
@@ -74,39 +74,39 @@ static int look(struct comm *c, struct wait *t, const int *missing, int n, struc
     return st;
 }
 
-/* Who gives up before all have come takes back that it came, so that nobody goes on to read what it laid out. */
-static int wait_until_all_came(struct comm *c, struct room *room, int64_t number, struct err *e)
+/* A rank that gives up before all have arrived withdraws its arrival, so that no other goes on to read what it published. */
+static int wait_until_all_came(struct comm *c, struct meeting *meeting, int64_t number, struct err *e)
 {
-    struct hall *h = hall_of(c);
+    struct rendezvous *h = rendezvous_of(c);
     struct wait t = wait_begin();
     int *missing, n, st = mem_array((void **)&missing, (size_t)c->size, sizeof *missing, e);
     pthread_mutex_lock(&h->lock);
-    while (st == ST_OK && (n = missing_seats(c, room, number, missing)) > 0) {
+    while (st == ST_OK && (n = missing_ranks(c, meeting, number, missing)) > 0) {
         st = look(c, &t, missing, n, e);
-        n = missing_seats(c, room, number, missing);
+        n = missing_ranks(c, meeting, number, missing);
         if (n == 0)
             st = ST_OK; /* the last one came while the board was read */
         else if (st == ST_OK)
             nap(h);
     }
     if (st != ST_OK)
-        room->seat[c->rank].came--;
+        meeting->slot[c->rank].came--;
     pthread_mutex_unlock(&h->lock);
     free(missing);
     return st;
 }
 
 /* Everybody who came leaves, whatever it found, so this needs no limit. */
-static void wait_until_all_left(struct comm *c, struct room *room, int64_t number)
+static void wait_until_all_left(struct comm *c, struct meeting *meeting, int64_t number)
 {
-    struct hall *h = hall_of(c);
+    struct rendezvous *h = rendezvous_of(c);
     pthread_mutex_lock(&h->lock);
-    while (seats_not_left(c, room, number) > 0)
+    while (count_not_left(c, meeting, number) > 0)
         nap(h);
     pthread_mutex_unlock(&h->lock);
 }
 
-static int64_t sit(struct hall *h, struct seat *s, const struct exchange *x)
+static int64_t arrive(struct rendezvous *h, struct rank_slot *s, const struct exchange *x)
 {
     pthread_mutex_lock(&h->lock);
     s->x = x;
@@ -116,7 +116,7 @@ static int64_t sit(struct hall *h, struct seat *s, const struct exchange *x)
     return number;
 }
 
-static void leave(struct hall *h, struct seat *s)
+static void leave(struct rendezvous *h, struct rank_slot *s)
 {
     pthread_mutex_lock(&h->lock);
     s->left++;
@@ -154,119 +154,119 @@ static int take_from(struct comm *c, struct lane *l, const struct exchange *mine
 
 static int threads_exchange(struct comm *c, struct lane *l, const struct exchange *x, struct err *e)
 {
-    struct hall *h = hall_of(c);
-    struct room *room = c->native;
-    struct seat *seat = &room->seat[c->rank];
+    struct rendezvous *h = rendezvous_of(c);
+    struct meeting *meeting = c->native;
+    struct rank_slot *slot = &meeting->slot[c->rank];
     if (on_gpu(l))
         TRY(gpu_comm_sync(l));
-    int64_t number = sit(h, seat, x);
-    TRY(wait_until_all_came(c, room, number, e));
+    int64_t number = arrive(h, slot, x);
+    TRY(wait_until_all_came(c, meeting, number, e));
     int st = ST_OK;
     for (int r = 0; r < c->size && st == ST_OK; r++)
-        st = take_from(c, l, x, r, room->seat[r].x, e);
+        st = take_from(c, l, x, r, meeting->slot[r].x, e);
     if (on_gpu(l) && st == ST_OK)
         st = gpu_comm_sync(l);
-    leave(h, seat);
-    wait_until_all_left(c, room, number);
+    leave(h, slot);
+    wait_until_all_left(c, meeting, number);
     return st;
 }
 
-static struct letter addressed(const struct comm *c, const struct lane *l, int from, int to, int tag)
+static struct message addressed(const struct comm *c, const struct lane *l, int from, int to, int tag)
 {
-    return (struct letter){.comm = c->id, .from = from, .to = to, .tag = tag, .host = l == NULL};
+    return (struct message){.comm = c->id, .from = from, .to = to, .tag = tag, .host = l == NULL};
 }
 
-static int threads_send(struct comm *c, struct lane *l, const void *data, const struct letter_to *to, struct err *e)
+static int threads_send(struct comm *c, struct lane *l, const void *data, const struct message_to *to, struct err *e)
 {
-    struct hall *h = hall_of(c);
-    struct letter *letter, a = addressed(c, l, c->world->rank, c->ranks[to->peer], to->tag);
+    struct rendezvous *h = rendezvous_of(c);
+    struct message *message, a = addressed(c, l, c->world->rank, c->ranks[to->peer], to->tag);
     pthread_mutex_lock(&h->lock);
-    int st = mail_blank(&h->mail, on_gpu(l), to->bytes, &letter, e);
+    int st = inbox_blank(&h->inbox, on_gpu(l), to->bytes, &message, e);
     pthread_mutex_unlock(&h->lock);
     TRY(st);
-    letter->comm = a.comm;
-    letter->from = a.from;
-    letter->to = a.to;
-    letter->tag = a.tag;
-    letter->host = a.host;
-    st = move_bytes(l, letter->data, data, to->bytes, e);
+    message->comm = a.comm;
+    message->from = a.from;
+    message->to = a.to;
+    message->tag = a.tag;
+    message->host = a.host;
+    st = move_bytes(l, message->data, data, to->bytes, e);
     if (st == ST_OK && on_gpu(l))
         st = gpu_comm_sync(l);
     pthread_mutex_lock(&h->lock);
-    mail_post(&h->mail, letter);
+    inbox_post(&h->inbox, message);
     pthread_cond_broadcast(&h->changed);
     pthread_mutex_unlock(&h->lock);
     return st;
 }
 
-static int threads_recv(struct comm *c, struct lane *l, void *data, const struct letter_to *from, struct err *e)
+static int threads_recv(struct comm *c, struct lane *l, void *data, const struct message_to *from, struct err *e)
 {
-    struct hall *h = hall_of(c);
+    struct rendezvous *h = rendezvous_of(c);
     int peer = c->ranks[from->peer], st = ST_OK;
-    struct letter *letter = NULL, like = addressed(c, l, peer, c->world->rank, from->tag);
+    struct message *message = NULL, like = addressed(c, l, peer, c->world->rank, from->tag);
     struct wait t = wait_begin();
     pthread_mutex_lock(&h->lock);
     /* Once more after a look that found the peer ended: what it sent before may have come while the board was read. */
-    while ((letter = mail_take(&h->mail, &like)) == NULL && st == ST_OK) {
+    while ((message = inbox_take(&h->inbox, &like)) == NULL && st == ST_OK) {
         nap(h);
         st = look(c, &t, &peer, 1, e);
     }
     pthread_mutex_unlock(&h->lock);
-    if (letter == NULL)
+    if (message == NULL)
         return st;
     st = ST_OK;
-    if (letter->bytes != from->bytes)
+    if (message->bytes != from->bytes)
         st = err_set(e, ST_INTERNAL, "rank %d receives %lld bytes from rank %d (tag %d), which sent %lld", c->world->rank, (long long)from->bytes, peer,
-                     from->tag, (long long)letter->bytes);
+                     from->tag, (long long)message->bytes);
     else
-        st = move_bytes(l, data, letter->data, from->bytes, e);
+        st = move_bytes(l, data, message->data, from->bytes, e);
     if (st == ST_OK && on_gpu(l))
         st = gpu_comm_sync(l);
     pthread_mutex_lock(&h->lock);
-    mail_spare(&h->mail, letter);
+    inbox_spare(&h->inbox, message);
     pthread_mutex_unlock(&h->lock);
     return st;
 }
 
-/* ---- rooms: the first member to come makes one, the hall removes it -------------------------------------------------- */
+/* ---- meetings: the first member to come makes one, the rendezvous removes it -------------------------------------------------- */
 
-static int room_new(const struct comm *c, struct room **out, struct err *e)
+static int meeting_new(const struct comm *c, struct meeting **out, struct err *e)
 {
-    struct room *room;
-    TRY(mem_array((void **)&room, 1, sizeof *room, e));
-    int st = mem_array((void **)&room->seat, (size_t)c->size, sizeof *room->seat, e);
+    struct meeting *meeting;
+    TRY(mem_array((void **)&meeting, 1, sizeof *meeting, e));
+    int st = mem_array((void **)&meeting->slot, (size_t)c->size, sizeof *meeting->slot, e);
     if (st != ST_OK) {
-        free(room);
+        free(meeting);
         return st;
     }
-    room->id = c->id;
-    room->first = c->ranks[0];
-    *out = room;
+    meeting->id = c->id;
+    meeting->first = c->ranks[0];
+    *out = meeting;
     return ST_OK;
 }
 
 static int threads_comm_open(struct comm *c, struct err *e)
 {
-    struct hall *h = hall_of(c);
+    struct rendezvous *h = rendezvous_of(c);
     int st = ST_OK;
     pthread_mutex_lock(&h->lock);
-    struct room *room = h->rooms;
-    while (room != NULL && (room->id != c->id || room->first != c->ranks[0]))
-        room = room->next;
-    if (room == NULL) {
-        st = room_new(c, &room, e);
+    struct meeting *meeting = h->meetings;
+    while (meeting != NULL && (meeting->id != c->id || meeting->first != c->ranks[0]))
+        meeting = meeting->next;
+    if (meeting == NULL) {
+        st = meeting_new(c, &meeting, e);
         if (st == ST_OK) {
-            room->next = h->rooms;
-            h->rooms = room;
+            meeting->next = h->meetings;
+            h->meetings = meeting;
         }
     }
     if (st == ST_OK)
-        c->native = room;
+        c->native = meeting;
     pthread_mutex_unlock(&h->lock);
     return st;
 }
 
-/* A room stays until the hall goes: a slower member may not have come yet. */
+/* A meeting stays until the rendezvous goes: a slower member may not have come yet. */
 static void threads_comm_close(struct comm *c) { c->native = NULL; }
 
 const struct transport transport_threads = {
@@ -278,14 +278,14 @@ const struct transport transport_threads = {
 struct rank_thread {
     pthread_t thread;
     const struct world_opts *opts;
-    struct hall *hall;
+    struct rendezvous *rendezvous;
     int rank, status;
     struct err err;
     int (*fn)(struct world *w, void *ctx, struct err *e);
     void *ctx;
 };
 
-static void note_end(struct hall *h, struct world *w, const struct rank_thread *t)
+static void note_end(struct rendezvous *h, struct world *w, const struct rank_thread *t)
 {
     if (w != NULL && !rank_stopped(w->board.mine.state))
         board_state(w, t->status == ST_OK ? RANK_ENDED : RANK_FAILED, t->status == ST_OK ? "" : t->err.msg);
@@ -299,13 +299,13 @@ static void note_end(struct hall *h, struct world *w, const struct rank_thread *
 
 static int open_rank(struct rank_thread *t, struct world **out, struct err *e)
 {
-    TRY(world_new(out, t->opts, t->rank, t->hall->size, e));
+    TRY(world_new(out, t->opts, t->rank, t->rendezvous->size, e));
     struct world *w = *out;
     w->kind = COMM_THREADS;
-    w->hall = t->hall;
+    w->rendezvous = t->rendezvous;
     w->on_lane = w->on_host = &transport_threads;
-    w->board.entries = t->hall->entries;
-    w->board.lock = &t->hall->board_lock;
+    w->board.entries = t->rendezvous->entries;
+    w->board.lock = &t->rendezvous->board_lock;
     w->local_rank = t->rank;
     board_state(w, RANK_AT_WORK, "");
     return threads_comm_open(w->all, e);
@@ -318,17 +318,17 @@ static void *rank_main(void *arg)
     t->status = open_rank(t, &w, &t->err);
     if (t->status == ST_OK)
         t->status = t->fn(w, t->ctx, &t->err);
-    note_end(t->hall, w, t);
+    note_end(t->rendezvous, w, t);
     world_close(w);
     return NULL;
 }
 
-static int hall_open(struct hall *h, int size, struct err *e)
+static int rendezvous_open(struct rendezvous *h, int size, struct err *e)
 {
     pthread_condattr_t attr;
-    *h = (struct hall){.size = size};
+    *h = (struct rendezvous){.size = size};
     TRY(mem_array((void **)&h->entries, (size_t)size, sizeof *h->entries, e));
-    mail_init(&h->mail);
+    inbox_init(&h->inbox);
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_init(&h->board_lock, NULL);
     pthread_condattr_init(&attr);
@@ -338,15 +338,15 @@ static int hall_open(struct hall *h, int size, struct err *e)
     return ST_OK;
 }
 
-static void hall_close(struct hall *h)
+static void rendezvous_close(struct rendezvous *h)
 {
-    while (h->rooms != NULL) {
-        struct room *next = h->rooms->next;
-        free(h->rooms->seat);
-        free(h->rooms);
-        h->rooms = next;
+    while (h->meetings != NULL) {
+        struct meeting *next = h->meetings->next;
+        free(h->meetings->slot);
+        free(h->meetings);
+        h->meetings = next;
     }
-    mail_release(&h->mail);
+    inbox_release(&h->inbox);
     free(h->entries);
     pthread_cond_destroy(&h->changed);
     pthread_mutex_destroy(&h->lock);
@@ -361,21 +361,21 @@ static int start_rank(struct rank_thread *t, struct err *e)
         return ST_OK;
     t->status = err_set(&t->err, ST_NOMEM, "cannot start a thread for rank %d: %s", t->rank, strerror(code));
     *e = t->err;
-    note_end(t->hall, NULL, t);
+    note_end(t->rendezvous, NULL, t);
     return t->status;
 }
 
 int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *ctx, struct err *e), void *ctx, struct err *e)
 {
-    struct hall h;
+    struct rendezvous h;
     struct rank_thread *t = NULL;
     int started = 0;
     if (o->ranks < 1)
         return err_set(e, ST_USAGE, "%d thread ranks", o->ranks);
-    TRY(hall_open(&h, o->ranks, e));
+    TRY(rendezvous_open(&h, o->ranks, e));
     int st = mem_array((void **)&t, (size_t)o->ranks, sizeof *t, e);
     for (; st == ST_OK && started < o->ranks; started += st == ST_OK) {
-        t[started] = (struct rank_thread){.opts = o, .hall = &h, .rank = started, .fn = fn, .ctx = ctx};
+        t[started] = (struct rank_thread){.opts = o, .rendezvous = &h, .rank = started, .fn = fn, .ctx = ctx};
         st = start_rank(&t[started], e);
     }
     for (int i = 0; i < started; i++)
@@ -385,7 +385,7 @@ int world_threads(const struct world_opts *o, int (*fn)(struct world *w, void *c
         st = t[h.first_failed].status;
     }
     free(t);
-    hall_close(&h);
+    rendezvous_close(&h);
     return st;
 }
 

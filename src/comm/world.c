@@ -63,7 +63,7 @@ int world_new(struct world **out, const struct world_opts *o, int rank, int size
     w->board.mine.step = -1; /* before the first */
     if (gethostname(w->board.mine.host, sizeof w->board.mine.host - 1) != 0)
         snprintf(w->board.mine.host, sizeof w->board.mine.host, "?");
-    mail_init(&w->mail);
+    inbox_init(&w->inbox);
     int *ranks = NULL, st = mem_array((void **)&ranks, (size_t)size, sizeof *ranks, e);
     for (int i = 0; st == ST_OK && i < size; i++)
         ranks[i] = i;
@@ -184,7 +184,7 @@ void world_close(struct world *w)
     if (!rank_stopped(w->board.mine.state))
         board_state(w, RANK_ENDED, "");
     board_close(w);
-    mail_release(&w->mail);
+    inbox_release(&w->inbox);
     free(w);
 }
 

@@ -119,7 +119,7 @@ void write_string(struct buf *out, const char *text);
 
 enum flag_how {
     FLAG_TAKEN,    /* braid does so anyway */
-    FLAG_NOTED,    /* has no effect, which is said */
+    FLAG_NOTED,    /* has no effect, which is noted */
     FLAG_REFUSED,  /* text: why */
     FLAG_HOLDS,    /* taken if holds() of what all other options say, else refused */
     FLAG_SETS,     /* option = to */

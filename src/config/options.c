@@ -141,7 +141,8 @@ const struct option config_options[] = {
     ROW(model.position, "rope", OPT_MODEL, ONE_OF(position_values), HELP(
         "How tokens know their position: rope rotates queries and keys as model.rope says, learned adds a trained vector for "
         "each position to the embedding, as in GPT-2, and rotates nothing.")),
-    ROW(model.max_position, "0", OPT_MODEL, RANGE(0, 1 << 30), AUTO("train.seq"), ALIAS("max-position-embeddings"), HELP(
+    ROW(model.max_position, "0", OPT_MODEL, RANGE(0, 1 << 30), AUTO("train.seq"),
+        ALIAS("max-position-embeddings"), HELP(
         "Number of learned positions. For models without them it is only written to exports, as max_position_embeddings.")),
     ROW(model.rope, "half", OPT_MODEL, ONE_OF(rope_values),
         FLAG("rotary-interleaved", "interleaved"), HELP(
@@ -210,7 +211,7 @@ const struct option config_options[] = {
         HELP("Scale of the scores; 0 is (nope + rope)^-0.5, with YaRN's mscale_all_dim factor squared.")),
     ROW(model.mhc, "off", OPT_MODEL,
         .alias = {{"enable-hyper-connections", "on"}, {"enable-mhc-connections", "on"}}, HELP(
-        "Manifold hyper-connections with 4 residual streams, unless mhc_streams says another number.")),
+        "Manifold hyper-connections with 4 residual streams, unless mhc_streams gives another number.")),
     ROW(model.mhc_streams, "0", OPT_MODEL, RANGE(0, 16), AUTO("4 if mhc is on, else a plain residual"),
         .alias = {{"num-residual-streams", NULL}, {"mhc-num-residual-streams", NULL}}, HELP(
         "Parallel residual streams, 2 or more, mixed before and after each layer by learned doubly "
@@ -487,23 +488,23 @@ const struct option config_options[] = {
 
     /* ---- [plan] --------------------------------------------------------------------------- */
     ROW(plan.recompute, "", OPT_RUN | OPT_WORDS, ALIAS("recompute-modules"), HELP(
-        "Activations to compute again in the backward pass instead of keeping them: a comma list "
+        "Activations to recompute in the backward pass instead of keeping them: a comma list "
         "of slot names, of globs such as joint.*, of Megatron's names (core_attn, layernorm, mlp, "
         "moe, moe_act, shared_experts, mla_up_proj, mhc), or full. NAME:12 means the first 12 layers only. Results stay bit for "
         "bit the same.")),
     ROW(plan.recompute_granularity, "none", OPT_RUN, ONE_OF(granularity_values),
         ALIAS("recompute-granularity"), HELP(
-        "full: the same as plan.recompute = full, beside what that says. selective: what "
-        "plan.recompute says, core_attn if it says nothing. none: what it says.")),
+        "full: as plan.recompute = full, in addition to its list. selective: the list of "
+        "plan.recompute, core_attn if that is empty. none: that list alone.")),
     ROW(plan.recompute_block, "off", OPT_RUN, ALIAS("mhc-recompute-layer-num"), HELP(
         "With mhc_streams: keep the streams only in front of every so many layers and recompute those between, "
         "a block at a time, in the backward pass. off, a number of layers, or auto for the number that needs least "
         "memory. Where the pattern is grouped with [ ], the number counts groups, as Megatron's counts Transformer "
         "layers. Results stay bit for bit the same.")),
     ROW(plan.fused_experts, "auto", OPT_RUN, ONE_OF(fused_values), HELP(
-        "Products and activations of experts in one op; the backward pass makes the activations again on the way and only "
+        "GEMMs and activations of experts in one op; the backward pass recomputes the activations and only "
         "their inputs are kept. auto: on a GPU. off: in "
-        "separate steps, as plan.recompute says, which keep the activations too (moe.act).")),
+        "separate steps, as plan.recompute states, which keep the activations too (moe.act).")),
     ROW(plan.delay_dw, "off", OPT_RUN, HELP(
         "Compute weight gradients in separate, later steps, so that they can overlap other work.")),
     ROW(plan.poison, "off", OPT_RUN, HELP(
@@ -527,7 +528,7 @@ const struct option config_options[] = {
         "where none fit. primitive: separate kernels. ref: the same without vectors, to compare with. auto: the fastest for "
         "the shape; the start of a run names it. Host devices have fused ones only. Needs mhc_streams.")),
     ROW(mhc.rebuild, "on", OPT_RUN, HELP(
-        "Make streams that recomputation dropped again for up to 7 layers at once: one kernel, which reads the output of each layer and "
+        "Recompute dropped streams for up to 7 layers at once: one kernel, which reads the output of each layer and "
         "no stream twice. off, and with kernels = primitive or ref: a kernel for each layer. Results and memory are the same. Needs mhc_streams.")),
     /* ---- [gpu] ---------------------------------------------------------------------------- */
     ROW(gpu.precision, "bf16", OPT_RUN, ONE_OF(precision_values), HELP(
@@ -548,23 +549,23 @@ const struct option config_options[] = {
         "Allow what is not the same from run to run: the order of sums in the backward pass of attention, and algorithms of "
         "matrix products chosen by timing them at the start.")),
     ROW(gpu.gemm_table, "", OPT_RUN, HELP(
-        "File that keeps which algorithm each matrix product takes. Products it lacks are timed once and added; runs "
+        "File that stores the algorithm of each GEMM. GEMMs it lacks are timed once and added; runs "
         "that use the same complete file give the same bits. Empty: the library's first choice.")),
     ROW(gpu.index, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1023), HELP(
         "Which GPU of this machine.")),
     ROW(gpu.sms, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 1024), HELP(
-        "Multiprocessors that the products of experts may fill, to leave the others to communication; 0 = all. Results are "
+        "Multiprocessors that the GEMMs of experts may fill, to leave the others to communication; 0 = all. Results are "
         "the same bit for bit.")),
 
     /* ---- [parallel] ----------------------------------------------------------------------- */
     ROW(parallel.comm, "auto", OPT_RUN | OPT_LOCAL, ONE_OF(comm_values), HELP(
-        "How ranks reach each other. auto: what the launcher says (mpirun, srun: mpi; torchrun's variables: tcp), with GPUs "
+        "How ranks reach each other. auto: from the launcher (mpirun, srun: mpi; torchrun's variables: tcp), with GPUs "
         "nccl, without a launcher self, or threads where parallel.ranks is given. loop: one rank whose messages to itself take what a "
         "link of parallel.loop_gbps would.")),
-    ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("what the launcher says, else 1"), HELP(
+    ROW(parallel.ranks, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("from the launcher, else 1"), HELP(
         "Ranks of the run. Given without a launcher, they are threads of one process.")),
     ROW(parallel.pp, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("pipeline-model-parallel-size"), HELP(
-        "Pipeline stages. | in model.pattern cuts the stack; without it, layers are dealt out evenly.")),
+        "Pipeline stages. | in model.pattern cuts the stack; without it, layers are distributed evenly.")),
     ROW(parallel.vpp, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("segments of the pattern / parallel.pp"),
         ALIAS("num-virtual-stages-per-pipeline-rank"), HELP(
         "Virtual stages of each pipeline stage (interleaved schedule).")),
@@ -573,14 +574,16 @@ const struct option config_options[] = {
         "rest evenly.")),
     ROW(parallel.last_layers, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), AUTO("an even share"), HELP(
         "Layers of the last pipeline stage, as parallel.first_layers.")),
-    ROW(parallel.pp_group, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
+    ROW(parallel.pp_group, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096),
+        ALIAS("microbatch-group-size-per-virtual-pipeline-stage"), HELP(
         "Microbatches that one virtual stage takes in a row; 0 = parallel.pp.")),
     ROW(parallel.ep, "1", OPT_RUN | OPT_LOCAL, RANGE(1, 4096), ALIAS("expert-model-parallel-size"), HELP(
         "Ranks that share the experts of a layer: each holds experts / ep of them and tokens travel. The other ranks of a "
         "stage, ranks / pp in all, share the batch.")),
-    ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values), FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
+    ROW(parallel.overlap, "none", OPT_RUN | OPT_LOCAL, ONE_OF(overlap_values),
+        FLAG("overlap-moe-expert-parallel-comm", "ep"), HELP(
         "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
-        "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the way back of "
+        "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the backward pass of "
         "the same microbatch's tokens. Results stay bit for bit the same.")),
     ROW(parallel.zero, "on", OPT_RUN | OPT_LOCAL, FLAG("use-distributed-optimizer", "on"), HELP(
         "Each rank keeps the optimizer state of its share of every parameter and updates that share only (ZeRO-1).")),
@@ -588,7 +591,7 @@ const struct option config_options[] = {
         "Gradients reduced in one message, in MB.")),
     ROW(parallel.ep_capacity, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), HELP(
         "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step or an "
-        "evaluation needs more, buffers grow and it is taken again; nothing is dropped.")),
+        "evaluation needs more, buffers grow and it is repeated; nothing is dropped.")),
     ROW(parallel.timeout, "600", OPT_RUN | OPT_LOCAL, RANGE(0, 1e6), HELP(
         "Seconds a rank waits for the others before it names those that did not come and stops; 0 = for ever.")),
     ROW(parallel.port, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 65535), HELP(
@@ -649,7 +652,7 @@ const struct section config_sections[] = {
     {"plan", "Memory against time, and debugging of the schedule."},
     {"mhc", "Hyper-connections: how they are run."},
     {"gpu", "How a GPU is used, with run.device=cuda."},
-    {"parallel", "Many ranks: how a run is dealt out to them."},
+    {"parallel", "Many ranks: how a run is distributed over them."},
     {"lora", "Fine-tuning of low-rank adapters beside frozen weights."},
     {"generate", "Text generation."},
 };

@@ -53,7 +53,7 @@ static bool all_rules_hold(const struct config *c, const struct option *o, const
     if (copy_config(&copy, c, &e) != ST_OK)
         return false;
     bool holds = option_set(&copy, o, value, (struct config_origin){.source = CFG_FROM_COMMAND}, &e) == ST_OK &&
-                 config_finish(&copy, NULL) == ST_OK; /* nobody reads its error, so no proposal is looked for */
+                 config_finish(&copy, NULL) == ST_OK; /* its error is not used, so no proposal is searched for */
     config_release(&copy);
     return holds;
 }

@@ -1,4 +1,4 @@
-/* Who reads an option: which kinds of layers, and which other options must be on. An option that the user set and that
+/* What reads an option: which kinds of layers, and which other options must be on. An option that the user set and that
  * nobody reads is reported (config_unused); one that a layer ought to read and cannot is refused (config_refused).
  *
  * The rows of a layer kind are in its definition (kind/kind.h); those here do not depend on layers. An option without a

@@ -197,7 +197,7 @@ struct samples {
     bool whole;
     int64_t cut; /* whole: documents longer than a sample, which lose their end */
 };
-/* Of a source with a loss_path every sample holds whole documents (samples_whole.c): then starts has an entry for each,
+/* In a source with a loss_path every sample holds whole documents (samples_whole.c): then starts has an entry for each,
  * and one more for the end. */
 int samples_open(struct samples *s, const struct source *src, const struct part *part, int64_t seq,
                  int64_t wanted, uint32_t seed, struct err *e);

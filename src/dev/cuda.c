@@ -268,7 +268,7 @@ static int choose_gpu(struct cuda_dev *c, struct err *e)
 
 static int open_streams(struct cuda_impl *c, struct err *e)
 {
-    /* Lanes: compute, side, comm, copy (plan.h). Copies of a step's inputs are small and come first: they share the
+    /* Lanes: compute, side, comm, copy (plan/graph.h). Copies of a step's inputs are small and come first: they share the
      * compute stream. */
     int low, high;
     CUDA(e, cudaDeviceGetStreamPriorityRange(&low, &high));

@@ -1,4 +1,4 @@
-/* What the rest of the program may know of an open GPU. Vendor headers stay in dev/ and .cu files: streams and
+/* What the rest of the program may use of an open GPU. Vendor headers stay in dev/ and .cu files: streams and
  * handles are plain pointers here. */
 #ifndef BRAID_DEV_CUDA_H
 #define BRAID_DEV_CUDA_H
@@ -27,7 +27,7 @@ static inline void *cuda_stream(const struct lane *l) { return cuda_of(l)->strea
 
 /* Turns a cudaError_t into ST_OK or an error that names the call. */
 int cuda_status(struct err *e, int code, const char *what);
-/* Of the launch just made on this lane. */
+/* Checks the launch just made on this lane. */
 int cuda_launched(const struct lane *l, const char *kernel);
 
 /* ---- cublas.c: C = alpha op(A) op(B) + beta C, row-major, any mix the library accepts ------------------ */

@@ -1,6 +1,6 @@
-/* A device: where tensors live and who computes on them. Memory, lanes and copies are here; the
+/* A device: where tensors live and what computes on them. Memory, lanes and copies are here; the
  * maths is a table of ops (ops/ops.h) that belongs to the device. Three kinds:
- *   ref   slow, obvious, double precision: the judge of the others
+ *   ref   slow, obvious, double precision: the reference for the others
  *   cpu   fast, fp32, OpenMP and OpenBLAS
  *   cuda  one NVIDIA GPU, bf16 storage (fp32 for tests); built where nvcc is, chosen at run time
  */
@@ -63,8 +63,8 @@ struct dev_gpu {
     bool fast;     /* allow what is not deterministic */
     int index;     /* which GPU */
     int sms;       /* multiprocessors that persistent kernels fill; 0: all */
-    bool large_tiles; /* tests: products of experts in the largest tiles, however few there are */
-    const char *gemm_table; /* file that keeps which algorithm a product takes; NULL or empty: none. Lives as long as the device */
+    bool large_tiles; /* tests: GEMMs of experts in the largest tiles, however few there are */
+    const char *gemm_table; /* file that stores the algorithm chosen for each GEMM; NULL or empty: none. Must outlive the device */
 };
 int dev_open_gpu(struct dev *d, const struct dev_gpu *gpu, int threads, struct err *e);
 void dev_close(struct dev *d);
@@ -72,7 +72,7 @@ void dev_close(struct dev *d);
 /* Alignment of every buffer and slot, in bytes: two cache lines; what bulk copies of a GPU want. */
 enum { DEV_ALIGN = 128 };
 
-/* How fast this machine can go at best, measured once at start (a few milliseconds): fp32 FMA
+/* Peak rate of this machine, measured once at start (a few milliseconds): fp32 FMA
  * throughput for "percent of peak". 0 if unknown. */
 double dev_peak_flops(struct dev *d);
 

@@ -197,7 +197,7 @@ static int fetch_tensor(void *ctx, const char *name, struct tensor *host, struct
     int64_t n = tensor_elems(host);
     float *values;
     if (t == NULL)
-        return err_set(e, ST_INTERNAL, "nobody exports '%s'", name);
+        return err_set(e, ST_INTERNAL, "there is no rule to export '%s'", name);
     TRY(hf_out_values(&w->out, t, &values, e));
     host->data = values;
     if (t->codes || t->scales) {

@@ -24,7 +24,7 @@ int hf_open_gradients(struct hf_folder **out, const char *path, const char *file
 void hf_close(struct hf_folder *f); /* NULL is allowed */
 const char *hf_family_name(const struct hf_folder *f); /* transformers' model_type */
 
-/* Sets options as if they stood in a file of the folder's name, among them train.seq where the user gave none. notes
+/* Sets options as if they were in a file of the folder's name, among them train.seq where the user gave none. notes
  * (may be NULL) gets a line for every field that was left aside and might matter. */
 int hf_options(struct hf_folder *f, struct config *c, struct buf *notes, struct err *e);
 

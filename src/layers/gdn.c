@@ -176,7 +176,8 @@ static const struct rule gdn_rules[] = {
      {"model.gdn_value_heads", "model.gdn_key_heads", "model.hidden", "model.gdn_value_dim"}},
 };
 static const struct tiny_size gdn_tiny[] = {
-    {"model.gdn_value_heads", 4, true}, {"model.gdn_key_heads", 2, true}, {"model.gdn_key_dim", 6, false}, {"model.gdn_value_dim", 6, false},
+    {"model.gdn_value_heads", 4, true}, {"model.gdn_key_heads", 2, true}, {"model.gdn_key_dim", 6, false},
+    {"model.gdn_value_dim", 6, false},
     {"model.gdn_chunk", 8, false},
 };
 /* clang-format on */

@@ -89,7 +89,7 @@ static int residual_close(struct build *b, const struct sublayer *prev, struct s
     double elems = (double)(b->rows * d), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "close", LANE_COMPUTE, NULL);
     GRAPH_OP(g, n, PH_FWD, addnorm_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .s = of(g, next->x), .drop = drop);
-    graph_inplace(g, n, PH_FWD, prev->x, next->x); /* where nobody looks back */
+    graph_inplace(g, n, PH_FWD, prev->x, next->x); /* where no backward step reads it */
     graph_cost(g, n, PH_FWD, elems, 3 * elems * size);
     if (!training(b))
         return g->err.code;

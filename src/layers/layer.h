@@ -49,7 +49,7 @@ struct metric {
     int layer;
     int64_t n, offset; /* offset in ARENA_STATE */
     bool objective;    /* added to the loss that is minimised: gradcheck counts it in */
-    int64_t room;      /* > 0: not a metric: rows a slab between ranks held; the value is what the run wanted */
+    int64_t room;      /* > 0: not a metric: rows a buffer between ranks held; the value is what the run wanted */
     bool eval;         /* with room: of the eval plan */
 };
 struct metric_list {

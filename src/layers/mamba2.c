@@ -194,7 +194,8 @@ static const struct rule mamba_rules[] = {
      {"model.mamba_dt_min", "model.mamba_dt_max"}},
 };
 static const struct tiny_size mamba_tiny[] = {
-    {"model.mamba_heads", 4, true}, {"model.mamba_head_dim", 8, false}, {"model.mamba_state", 6, false}, {"model.mamba_groups", 2, true},
+    {"model.mamba_heads", 4, true}, {"model.mamba_head_dim", 8, false}, {"model.mamba_state", 6, false},
+    {"model.mamba_groups", 2, true},
     {"model.mamba_chunk", 8, false},
 };
 /* clang-format on */

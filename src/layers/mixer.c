@@ -106,7 +106,7 @@ static void declare_bwd(struct build *b, int n, const struct mixer *m, const str
     graph_inplace(g, n, PH_BWD, s->dn, s->dy);
 }
 
-/* A node whose forward may be replayed to make the slots again. */
+/* A node whose forward may be replayed to recompute the slots. */
 static int forward_node(struct build *b, const char *name, mixer_rule declare, const struct mixer *m, const struct mixer_decl *d,
                         const struct mixer_slots *s, double flops, double elems)
 {

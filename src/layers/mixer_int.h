@@ -35,7 +35,7 @@ struct mixer_slots {
     slot_id conv_state, state; /* decoding */
 };
 
-/* What a core says once, while it declares itself. */
+/* What a core states once, while it declares itself. */
 struct mixer_decl {
     const char *in, *mixed, *y, *state, *rule;                        /* names of slots, and of the rule's node */
     struct weight w_in, conv_w, conv_b, dt_bias, a_log, d, norm, w_out; /* conv_b, d: may be no_weight() */

@@ -679,7 +679,8 @@ static const struct rule moe_rules[] = {
      {"model.shared_gate", "model.shared_ffn"}},
 };
 static const struct tiny_size moe_tiny[] = {
-    {"model.ffn", 24, true}, {"model.experts", 8, true}, {"model.expert_ffn", 12, true}, {"model.shared_ffn", 10, false}, {"model.glu_interleave", 4, false},
+    {"model.ffn", 24, true}, {"model.experts", 8, true}, {"model.expert_ffn", 12, true},
+    {"model.shared_ffn", 10, false}, {"model.glu_interleave", 4, false},
 };
 /* clang-format on */
 

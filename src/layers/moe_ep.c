@@ -1,18 +1,18 @@
 /* Experts on several ranks (expert parallelism). Each of P ranks holds E / P experts; rows travel.
  *
- * Shapes: T tokens here, k choices each, slabs of cap rows for each rank, S = P cap places in all.
- *   home:     row [T, k], src [S]  places in the slabs                               epsend
- *             x [S, d], prob [S]   rows in slabs by destination                      permute
+ * Shapes: T tokens here, k choices each, buffers of cap rows for each rank, S = P cap places in all.
+ *   home:     row [T, k], src [S]  places in the buffers                               epsend
+ *             x [S, d], prob [S]   rows in buffers by destination                      permute
  *   counts    rcount [P, El]       rows for each local expert, by sender             all-to-all
- *   dispatch  rx [S, d], rprob     slabs as they arrive, by sender                   all-to-all
+ *   dispatch  rx [S, d], rprob     buffers as they arrive, by sender                   all-to-all
  *   arrive    x [S, d], prob       sorted by local expert, then sender               permute, k = 1
- *   leave     ry [S, d]            the experts' output, back in the senders' slabs   unpermute
- *   return    y [S, d]             slabs at home again                               all-to-all
+ *   leave     ry [S, d]            the experts' output, back in the senders' buffers   unpermute
+ *   return    y [S, d]             buffers at home again                               all-to-all
  * Gradients take the same way in the other direction. Only the all-to-alls run on the communication lane; what is
- * around them computes. Places of a slab behind its rows hold nothing that is read.
+ * around them computes. Places of a buffer behind its rows hold nothing that is read.
  *
  * cap holds any routing (every token may want a rank's experts), or by parallel.ep_capacity less; then `need` says how
- * large a slab was wanted, and the trainer takes the step again with more room before anything is updated (or the batch,
+ * large a buffer was wanted, and the trainer repeats the step with more room before anything is updated (or the batch,
  * in evaluation). */
 #include "layers/moe_ep_int.h"
 #include "ops/epplan/epplan.h"
@@ -93,7 +93,7 @@ static int load_step(const struct step_ctx *c)
 
 /* ---- slots --------------------------------------------------------------------------------------------------------- */
 
-static int64_t slab_rows(const struct build *b, int64_t local, int64_t k)
+static int64_t buffer_rows(const struct build *b, int64_t local, int64_t k)
 {
     int64_t ranks = b->mesh->ep, any = b->rows * min_i64(k, local);
     double factor = b->cfg->parallel.ep_capacity;
@@ -103,14 +103,14 @@ static int64_t slab_rows(const struct build *b, int64_t local, int64_t k)
     return min_i64(max_i64(wanted, 1), any);
 }
 
-/* The largest slab asked for, for the trainer: it is no number to be logged. */
+/* The largest buffer asked for, for the trainer: it is no number to be logged. */
 static slot_id declare_need(struct build *b, int64_t cap)
 {
     struct metric_list *l = b->metrics;
     slot_id need = build_state(b, "ep_need", tensor_1d(NULL, DT_F64, 1));
     graph_sum(b->g, need);
     if (need != NO_SLOT && mem_grow((void **)&l->m, &l->cap, (size_t)l->n + 1, sizeof *l->m, &b->g->err) == ST_OK)
-        l->m[l->n++] = (struct metric){.tag = "slab rows", .layer = b->layer, .n = 1, .offset = b->g->slots[need].offset, .room = cap,
+        l->m[l->n++] = (struct metric){.tag = "buffer rows", .layer = b->layer, .n = 1, .offset = b->g->slots[need].offset, .room = cap,
                                        .eval = !training(b)};
     return need;
 }
@@ -124,10 +124,10 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t expert
     enum dtype wide = b->dev->wide;
     int64_t ranks = ep.ranks = b->mesh->ep;
     ep.local = experts / ranks;
-    ep.cap = slab_rows(b, ep.local, k);
+    ep.cap = buffer_rows(b, ep.local, k);
     int64_t places = ranks * ep.cap;
     if (places > INT32_MAX)
-        err_set(&g->err, ST_INVALID, "slabs of %lld rows for %lld ranks are more than 2147483647 rows", (long long)ep.cap, (long long)ranks);
+        err_set(&g->err, ST_INVALID, "buffers of %lld rows for %lld ranks are more than 2147483647 rows", (long long)ep.cap, (long long)ranks);
     struct ep_node *n = graph_own(g, sizeof *n);
     if (n == NULL)
         return ep;
@@ -136,10 +136,10 @@ struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t expert
     ep.node = n;
     ep.sorted_row = home->row;
     ep.sorted_src = home->src;
-    home->row = graph_slot(g, "slab_row", tensor_2d(NULL, DT_I32, b->rows, k));
-    home->src = graph_slot(g, "slab_src", tensor_1d(NULL, DT_I32, places));
+    home->row = graph_slot(g, "buffer_row", tensor_2d(NULL, DT_I32, b->rows, k));
+    home->src = graph_slot(g, "buffer_src", tensor_1d(NULL, DT_I32, places));
     ep.count = graph_slot(g, "count", tensor_2d(NULL, DT_I32, ranks, ep.local));
-    ep.rows = graph_slot(g, "slab_rows", tensor_1d(NULL, DT_I32, ranks));
+    ep.rows = graph_slot(g, "buffer_rows", tensor_1d(NULL, DT_I32, ranks));
     ep.rcount = graph_slot(g, "got_count", tensor_2d(NULL, DT_I32, ranks, ep.local));
     ep.rrows = graph_slot(g, "got_rows", tensor_1d(NULL, DT_I32, ranks));
     ep.offset = graph_slot(g, "local_offset", tensor_1d(NULL, DT_I32, ep.local + 1));
@@ -188,7 +188,7 @@ static void declare_sort(struct graph *g, int n, enum phase_id ph, const struct 
              .yprob = of(g, yprob), .k = 1);
 }
 
-/* Rows by expert -> slabs. */
+/* Rows by expert -> buffers. */
 static void declare_unsort(struct graph *g, int n, enum phase_id ph, const struct ep *ep, slot_id x, slot_id prob, slot_id y, slot_id yprob)
 {
     GRAPH_OP(g, n, ph, unpermute, .x = of(g, x), .row = of(g, ep->to), .xprob = of(g, prob), .y = of(g, y), .yprob = column(of(g, yprob)));

@@ -7,7 +7,7 @@
 /* Slots where the tokens are: maps of the rows, the rows and what comes back. */
 struct ep_home {
     slot_id offset;            /* of all experts: moeplan's */
-    slot_id row, src;          /* maps that permute and unpermute use; with other ranks they lead into slabs */
+    slot_id row, src;          /* maps that permute and unpermute use; with other ranks they lead into buffers */
     slot_id x, dx, prob, dprob; /* sent */
     slot_id y, dy;             /* returned */
 };
@@ -18,16 +18,16 @@ struct ep_rows {
 struct ep {
     bool on;
     int64_t ranks, cap, local;
-    slot_id sorted_row, sorted_src;       /* moeplan's maps, from which the slabs' are made */
+    slot_id sorted_row, sorted_src;       /* moeplan's maps, from which the buffers' are made */
     slot_id count, rows;                  /* I32 [ranks, local], [ranks]: what leaves */
     slot_id rcount, rrows;                /* what arrives */
-    slot_id offset, to, from;             /* of the local experts, and between slabs and their rows */
-    slot_id rx, drx, rprob, drprob, ry, dry; /* slabs at the experts */
-    slot_id need;                         /* F64 [1], persistent: largest slab of the step */
+    slot_id offset, to, from;             /* of the local experts, and between buffers and their rows */
+    slot_id rx, drx, rprob, drprob, ry, dry; /* buffers at the experts */
+    slot_id need;                         /* F64 [1], persistent: largest buffer of the step */
     const struct ep_node *node;
 };
 
-/* Slots; home->row and home->src become the maps into slabs. .on is false where all experts are here. */
+/* Slots; home->row and home->src become the maps into buffers. .on is false where all experts are here. */
 struct ep ep_declare_slots(struct build *b, struct ep_home *home, int64_t experts, int64_t k, int64_t width);
 /* Where rows go; the counts travel. */
 void ep_declare_maps(struct build *b, const struct ep *ep, const struct ep_home *home);

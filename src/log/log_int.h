@@ -5,8 +5,8 @@
 #include "base/base.h"
 #include "log/log.h"
 
-/* ---- escape.c: text from outside, made safe for its target. Bytes that are not UTF-8 become
- * U+FFFD */
+/* ---- escape.c: text from outside, made safe for its target ------------------------------------ */
+/* Bytes that are not UTF-8 become U+FFFD. */
 void add_json_string(struct buf *b, const char *s);             /* with its quotes */
 void add_json_number(struct buf *b, double v, const char *fmt); /* null unless finite */
 void add_html(struct buf *b, const char *s);
@@ -123,7 +123,7 @@ int metrics_trim(const char *path, int64_t step, int64_t *removed, struct err *e
  */
 int metrics_set_aside(const char *path, char *to, size_t size, struct err *e);
 
-/* ---- watch.c: signs that a run learns nothing
+/* ---- watch.c: signs that a run does not learn
  * ------------------------------------------------------------------------------ */
 struct watch {
     double first_loss; /* NAN: none yet */

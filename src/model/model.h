@@ -26,7 +26,7 @@ struct model {
     const struct config *cfg;
     struct dev *dev;
     const struct ops *ops;
-    struct mesh mesh; /* this rank's place; alone unless the trainer says otherwise, before the first plan */
+    struct mesh mesh; /* this rank's place; a single rank unless the trainer sets another before the first plan */
     struct pattern pattern;
     struct policy policy;
     struct param_table params;
@@ -39,7 +39,7 @@ struct model {
 int model_init(struct model *m, const struct config *cfg, struct dev *dev, struct err *e);
 void model_release(struct model *m);
 
-/* One way of running the model: a graph, its plan, and the slots the host talks to. */
+/* The model in one mode: a graph, its plan, and the slots that the host reads and writes. */
 struct model_plan {
     struct graph g;
     struct plan p;
@@ -70,9 +70,9 @@ int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct
 int model_init_params(struct model *m, struct err *e);
 
 /* Host views; valid on host devices. */
-/* As trained: the master where there is one. On the device. */
+/* As trained: the fp32 master weight where there is one. On the device. */
 struct tensor model_param(const struct model *m, int index);
-/* Master and working copy from a dense host tensor of the wide type. */
+/* Fills master weight and working copy from a dense host tensor of the wide type. */
 int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
 struct tensor model_grad(const struct model *m, int index);
 /* FP8 codes of a parameter from its value; of all that have codes. After every change of values that is not the update plan's. */
@@ -91,7 +91,7 @@ double model_flops_per_token(const struct config *cfg, const struct pattern *p, 
 double model_layer_flops(const struct config *cfg, char symbol, int64_t seq);
 double model_head_flops(const struct config *cfg);
 double model_mtp_flops(const struct config *cfg);
-/* The stack for people: layer, kind, keys, parameters, FLOPs. */
+/* The stack as a table: layer, kind, keys, parameters, FLOPs. */
 void model_print_stack(const struct model *m, struct buf *out);
 /* What every pipeline stage holds; nothing without a pipeline. */
 void model_print_stages(const struct model *m, struct buf *out);

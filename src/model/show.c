@@ -1,4 +1,4 @@
-/* The model for people: `braid plan` prints these. */
+/* Tables of a model, as `braid plan` prints them. */
 #include "model/model.h"
 
 #include <string.h>

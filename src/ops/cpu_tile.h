@@ -153,7 +153,7 @@ static inline void transpose(float *out, int64_t out_row, const float *in, int64
 /* ---- one block of queries and the keys it sees ----------------------------------------------- */
 
 /* What each query of the block sees: keys low..high (absolute, inclusive). Lanes past the last
- * query repeat nothing and see everything: they compute finite values that nobody reads. */
+ * query repeat nothing and see everything: they compute finite values that are never read. */
 struct queries {
     int64_t first, count; /* query indices */
     int32_t low[QUERY_BLOCK], high[QUERY_BLOCK];

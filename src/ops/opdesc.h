@@ -13,7 +13,7 @@
 
 enum { OP_ARGS_BYTES = 4096, OP_MAX_ARGS = 32, OP_MAX_ATTRS = 20, OP_MAX_DIMS = 8 };
 
-/* Of the device's type or the wide one beside it: what gradients are taken of. */
+/* True for the device's type and the wide one beside it, which gradients are taken of. */
 static inline bool arg_is_real(enum arg_type t) { return t == ARG_REAL || t == ARG_WIDE; }
 
 /* One shape to test or time: values for the op's dims and attributes by name, e.g.

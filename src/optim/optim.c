@@ -71,7 +71,7 @@ static int clip_step(const struct step_ctx *c)
     return c->ops->clip(c->lane, &a);
 }
 
-/* Of this rank's share alone, without a limit: its sum of squares is what the others want. */
+/* Norm of this rank's share alone, without a limit: the others need its sum of squares. */
 static int clip_own_step(const struct step_ctx *c)
 {
     enum { SUMS, LOSS, ALL };

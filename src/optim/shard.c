@@ -1,4 +1,4 @@
-/* Who updates what, and how ranks exchange it; see optim.h and optim_int.h.
+/* Which rank updates what, and how ranks exchange it; see optim.h and optim_int.h.
  *
  * A parameter that R ranks hold copies of is cut into R pieces of equal size, rounded up so that pieces begin where
  * vectors do. Rank r owns piece r: it receives the sum of that piece's gradients, keeps its moments and updates it (ZeRO-1);
@@ -96,7 +96,7 @@ struct exchanged {
 };
 struct exchange {
     const char *what;
-    struct comm *comm, *ends; /* NULL on paper, and where there is nobody to talk to */
+    struct comm *comm, *ends; /* NULL in a plan that is not run, and with a single rank */
     bool sum, collect;        /* pieces are summed; pieces go to all */
     int n;
     const struct exchanged *list;
@@ -223,23 +223,23 @@ void declare_gather(struct optim *o, const struct model *m, const struct bucket 
 
 /* ---- a number of each rank ------------------------------------------------------------------------------------------ */
 
-struct talk {
+struct gather {
     const char *what;
     struct comm *comm;
 };
 
 static int share_step(const struct step_ctx *c)
 {
-    const struct talk *x = c->self;
+    const struct gather *x = c->self;
     struct tensor t = tensor_1d(c->t[0].data, c->t[0].dtype, tensor_elems(&c->t[0]));
     return comm_all_gather(x->comm, c->lane, x->what, &t, tensor_elems(&t) / x->comm->size);
 }
 
 void declare_share(struct optim *o, const struct model *m, const char *name, slot_id t)
 {
-    struct talk *x = graph_own(&o->g, sizeof *x);
+    struct gather *x = graph_own(&o->g, sizeof *x);
     if (x == NULL)
         return;
-    *x = (struct talk){.what = graph_name(&o->g, name), .comm = m->mesh.all};
+    *x = (struct gather){.what = graph_name(&o->g, name), .comm = m->mesh.all};
     GRAPH_PHASE(&o->g, graph_node(&o->g, name, LANE_COMM, x), PH_FWD, share_step, ADDS(t));
 }

@@ -1,4 +1,4 @@
-/* Op calls of a graph: fields of an op bound to slots by name; see plan.h. */
+/* Op calls of a graph: fields of an op bound to slots by name; see graph.h. */
 #include "plan/graph.h"
 #include "ops/ops.h"
 

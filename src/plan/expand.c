@@ -1,5 +1,5 @@
 /* From an order to steps: every use is tied to one life ("instance") of its slot, and what the policy
- * dropped is made again just before the first backward step that needs it. Replays may need
+ * dropped is recomputed just before the first backward step that needs it. Replays may need
  * replays; the recursion then runs a whole block in forward order. */
 #include "plan/plan_int.h"
 

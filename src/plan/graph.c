@@ -1,4 +1,4 @@
-/* Declarations of slots and nodes; see plan.h. The first failure is kept and later calls do nothing, so
+/* Declarations of slots and nodes; see graph.h. The first failure is kept and later calls do nothing, so
  * that layers read as a list of declarations, and graph_check() tells at the end. */
 #include "plan/graph.h"
 

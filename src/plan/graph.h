@@ -12,8 +12,8 @@
  * - An activation slot is written once per microbatch (USE_WRITE), or summed in declared order
  *   (USE_ADD: the first contribution writes, later ones add).
  * - What the backward half reads of what the forward half wrote is *saved*: it lives in the frame of
- *   its chunk and microbatch. All else is transient and shares one workspace. Nobody declares this; it follows.
- * - A slot with a replay may be dropped after the forward half and made again when first needed.
+ *   its chunk and microbatch. All else is transient and shares one workspace. This is derived, not declared.
+ * - A slot with a replay may be dropped after the forward half and recomputed when first needed.
  * - Two slots may share memory only if every use of one happens-before the first of the other:
  *   order on a lane or a wait proves that, never position in the list.
  */
@@ -124,12 +124,12 @@ struct node {
 };
 struct slot {
     const char *name; /* "3.attn.qkv" */
-    const char *tag;  /* "attn.qkv": what recompute policies match */
+    const char *tag;  /* "attn.qkv": recompute policies match it */
     int layer;
     struct tensor shape; /* data NULL */
     int arena;           /* ARENA_* for persistent slots, -1 for activations */
     int64_t offset;      /* in that arena */
-    int replay;          /* node whose PH_REPLAY phase makes it again, or -1 */
+    int replay;          /* node whose PH_REPLAY phase recomputes it, or -1 */
     bool dropped;        /* policy: not saved, replayed */
     bool sum;            /* has several contributions: the first writes, later ones add */
     bool unwanted;       /* the gradient of a frozen parameter: nobody reads it */
@@ -168,7 +168,7 @@ void *graph_own(struct graph *g, size_t bytes);
 int graph_node(struct graph *g, const char *name, enum lane_id lane, const void *self);
 /* ---- op calls: fields bound to slots by name (bind.c) */
 
-/* The slot as a tensor for an op's args, absent for NO_SLOT. Its data is no memory but says which slot it is, so that views
+/* The slot as a tensor for an op's args, absent for NO_SLOT. Its data is not an address but identifies the slot, so that views
  * are made with the functions of tensor.h (tensor_cols, tensor_split_last). */
 struct tensor of(const struct graph *g, slot_id slot);
 /* Append a call of an op to a phase: GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, dy), .x = of(g, x), ...). Reading, writing or
@@ -194,7 +194,7 @@ void graph_inplace(struct graph *g, int node, enum phase_id ph, slot_id from, sl
 /* The node reads run_info. Such nodes depend on no other and come first. */
 void graph_host(struct graph *g, int node);
 void graph_role(struct graph *g, int node, enum node_role role);
-/* slot can be made again by this node's PH_REPLAY phase. */
+/* slot can be recomputed by this node's PH_REPLAY phase. */
 void graph_replay(struct graph *g, slot_id slot, int node);
 int graph_check(const struct graph *g, struct err *e);
 

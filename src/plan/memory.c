@@ -3,7 +3,7 @@
 
 const char *arena_name(enum arena_id a)
 {
-    static const char *const names[] = {"parameters", "masters", "gradients", "optimizer", "state", "frames", "workspace", "codes"};
+    static const char *const names[] = {"parameters", "fp32 master", "gradients", "optimizer", "state", "frames", "workspace", "codes"};
     return (unsigned)a < ARENA_COUNT ? names[a] : "?";
 }
 

@@ -1,6 +1,6 @@
 /* Addresses. A frame holds what one microbatch saves in one chunk: all of it is alive when that forward half ends,
  * so inside a frame slots simply lie side by side. Frames share ARENA_FRAME, transient slots share the
- * workspace, by one rule: largest first, each at the lowest offset where it meets nobody that may be alive at
+ * workspace, by one rule: largest first, each at the lowest offset where it overlaps nothing that may be alive at
  * the same time. "May" follows happens-before, not list order. */
 #include "plan/plan_int.h"
 
@@ -276,7 +276,7 @@ struct lanes {
 };
 
 /* A unit whose last use is not proven done before another starts has that use at or after the other's `from`. Host steps may be passed
- * over: their readers, if proven done, prove them; what nobody reads is kept to the end. */
+ * over: their readers, if proven done, prove them; what is never read is kept to the end. */
 static void list_range(const struct builder *b, const struct lanes *at, struct unit *u)
 {
     const struct plan *p = b->p;

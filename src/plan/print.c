@@ -1,4 +1,4 @@
-/* Plans for people: the list of steps, and memory by layer and by recompute name. */
+/* Plans as text: the list of steps, and memory by layer and by recompute name. */
 #include "plan/plan_int.h"
 
 #include <stdlib.h>
@@ -39,7 +39,7 @@ void plan_print_steps(const struct plan *p, struct buf *out)
     }
 }
 
-/* Of one microbatch: the others save the same. */
+/* Counts one microbatch: the others save the same. */
 static bool is_saved(const struct instance *x) { return x->mb == 0 && x->arena == ARENA_FRAME && x->merged < 0; }
 
 /* Saved bytes of every tag, summed over layers; tags in order of first appearance. */

@@ -265,7 +265,7 @@ static bool has_role(const struct cutter *c, struct stretch s, int i, enum node_
     return i >= s.from && i < s.to && c->g->nodes[s.k->nodes[i]].role == role;
 }
 
-/* Of the pre parts, the one of MoE m without what was launched already. */
+/* The pre part of MoE m without what was launched already. */
 static struct stretch rest_of(struct stretch pre, int begun)
 {
     pre.from = pre.from > begun ? pre.from : begun;

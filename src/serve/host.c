@@ -1,4 +1,4 @@
-/* Who may connect: addresses, the names browsers use for them, and the token. */
+/* Which clients may connect: addresses, the names browsers use for them, and the token. */
 #include "serve/serve.h"
 
 #include <arpa/inet.h>

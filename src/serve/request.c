@@ -184,7 +184,7 @@ static int read_neutral(const char *name, const json_t *v, bool *found, struct e
         return json_is_false(v)
                    ? ST_OK
                    : err_set(e, ST_UNSUPPORTED, "\"stream\" is not supported: the answer comes in one piece");
-    if (strcmp(name, "model") == 0 || strcmp(name, "user") == 0) /* there is one model, and nobody is billed */
+    if (strcmp(name, "model") == 0 || strcmp(name, "user") == 0) /* there is one model, and there is no billing */
         return json_is_string(v) ? ST_OK : err_set(e, ST_INVALID, "\"%s\" must be a text", name);
     *found = false;
     return ST_OK;

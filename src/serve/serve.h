@@ -113,7 +113,7 @@ void request_release(struct completion_request *r);
 /* Runs it and writes the answer. */
 int request_answer(struct scorer *s, const struct completion_request *r, const char *model, struct buf *out,
                    struct err *e);
-/* {"error": {...}} with what e says. */
+/* {"error": {...}} with the message of e. */
 void reply_error(struct buf *out, int http_status, const struct err *e);
 void reply_models(struct buf *out, const char *model, int64_t length);
 /* Bytes of the character at text, 0: none begins there. */

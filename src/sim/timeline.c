@@ -1,4 +1,4 @@
-/* Plans of all ranks on paper, their steps as tasks of the simulator, and what comes of it; see timeline.h. */
+/* Plans of all ranks without memory, their steps as tasks of the simulator, and what comes of it; see timeline.h. */
 #include "sim/timeline.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 const char *task_kind_name(enum task_kind k)
 {
-    static const char *const names[] = {"forward", "backward", "dw", "replay", "update", "dispatch", "combine", "cut", "reduce", "gather", "talk"};
+    static const char *const names[] = {"forward", "backward", "dw", "replay", "update", "dispatch", "combine", "cut", "reduce", "gather", "summary"};
     return names[k];
 }
 
@@ -50,13 +50,13 @@ static int add_join(struct timeline_half *h, int rank, struct err *e)
         if (l != LANE_COMPUTE && last[l] >= 0)
             join.wait[join.n_waits++] = last[l];
     int at = r->n;
-    TRY(add_mark(h, rank, at, (struct task_mark){.kind = KIND_TALK}, e));
+    TRY(add_mark(h, rank, at, (struct task_mark){.kind = KIND_SUMMARY}, e));
     TRY(sim_add(&h->sim, rank, &join, e));
     for (int l = 0; l < LANE_COUNT; l++) {
         if (l == LANE_COMPUTE || last[l] < 0)
             continue;
         const struct sim_task go = {.lane = l, .frame = -1, .name = "join", .n_waits = 1, .wait = {at}};
-        TRY(add_mark(h, rank, h->sim.rank[rank].n, (struct task_mark){.kind = KIND_TALK}, e));
+        TRY(add_mark(h, rank, h->sim.rank[rank].n, (struct task_mark){.kind = KIND_SUMMARY}, e));
         TRY(sim_add(&h->sim, rank, &go, e));
     }
     return ST_OK;
@@ -339,7 +339,7 @@ static void write_items(struct buf *out, const struct pattern *p, int from, int 
         buf_addf(out, p->items[i].grouped ? "[%.*s]" : "%.*s", (int)p->items[i].n, p->symbols + p->items[i].first);
 }
 
-/* Deals out items from the front so that no stage has more than `most` work, a stage's segments alike; writes them where out is
+/* Distributes items from the front so that no stage has more than `most` work, a stage's segments alike; writes them where out is
  * given. False: they do not fit. Every segment but the last gets an item. */
 static bool deal(const struct cutting *c, double most, struct buf *out)
 {
@@ -378,7 +378,7 @@ int timeline_cut_pattern(const struct config *cfg, int pp, int vpp, double extra
         *(deal(&c, mid, NULL) ? &high : &low) = mid;
     }
     if (!deal(&c, high, out))
-        return err_set(e, ST_USAGE, "model.pattern cannot be dealt out to %d stages of %d segments", pp, vpp);
+        return err_set(e, ST_USAGE, "model.pattern cannot be distributed over %d stages of %d segments", pp, vpp);
     for (int k = 0; k < p.n_mtp_depths; k++)
         buf_addf(out, "/%.*s", p.n_mtp_layers, p.mtp_symbols);
     return buf_check(out, e);

@@ -1,5 +1,5 @@
-/* What a step of all ranks takes, without running it: every rank is planned on paper, its steps get times, and the simulator
- * (plan/simulate.c) lets them meet. Times are predicted from a stated machine, or those of computing measured on this one. */
+/* Predicted time of a step of all ranks, without running it: every rank is planned without memory, its steps get times, and the
+ * simulator (plan/simulate.h) lets them wait for each other. Times of computing are predicted for a stated machine or measured on this one. */
 #ifndef BRAID_TIMELINE_H
 #define BRAID_TIMELINE_H
 
@@ -8,7 +8,7 @@
 
 /* What a prediction assumes. */
 struct machine {
-    double flops, attention; /* FLOP/s that products reach, and attention */
+    double flops, attention; /* FLOP/s that GEMMs reach, and attention */
     double bandwidth;        /* bytes/s of memory, read and written */
     double node;             /* seconds a node takes at least: launches */
     double link, link_delay; /* bytes/s out of one GPU to other machines; seconds until a message starts to arrive */
@@ -41,7 +41,7 @@ enum task_kind {
     KIND_CUT,
     KIND_REDUCE,
     KIND_GATHER,
-    KIND_TALK, /* counts, norms: a few numbers */
+    KIND_SUMMARY, /* counts, norms: a few numbers */
     KIND_COUNT,
 };
 const char *task_kind_name(enum task_kind k);
@@ -57,7 +57,7 @@ struct timeline_half {
     size_t *cap;
 };
 struct timeline_rank {
-    struct trainer t; /* on paper: names and shapes of the tasks */
+    struct trainer t; /* planned, not run: names and shapes of the tasks */
     int64_t persistent, working; /* bytes of training: weights, gradients, moments; frames and workspace */
     /* found: seconds */
     double exposed[KIND_COUNT], moved[KIND_COUNT]; /* by kind, those that move data: while nothing was computed, in all */
@@ -85,7 +85,7 @@ struct step_cost {
     const struct machine *m;
     const struct node_times *times;
     const struct trainer *t;
-    int64_t places; /* rows of all slabs of this rank, and those that an even routing fills */
+    int64_t places; /* rows of all buffers of this rank, and those that an even routing fills */
     int64_t filled;
 };
 struct step_cost step_cost_of(const struct machine *m, const struct node_times *times, const struct trainer *t);

@@ -19,8 +19,8 @@ void machine_print(const struct machine *m, bool measured, struct buf *out)
                  m->flops * 1e-12, m->attention * 1e-12, m->bandwidth * 1e-12, m->node * 1e6);
     buf_addf(out,
              "links:     PREDICTED, %.3g GB/s out of each GPU and %.3g us to other machines, %.3g GB/s within a machine of %d; a row travels once for each of\n"
-             "           its experts, of GPUs whole slabs (parallel.ep_capacity); even routing; computing takes %.0f %% longer while the link is busy;\n"
-             "           nobody else uses the network\n",
+             "           its experts, of GPUs whole buffers (parallel.ep_capacity); even routing; computing takes %.0f %% longer while the link is busy;\n"
+             "           no other traffic on the network\n",
              m->link * 1e-9, m->link_delay * 1e6, m->inner * 1e-9, m->gpus, m->beside * 100);
 }
 
@@ -161,7 +161,7 @@ enum task_kind step_kind(const struct plan *p, int step)
         return update ? KIND_UPDATE : phases[s->ref.phase];
     if (update && strncmp(n->name + 7, "reduce", 6) == 0)
         return KIND_REDUCE;
-    return update && strncmp(n->name + 7, "gather", 6) == 0 ? KIND_GATHER : KIND_TALK;
+    return update && strncmp(n->name + 7, "gather", 6) == 0 ? KIND_GATHER : KIND_SUMMARY;
 }
 
 double step_seconds(const void *ctx, const struct plan *p, int step)
@@ -175,14 +175,14 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
         return 0;
     switch (step_kind(p, step)) {
     case KIND_DISPATCH:
-    case KIND_COMBINE: /* a GPU's counts are not looked at: whole slabs travel */
+    case KIND_COMBINE: /* a GPU's counts are not looked at: whole buffers travel */
         return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->ep_rank, mesh->ep, 1),
                                 ph->bytes * (c->t->dev.kind == DEV_CUDA ? 1 : fill_share(c, p, ph)));
     case KIND_CUT: /* the sender's lane is busy; the receiver waits for the first byte */
         return out != backward ? message_seconds(c->m, mesh, out, ph->bytes) : c->m->link_delay;
     case KIND_REDUCE:
     case KIND_GATHER: return bucket_seconds(c, p, ph, step_kind(p, step) == KIND_REDUCE);
-    case KIND_TALK: return mesh->world > 1 ? c->m->link_delay : 0;
+    case KIND_SUMMARY: return mesh->world > 1 ? c->m->link_delay : 0;
     default: return compute_seconds(c, p, step);
     }
 }

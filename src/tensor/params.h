@@ -1,5 +1,5 @@
-/* The parameter table: every weight of the model by its canonical key, with where it lives. Optimizer,
- * checkpoint and init walk over it; nobody indexes weights by number. */
+/* The parameter table: every weight of the model by its canonical key, with its place in memory. Optimizer,
+ * checkpoint and initialisation iterate over it; weights are never indexed by number. */
 #ifndef BRAID_TENSOR_PARAMS_H
 #define BRAID_TENSOR_PARAMS_H
 
@@ -9,7 +9,7 @@ struct param_entry {
     struct param p;
     int64_t offset;       /* bytes into the parameter arena: the copy that layers work with */
     int64_t grad_offset;  /* bytes into the gradient arena; -1: not trained by any plan so far */
-    int64_t master_offset; /* bytes into the arena of masters, where the copy is narrower than what is trained; else -1 */
+    int64_t master_offset; /* bytes into the arena of fp32 master weights, where the copy is narrower than what is trained; else -1 */
     int64_t optim_offset; /* bytes into the optimizer arena: first moment, then second */
     /* FP8 codes and inverse scales of the matrix, then of its transpose, and scratch to make them: bytes into the arena of codes,
      * -1: not there. */
@@ -34,7 +34,7 @@ const char *split_unit_name(enum split_unit unit); /* "heads" */
 /* An error that names the parameter if its split is not declared, does not add up to its shape, or if a section has a
  * number of units that this many ranks cannot share. */
 int param_split_check(const struct param *p, int64_t ranks, struct err *e);
-/* What is counted as parameters: a table of integers is none. */
+/* Elements that count as parameters: tables of integers do not. */
 static inline int64_t param_reals(const struct param *p) { return p->n_values > 0 ? 0 : param_elems(p); }
 int64_t param_table_elems(const struct param_table *t); /* of all, by that count */
 

@@ -1,5 +1,5 @@
 /* A tensor is a value: a pointer, a type, a shape and strides. It owns nothing. Also here: the
- * parameter table's row type, because optimizer, checkpoint and model all speak of it. */
+ * parameter table's row type, because optimizer, checkpoint and model all use it. */
 #ifndef BRAID_TENSOR_H
 #define BRAID_TENSOR_H
 
@@ -41,7 +41,7 @@ struct tensor {
     int64_t stride[TENSOR_MAX_RANK]; /* in elements */
 };
 
-/* Dense row-major shape; data stays NULL until someone places it. */
+/* Dense row-major shape; data stays NULL until it is placed in memory. */
 struct tensor tensor_shape(enum dtype dtype, int rank, const int64_t *dim);
 struct tensor tensor_1d(void *data, enum dtype dtype, int64_t n);
 struct tensor tensor_2d(void *data, enum dtype dtype, int64_t rows, int64_t cols);
@@ -161,7 +161,7 @@ struct param {
 int64_t param_elems(const struct param *p);
 /* The optimizer changes it. */
 static inline bool param_trained(const struct param *p) { return !p->buffer && !p->frozen; }
-/* Of the copy that layers work with, on a device of this real type. */
+/* Type of the copy that layers work with, on a device of this real type. */
 static inline enum dtype param_dtype(const struct param *p, enum dtype real)
 {
     return p->n_values > 0 ? DT_I32 : p->rank == 1 || p->wide ? wide_of(real) : real;

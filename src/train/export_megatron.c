@@ -42,7 +42,7 @@ static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
         i++;
     i %= p->n;
     if (strcmp(p->items[i].name, key) != 0)
-        return err_set(e, ST_INTERNAL, "nobody exports %s", key);
+        return err_set(e, ST_INTERNAL, "there is no rule to export %s", key);
     p->next = i + 1;
     const struct tensor *from = p->at[i];
     int64_t bytes = tensor_bytes(from);

@@ -1,4 +1,4 @@
-/* What a report says about the machine and the process: version, host, device, memory, command
+/* Facts of a report about the machine and the process: version, host, device, memory, command
  * line. */
 #include "train/facts_int.h"
 

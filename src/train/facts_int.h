@@ -4,7 +4,7 @@
 
 #include "train/train.h"
 
-/* The command line of this process, as a shell would take it back. */
+/* The command line of this process, quoted so that a shell reads it again. */
 void facts_command(struct buf *out);
 /* Version, host, device, ranks, memory by arena. */
 void facts_machine(const struct trainer *t, struct buf *out);

@@ -113,7 +113,7 @@ static int fetch_param(void *ctx, const char *key, struct tensor *host, struct e
                 m->progress->fn(m->progress->ctx, m->done, m->all);
             return ST_OK;
         }
-    return err_set(e, ST_INTERNAL, "nobody imports %s", key);
+    return err_set(e, ST_INTERNAL, "there is no rule to import %s", key);
 }
 
 int import_hf(struct hf_folder *f, struct config *c, const char *run_dir, const struct interop_progress *progress, struct buf *notes, struct err *e)

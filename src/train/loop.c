@@ -1,4 +1,4 @@
-/* The run: steps, evaluations, checkpoints, signals. Every rank walks the same loop; one of them speaks. */
+/* The run: steps, evaluations, checkpoints, signals. Every rank walks the same loop; rank 0 logs and prints. */
 #include "train/facts_int.h"
 #include "base/stop.h"
 #include "train/ranks_int.h"
@@ -22,7 +22,7 @@ static int pending_signal(void)
 }
 
 /* A signal may reach any rank; time is each one's own. What one wants all do, after the same step. */
-static enum stop_wish wish(struct trainer *t)
+static enum stop_request find_stop_request(struct trainer *t)
 {
     if (pending_signal() != 0)
         return STOP_SIGNAL;
@@ -178,7 +178,7 @@ static int finish_trace(struct trainer *t, int64_t done, struct err *e)
     return trace_write(t->trace, path, e);
 }
 
-static int stopped(struct trainer *t, enum stop_wish why, struct err *e)
+static int stopped(struct trainer *t, enum stop_request why, struct err *e)
 {
     const struct config *c = t->cfg;
     const char *reason = why == STOP_SIGNAL ? "" : " (run.minutes is up)";
@@ -262,9 +262,9 @@ int trainer_run(struct trainer *t, struct err *e)
     sigset_t set, before;
     stop_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, &before);
-    t->stop_wish = wish;
+    t->stop_request = find_stop_request;
     t->deadline = t->cfg->run.minutes > 0 ? time_now() + 60 * t->cfg->run.minutes : 0;
-    int st = trainer_speaks(t) ? open_log(t, e) : ST_OK;
+    int st = trainer_is_rank0(t) ? open_log(t, e) : ST_OK;
     if (st == ST_OK)
         st = loop(t, e);
     if (st == ST_NONFINITE && t->log != NULL)

@@ -104,7 +104,7 @@ void probe_release(struct probe *p)
 
 /* ---- comparison ----------------------------------------------------------------------------------------------- */
 
-/* Of one row of logits each, over the n that both have. */
+/* KL divergence of one row of logits, over the n that both have. */
 static double row_kl(const float *golden, const struct tensor *ours, int64_t first, int64_t n)
 {
     double top_g = -INFINITY, top_o = -INFINITY, sum_g = 0, sum_o = 0, kl = 0;

@@ -1,11 +1,11 @@
-/* What ranks tell each other between plans: label counts, losses, wishes to stop, numbers for the log. Small, in host memory, in
+/* Communication of ranks between plans: label counts, losses, stop requests, numbers for the log. Small, in host memory, in
  * the same order on every rank. */
 #include "train/ranks_int.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { TAG_ROOM = 64, WORD_ROOM = 128 };
+enum { TAG_ROOM = 64, SUMMARY_BYTES = 128 };
 
 /* A metric of another stage, as its first rank described it. */
 struct metric_name {
@@ -20,7 +20,7 @@ struct ranks {
     int n_stages;                /* of this rank's knowledge: all on the first rank, else one */
     struct stage_metrics *stage; /* the own one first */
     double *mine, *other, *sum;  /* as many values as a stage has at most */
-    double *words;               /* WORD_ROOM of every rank */
+    double *summaries;               /* SUMMARY_BYTES of every rank */
 };
 
 /* ---- opening: who reports what ------------------------------------------------------------------------------------- */
@@ -83,7 +83,7 @@ int ranks_open(struct trainer *t, struct err *e)
     double **rooms[] = {&r->mine, &r->other, &r->sum};
     for (int i = 0; i < countof(rooms); i++)
         TRY(mem_array((void **)rooms[i], (size_t)most, sizeof(double), e));
-    return mem_array((void **)&r->words, (size_t)mesh->world, WORD_ROOM, e);
+    return mem_array((void **)&r->summaries, (size_t)mesh->world, SUMMARY_BYTES, e);
 }
 
 void ranks_close(struct ranks *r)
@@ -96,7 +96,7 @@ void ranks_close(struct ranks *r)
     free(r->mine);
     free(r->other);
     free(r->sum);
-    free(r->words);
+    free(r->summaries);
     free(r);
 }
 
@@ -106,14 +106,14 @@ void ranks_close(struct ranks *r)
 int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
-    struct count_word {
+    struct count_summary {
         int64_t failed, counts[1 + MTP_MAX_DEPTHS];
     } mine = {.failed = st != ST_OK}, *all;
-    _Static_assert(sizeof mine <= WORD_ROOM, "a word fits its room");
+    _Static_assert(sizeof mine <= SUMMARY_BYTES, "a summary fits its buffer");
     t->data_failed = st != ST_OK;
     if (t->ranks == NULL)
         return st;
-    all = (struct count_word *)t->ranks->words;
+    all = (struct count_summary *)t->ranks->summaries;
     for (int k = 0; k < n; k++)
         mine.counts[k] = counts[k];
     int gathered = comm_host_gather(mesh->all, "label counts", &mine, (int64_t)sizeof mine, all, st == ST_OK ? e : NULL);
@@ -133,15 +133,15 @@ int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct e
     return ST_OK;
 }
 
-int ranks_after_step(struct trainer *t, struct step_word *w, struct err *e)
+int ranks_after_step(struct trainer *t, struct step_summary *w, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
-    _Static_assert(sizeof *w <= WORD_ROOM && (1 + MTP_MAX_DEPTHS) * sizeof(int64_t) <= WORD_ROOM, "a word fits its room");
+    _Static_assert(sizeof *w <= SUMMARY_BYTES && (1 + MTP_MAX_DEPTHS) * sizeof(int64_t) <= SUMMARY_BYTES, "a summary fits its buffer");
     if (t->ranks == NULL)
         return ST_OK;
-    struct step_word *all = (struct step_word *)t->ranks->words;
+    struct step_summary *all = (struct step_summary *)t->ranks->summaries;
     TRY(comm_host_gather(mesh->all, "end of step", w, (int64_t)sizeof *w, all, e));
-    *w = (struct step_word){0};
+    *w = (struct step_summary){0};
     for (int r = 0; r < mesh->world; r++) {
         for (int k = 0; k <= MTP_MAX_DEPTHS; k++)
             w->loss[k] += all[r].loss[k];
@@ -155,7 +155,7 @@ int ranks_largest(struct trainer *t, const char *what, double *value, struct err
     const struct mesh *mesh = &t->model.mesh;
     if (t->ranks == NULL)
         return ST_OK;
-    double *all = t->ranks->words;
+    double *all = t->ranks->summaries;
     TRY(comm_host_gather(mesh->all, what, value, (int64_t)sizeof *value, all, e));
     for (int r = 0; r < mesh->world; r++)
         *value = all[r] > *value ? all[r] : *value;

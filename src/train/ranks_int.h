@@ -1,13 +1,13 @@
-/* Private to train/: what ranks tell each other between plans. A rank alone says nothing, and all of these return at once. */
+/* Private to train/: communication between ranks outside of plans. With a single rank all of these return at once. */
 #ifndef BRAID_TRAIN_RANKS_INT_H
 #define BRAID_TRAIN_RANKS_INT_H
 
 #include "train/train.h"
 
-/* What a rank knows after a step; after ranks_after_step what all know. */
-struct step_word {
+/* Summary of a step on one rank; after ranks_after_step, of all ranks. */
+struct step_summary {
     double loss[1 + MTP_MAX_DEPTHS]; /* sums, main loss first; 0 where another stage has the head */
-    double stop;                     /* enum stop_wish; the largest counts */
+    double stop;                     /* enum stop_request; the largest counts */
 };
 
 /* trainer_save; note (may be NULL) gets what failed after the checkpoint was safe, on the rank that writes. */
@@ -18,7 +18,7 @@ void ranks_close(struct ranks *r);
 /* counts become sums over the ranks that share the batch. st: could this rank read its data? If one could not, every rank
  * gets its error, and t->data_failed is set. */
 int ranks_sum_counts(struct trainer *t, int64_t *counts, int n, int st, struct err *e);
-int ranks_after_step(struct trainer *t, struct step_word *w, struct err *e);
+int ranks_after_step(struct trainer *t, struct step_summary *w, struct err *e);
 /* *value becomes the largest of all ranks. */
 int ranks_largest(struct trainer *t, const char *what, double *value, struct err *e);
 /* The worst status of all ranks, with its message; a rank alone keeps its own. */

@@ -1,6 +1,6 @@
 /* Saving: whatever the ranks, the files are those that one rank would write. The first rank has a list of all parameters (on
  * paper: of a model as one rank has it) and writes them one after the other. For each it asks the others, who answer with the
- * elements they are responsible for; it holds one tensor at a time, and what nobody sent is an error. */
+ * elements they are responsible for; it holds one tensor at a time, and a part that no rank sent is an error. */
 #include "train/ranks_int.h"
 #include "train/reshard_int.h"
 
@@ -139,7 +139,7 @@ static int fetch(void *ctx, const char *key, struct tensor *host, struct err *e)
     while (i < s->n && s->items[i].key != key)
         i++;
     if (i == s->n)
-        return err_set(e, ST_INTERNAL, "nobody knows tensor %s", key);
+        return err_set(e, ST_INTERNAL, "tensor %s is unknown", key);
     int64_t bytes = tensor_bytes(host), placed = 0;
     void *data = s->whole.data;
     if (bytes > s->room) {
@@ -275,7 +275,7 @@ int trainer_save_noting(struct trainer *t, struct err *note, struct err *e)
     int st;
     TRY(full_table_open(&full, &t->model, e));
     struct saver s = {.t = t, .full = full.params, .local = full.local, .note = note};
-    if (trainer_speaks(t))
+    if (trainer_is_rank0(t))
         st = tell_end(&s, write_files(&s, e), e);
     else
         st = answer_all(&s, e);

@@ -62,8 +62,8 @@ static int run_micros(struct trainer *t, struct err *e)
 
 /* ---- buffers between ranks that were too small ------------------------------------------------------------------------ */
 
-/* Rows the fullest slab of this rank wanted when the train or eval plan ran last, and those it has. */
-static int slab_rows(struct trainer *t, bool eval, double *wanted, double *room, struct err *e)
+/* Rows the fullest buffer of this rank wanted when the train or eval plan ran last, and those it has. */
+static int buffer_rows(struct trainer *t, bool eval, double *wanted, double *room, struct err *e)
 {
     *wanted = *room = 0;
     for (int k = 0; k < t->model.metrics.n; k++) {
@@ -78,9 +78,9 @@ static int slab_rows(struct trainer *t, bool eval, double *wanted, double *room,
     return ST_OK;
 }
 
-/* Did every row find a place in what has just run? If not, all ranks plan again with as much room as the fullest slab needs
+/* Did every row find a place in what has just run? If not, all ranks plan again with as much room as the fullest buffer needs
  * and a quarter more, and what ran is to be run again; before that nothing may be updated or reported. */
-static int slabs_fit(struct trainer *t, bool eval, int tries, bool *fit, struct err *e)
+static int buffers_fit(struct trainer *t, bool eval, int tries, bool *fit, struct err *e)
 {
     enum { MOST_TRIES = 8 };
     const struct mesh *mesh = &t->model.mesh;
@@ -89,9 +89,9 @@ static int slabs_fit(struct trainer *t, bool eval, int tries, bool *fit, struct 
     *fit = true;
     if (!limited)
         return ST_OK;
-    TRY(slab_rows(t, eval, &wanted, &room, e));
+    TRY(buffer_rows(t, eval, &wanted, &room, e));
     wanted = wanted > room ? wanted : 0;
-    TRY(ranks_largest(t, "fullest slab", &wanted, e));
+    TRY(ranks_largest(t, "fullest buffer", &wanted, e));
     if (wanted == 0)
         return ST_OK;
     if (tries >= MOST_TRIES)
@@ -100,7 +100,7 @@ static int slabs_fit(struct trainer *t, bool eval, int tries, bool *fit, struct 
     t->model.mesh.ep_rows = (int64_t)ceil(wanted * 1.25);
     t->replayed++;
     if (t->log != NULL)
-        log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the %s is taken again",
+        log_event(t->log, LOG_NOTE, t->step, "step %lld: a rank had %.0f rows for another; buffers grow to %lld, the %s is repeated",
                   (long long)t->step + !eval, wanted, (long long)t->model.mesh.ep_rows, eval ? "batch of the evaluation" : "step");
     return trainer_replan(t, e);
 }
@@ -110,7 +110,7 @@ static int run_until_it_fits(struct trainer *t, struct err *e)
     bool fit = false;
     for (int tries = 0; !fit; tries++) {
         TRY(run_micros(t, e));
-        TRY(slabs_fit(t, false, tries, &fit, e));
+        TRY(buffers_fit(t, false, tries, &fit, e));
     }
     return ST_OK;
 }
@@ -157,16 +157,16 @@ static int read_loss(struct trainer *t, slot_id slot, double *out, struct err *e
 /* Losses of all ranks, and whether one of them wants to stop. */
 static int exchange_results(struct trainer *t, struct step_result *r, struct err *e)
 {
-    struct step_word w = {0};
+    struct step_summary w = {0};
     TRY(read_loss(t, t->train.loss, &w.loss[0], e));
     for (int k = 0; k < t->train.n_mtp; k++)
         TRY(read_loss(t, t->train.mtp_loss[k], &w.loss[k + 1], e));
-    w.stop = t->stop_wish != NULL ? t->stop_wish(t) : STOP_NOT;
+    w.stop = t->stop_request != NULL ? t->stop_request(t) : STOP_NOT;
     TRY(ranks_after_step(t, &w, e));
     for (int k = 0; k <= t->train.n_mtp; k++)
         t->mean_loss[k] = w.loss[k] / (double)max_i64(t->labels[k], 1);
     r->loss = t->mean_loss[0];
-    r->stop = (enum stop_wish)w.stop;
+    r->stop = (enum stop_request)w.stop;
     return ST_OK;
 }
 
@@ -237,7 +237,7 @@ static int eval_one(struct trainer *t, int64_t k, struct eval_batch *out, struct
     bool fit = false;
     for (int tries = 0; !fit; tries++) {
         TRY(exec_run(&t->exec, &t->eval.p, &run, e));
-        TRY(slabs_fit(t, true, tries, &fit, e));
+        TRY(buffers_fit(t, true, tries, &fit, e));
     }
     *out = (struct eval_batch){.failed = failed};
     if (t->eval.loss == NO_SLOT || failed)

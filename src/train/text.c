@@ -147,7 +147,7 @@ int tokenizer_check_resume(const struct config *c, const struct ckpt *from, stru
 static void note(void *ctx, const char *line)
 {
     const struct trainer *t = ctx;
-    if (trainer_speaks(t) && !t->cfg->run.quiet)
+    if (trainer_is_rank0(t) && !t->cfg->run.quiet)
         fprintf(stderr, "%s\n", line);
 }
 

@@ -1,4 +1,4 @@
-/* The trainer: a model, its plans, the data and the loop. cmd/ calls these; nothing below knows them. */
+/* The trainer: a model, its plans, the data and the loop. cmd/ calls these functions; folders below do not. */
 #ifndef BRAID_TRAIN_H
 #define BRAID_TRAIN_H
 
@@ -9,29 +9,29 @@
 #include "plan/exec.h"
 
 
-/* Where a trainer stands among the ranks of a run, and what of the machine is its own. Groups and world are the caller's. */
+/* Place of a trainer among the ranks of a run, and its share of the machine. The caller owns groups and world. */
 struct rank_place {
     struct mesh mesh;
-    struct world *world; /* NULL: a rank alone, or on paper */
+    struct world *world; /* NULL: a single rank, or a plan that is not run */
     int threads;         /* 0: run.threads */
     int gpu;             /* beyond gpu.index */
 };
 struct rank_place place_alone(void);
-/* As parallel.pp, vpp and ep say; virtual stages from the pattern where they are not given. */
+/* Sizes from parallel.pp, vpp and ep; virtual stages from the pattern where they are not given. */
 int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e);
 /* Opens the groups; on one machine its ranks share cores and take a GPU each. Every rank of w calls it. */
 int place_open(struct rank_place *p, const struct config *cfg, struct world *w, int local_rank, int local_ranks, struct err *e);
-/* Rank `rank` of parallel.ranks, without anybody to talk to: for plans. */
+/* Rank `rank` of parallel.ranks without communication: for plans that are not run. */
 int place_on_paper(struct rank_place *p, const struct config *cfg, int rank, struct err *e);
 void place_close(struct rank_place *p);
 
-/* Why a run ends early; what any rank wants, all do. */
-enum stop_wish { STOP_NOT, STOP_TIME, STOP_SIGNAL };
+/* Why a run ends early; a request of any rank stops all. */
+enum stop_request { STOP_NOT, STOP_TIME, STOP_SIGNAL };
 
 struct trainer {
     const struct config *cfg;
     struct world *world;
-    struct ranks *ranks; /* ranks.c: what is said between steps; NULL: alone */
+    struct ranks *ranks; /* ranks.c: communication between steps; NULL: a single rank */
     struct dev dev;
     struct model model;
     struct model_plan train, eval;
@@ -62,25 +62,25 @@ struct trainer {
     double scale[1 + MTP_MAX_DEPTHS]; /* of the losses in the current step */
     int64_t labels[1 + MTP_MAX_DEPTHS];       /* of all ranks */
     double mean_loss[1 + MTP_MAX_DEPTHS];     /* of the last step, main loss first */
-    enum stop_wish (*stop_wish)(struct trainer *t); /* asked after each step; NULL: nobody wants to stop */
+    enum stop_request (*stop_request)(struct trainer *t); /* called after each step; NULL: the run is never stopped */
     double deadline;                          /* monotonic seconds; 0: none */
     struct dir_lock *lock;                    /* of run.dir, on the rank that writes there; NULL: each save takes it */
     struct ckpt_data *data;                   /* identity of every data file; owned, with the paths */
     int n_data;
     char *data_note;                          /* what changed in them since the checkpoint, and was accepted; NULL: nothing */
     bool data_failed;                         /* the last step could not read its data, on some rank; nothing was updated */
-    int64_t replayed;                         /* steps, and batches of evaluations, taken again with larger buffers */
-    bool noted_bits, noted_eval;              /* the log says once what an evaluation lacks */
+    int64_t replayed;                         /* steps, and batches of evaluations, repeated with larger buffers */
+    bool noted_bits, noted_eval;              /* the log has already noted what an evaluation lacks */
 };
-/* One rank writes logs, checkpoints and to the terminal. */
-static inline bool trainer_speaks(const struct trainer *t) { return t->model.mesh.rank == 0; }
+/* Rank 0 writes logs and checkpoints and prints to the terminal. */
+static inline bool trainer_is_rank0(const struct trainer *t) { return t->model.mesh.rank == 0; }
 
-/* What the step said. */
+/* Result of one step. */
 struct step_result {
     double loss, grad_norm, lr, seconds;
     int64_t tokens;
     bool skipped;
-    enum stop_wish stop; /* the same on all ranks */
+    enum stop_request stop; /* the same on all ranks */
 };
 
 /* Opens device, model, plans, data; commits memory; fills parameters from init or `from` (may be
@@ -97,7 +97,7 @@ void trainer_close(struct trainer *t);
 /* One optimizer step. On a non-finite loss or gradient nothing is updated; by policy it is an error that
  * names the first node, or result->skipped. */
 int trainer_step(struct trainer *t, struct step_result *r, struct err *e);
-/* What an evaluation found. Validation data that cannot be read, and token ids whose bytes nobody knows, are no errors of
+/* Result of an evaluation. Validation data that cannot be read, and token ids whose bytes are not known, are not errors of
  * the run: the number is left out and the reason is kept. */
 struct eval_result {
     double loss;          /* mean over train.eval_batches validation batches */
@@ -111,7 +111,7 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
 /* Gradients of the last step that are exactly zero, over all ranks, each element once. Every rank calls it. */
 int trainer_count_zeros(struct trainer *t, double *zeros, struct err *e);
-/* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are taken again. */
+/* Plans anew, after mesh.ep_rows of the model changed: parameters, moments and state stay, frames and workspace are allocated again. */
 int trainer_replan(struct trainer *t, struct err *e);
 /* Which bytes the data files hold: recorded with every checkpoint, compared over ranks, and with what `from` (may be NULL)
  * recorded. A difference is ST_CONFLICT, unless data.accept_change is on. Every rank calls it. */
@@ -133,7 +133,7 @@ int routes_open(struct routes **out, struct model *m, const struct config *cfg, 
 void routes_close(struct routes *r);
 int routes_give(struct routes *r, int64_t first_sample, struct err *e);
 int routes_take(struct routes *r, int64_t first_sample, struct err *e);
-/* For what runs a model without a trainer: nobody would write the choices down, or dictate them. */
+/* For commands that run a model without a trainer, where choices are neither recorded nor replayed. */
 int routes_refuse(const struct config *cfg, const char *command, struct err *e);
 
 /* Parts that eval, generate, grads and gradcheck share. */
@@ -151,21 +151,20 @@ int tokenizer_n_carried(void);
 const char *tokenizer_carried(int i);
 /* data.tokenizer becomes the checkpoint's own copy, unless the user named one; keep_path: or the saved path still exists. */
 int tokenizer_of_checkpoint(struct config *c, const struct ckpt *from, bool keep_path, struct err *e);
-/* Is data.tokenizer still the one that the checkpoint was trained with? A checkpoint without one is not asked. */
+/* Is data.tokenizer still the one that the checkpoint was trained with? A checkpoint without one always passes. */
 int tokenizer_check_resume(const struct config *c, const struct ckpt *from, struct err *e);
 int text_options(struct trainer *t, struct data_opts *o, struct err *e); /* how text becomes tokens */
 /* An error when text that this tokenizer reads would not fit model.vocab. Token files have a vocabulary of their own. */
 int tokenizer_fits(const struct config *cfg, const struct tokenizer *tok, struct err *e);
 /* The vocabulary from the tokenizer where it was left open; then automatic values and rules. */
 int config_complete(struct config *c, struct err *e);
-/* Keys of any layout (ckpt/keys/keymap.h); on an error nothing has been changed. */
-/* A rank of several loads what it holds of them. */
+/* Keys of any layout (ckpt/keys/keymap.h); after an error nothing has been changed. With several ranks each loads its part. */
 int load_params(struct model *m, const struct ckpt *c, struct err *e);
 /* The same for a start from a base: adapters that its file lacks keep the values they have. */
 int load_base(struct model *m, const struct ckpt *c, struct err *e);
 int load_moments(struct model *m, const struct ckpt *c, struct err *e);
 /* Parameters alone, from a checkpoint, a run or a .safetensors file. allow: enum config_load_allow; note
- * gets a message about keys that were forgiven, or none. */
+ * gets a message about keys that were missing or left over and allowed, or none. */
 int load_weights(struct model *m, const char *path, int allow, struct err *note, struct err *e);
 enum dev_kind device_of(const struct config *cfg);
 int device_open(struct dev *d, const struct config *cfg, struct err *e);
@@ -199,12 +198,12 @@ struct generator {
     int64_t cache_len, pos; /* tokens that the caches hold at most, and now */
     int32_t *positions;
     struct tensor host; /* host view of logits, valid until the next feed */
-    int (*check)(void *ctx, struct err *e); /* before each run of a plan; an error ends the feed. NULL: nobody asks */
+    int (*check)(void *ctx, struct err *e); /* before each run of a plan; an error ends the feed. NULL: not called */
     void *check_ctx;
 };
 int generator_open(struct generator *g, const struct config *cfg, struct dev *dev, const struct ckpt *from, int64_t max_tokens,
                    struct err *e);
-/* The same on a model that somebody else owns: plan before model_commit, bind after it. at_once: most tokens of one
+/* The same on a model that the caller owns: plan before model_commit, bind after it. at_once: most tokens of one
  * run; each has a row of logits in memory. */
 int generator_plan(struct generator *g, struct model *m, int64_t max_tokens, int64_t at_once, struct err *e);
 int generator_bind(struct generator *g, struct err *e);

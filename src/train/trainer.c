@@ -81,7 +81,7 @@ static int open_data(struct trainer *t, struct err *e)
     if (c->data.chat[0] != '\0') {
         TRY(chat_for(c, &t->tok, &t->chat, e));
         TRY(chat_pack(c, t->tok_files, &t->n_tok_files, e));
-        if (t->chat.found[0] != '\0' && trainer_speaks(t) && !c->run.quiet)
+        if (t->chat.found[0] != '\0' && trainer_is_rank0(t) && !c->run.quiet)
             fprintf(stderr, "data.chat=auto: template %s, recognised in %s\n", t->chat.name, t->chat.found);
     }
     struct data_opts train = data_options(t, c->data.train, DATA_TRAIN);

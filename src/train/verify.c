@@ -1,4 +1,4 @@
-/* Running one way and comparing it with the plain rank; see verify.h. Every rank compares what it holds: its parameters, whole or
+/* Running one variant and comparing it with the plain rank; see verify.h. Every rank compares what it holds: its parameters, whole or
  * a slice, and the moments of its shard. After one step the first moments are the summed gradients times one factor, so a
  * reduction that is missing or wrong shows there with the name of the parameter. */
 #include "train/verify.h"
@@ -61,10 +61,10 @@ static int set_options(struct config *c, const char *options, struct err *e)
     return ST_OK;
 }
 
-static int way_config(struct config *c, const struct verify *v, const struct verify_case *way, struct err *e)
+static int variant_config(struct config *c, const struct verify *v, const struct verify_case *variant, struct err *e)
 {
     char number[3][16];
-    const int value[3] = {way->pp, way->vpp, way->ep};
+    const int value[3] = {variant->pp, variant->vpp, variant->ep};
     static const char *const name[3] = {"parallel.pp", "parallel.vpp", "parallel.ep"};
     TRY(config_init(c, e));
     TRY(verify_copy(c, &v->cfg, e));
@@ -72,11 +72,11 @@ static int way_config(struct config *c, const struct verify *v, const struct ver
         snprintf(number[i], sizeof number[i], "%d", value[i]);
         TRY(config_set(c, name[i], number[i], NULL, e));
     }
-    snprintf(number[0], sizeof number[0], "%d", way->ranks);
+    snprintf(number[0], sizeof number[0], "%d", variant->ranks);
     TRY(config_set(c, "parallel.ranks", number[0], NULL, e));
-    if (way->pp * way->vpp > 1)
-        TRY(cut_pattern(c, way->pp * way->vpp, e));
-    TRY(set_options(c, way->options, e));
+    if (variant->pp * variant->vpp > 1)
+        TRY(cut_pattern(c, variant->pp * variant->vpp, e));
+    TRY(set_options(c, variant->options, e));
     return ST_OK;
 }
 
@@ -190,12 +190,12 @@ void verify_close(struct verify *v)
     free(v);
 }
 
-/* ---- one way ---------------------------------------------------------------------------------------------------------------- */
+/* ---- one variant ---------------------------------------------------------------------------------------------------------------- */
 
 struct rank_run {
     const struct verify *v;
     const struct plain *plain;
-    const struct verify_case *way;
+    const struct verify_case *variant;
     const struct verify_sabotage *wrong;
     struct rank_found {
         double loss, norm, grad, param;
@@ -273,11 +273,11 @@ static int run_rank(struct world *w, void *ctx, struct err *e)
     struct config c = {0};
     struct trainer t = {0};
     int st, rank = w != NULL ? world_rank(w) : 0;
-    TRY_OUT(way_config(&c, run->v, run->way, e));
+    TRY_OUT(variant_config(&c, run->v, run->variant, e));
     if (run->wrong != NULL && run->wrong->config != NULL)
         run->wrong->config(&c, rank);
     TRY_OUT(config_complete(&c, e));
-    TRY_OUT(place_open(&place, &c, w, rank, run->way->ranks, e));
+    TRY_OUT(place_open(&place, &c, w, rank, run->variant->ranks, e));
     place.threads = 1;
     TRY_OUT(trainer_open_on(&t, &c, &place, NULL, true, e));
     if (run->wrong != NULL && run->wrong->trainer != NULL)
@@ -293,7 +293,7 @@ out:
 static void sum_up(const struct rank_run *run, struct verify_row *row)
 {
     double worst = -1;
-    for (int r = 0; r < run->way->ranks; r++) {
+    for (int r = 0; r < run->variant->ranks; r++) {
         const struct rank_found *f = &run->found[r];
         double d = fmax(f->grad, f->param);
         row->loss = fmax(row->loss, f->loss);
@@ -309,16 +309,16 @@ static void sum_up(const struct rank_run *run, struct verify_row *row)
     row->outcome = most == 0 ? VERIFY_SAME_BITS : most <= VERIFY_ALLOWED ? VERIFY_CLOSE : VERIFY_DIFFERS;
 }
 
-int verify_run(struct verify *v, const struct verify_case *way, const struct verify_sabotage *wrong, struct verify_row *row, struct err *e)
+int verify_run(struct verify *v, const struct verify_case *variant, const struct verify_sabotage *wrong, struct verify_row *row, struct err *e)
 {
     double begin = time_now();
-    struct rank_run run = {.v = v, .way = way, .wrong = wrong};
-    struct world_opts o = {.kind = COMM_THREADS, .ranks = way->ranks, .timeout = 60};
+    struct rank_run run = {.v = v, .variant = variant, .wrong = wrong};
+    struct world_opts o = {.kind = COMM_THREADS, .ranks = variant->ranks, .timeout = 60};
     struct err why = {0};
-    *row = (struct verify_row){.way = way};
-    if (way->ranks > countof(run.found))
-        return err_set(e, ST_INTERNAL, "%d ranks are more than %d", way->ranks, countof(run.found));
-    TRY(plain_for(v, way->ranks / way->pp, &run.plain, e));
+    *row = (struct verify_row){.variant = variant};
+    if (variant->ranks > countof(run.found))
+        return err_set(e, ST_INTERNAL, "%d ranks are more than %d", variant->ranks, countof(run.found));
+    TRY(plain_for(v, variant->ranks / variant->pp, &run.plain, e));
     int st = world_threads(&o, run_rank, &run, &why);
     row->seconds = time_now() - begin;
     if (st == ST_USAGE) {
@@ -328,7 +328,7 @@ int verify_run(struct verify *v, const struct verify_case *way, const struct ver
     }
     if (st != ST_OK) {
         *e = why;
-        err_in(e, "way '%s'", way->name);
+        err_in(e, "variant '%s'", variant->name);
         return st;
     }
     sum_up(&run, row);

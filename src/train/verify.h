@@ -1,5 +1,5 @@
 /* verify: does every mesh and every schedule that a config allows train the same model? A small model of the same kind is run
- * by one plain rank and by thread ranks in each of the ways, in double precision, and what they end with is compared. */
+ * by one plain rank and by thread ranks on every mesh and schedule, in double precision, and what they end with is compared. */
 #ifndef BRAID_TRAIN_VERIFY_H
 #define BRAID_TRAIN_VERIFY_H
 
@@ -13,12 +13,12 @@ struct verify_case {
     int ranks, pp, vpp, ep;
     const char *options; /* beside those: "parallel.overlap=ep plan.delay_dw=on" */
 };
-/* Every way; those that need experts are not for models without. */
+/* All variants; those that need experts do not apply to models without. */
 const struct verify_case *verify_cases(int *n);
 
 enum verify_outcome { VERIFY_SAME_BITS, VERIFY_CLOSE, VERIFY_DIFFERS, VERIFY_REFUSED };
 struct verify_row {
-    const struct verify_case *way;
+    const struct verify_case *variant;
     enum verify_outcome outcome;
     double loss, norm;          /* relative differences, the worst step */
     double grad, param;         /* largest differences: first moments after one step, parameters at the end */
@@ -37,12 +37,12 @@ struct verify_sabotage {
 int verify_config(struct config *small, const struct config *user, const char *dir, struct err *e);
 /* Every option of from; to was initialised. */
 int verify_copy(struct config *to, const struct config *from, struct err *e);
-/* Whether a way makes sense for the model. */
-bool verify_applies(const struct config *small, const struct verify_case *way);
+/* Whether a variant makes sense for the model. */
+bool verify_applies(const struct config *small, const struct verify_case *variant);
 
 struct verify; /* what the plain rank gave */
 int verify_open(struct verify **out, const struct config *small, struct err *e);
-int verify_run(struct verify *v, const struct verify_case *way, const struct verify_sabotage *wrong, struct verify_row *row, struct err *e);
+int verify_run(struct verify *v, const struct verify_case *variant, const struct verify_sabotage *wrong, struct verify_row *row, struct err *e);
 void verify_close(struct verify *v);
 
 #endif

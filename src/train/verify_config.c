@@ -1,4 +1,4 @@
-/* A small model of the kind a config describes, and the ways to run it; see verify.h. */
+/* A small model of the kind a config describes, and the variants to run it; see verify.h. */
 #include "train/verify.h"
 
 #include <stdlib.h>
@@ -21,10 +21,10 @@ static const struct verify_case cases[] = {
     {"EP2", 2, 1, 1, 2, ""},
     {"EP4", 4, 1, 1, 4, ""},
     {"DP2 x EP2", 4, 1, 1, 2, ""},
-    {"EP4, slabs that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
+    {"EP4, buffers that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
     {"EP2, overlap", 2, 1, 1, 2, "parallel.overlap=ep"},
     {"EP2, overlap, weight gradients delayed", 2, 1, 1, 2, "parallel.overlap=ep plan.delay_dw=on"},
-    {"EP2, weight gradients under the way back", 2, 1, 1, 2, "parallel.overlap=dw"},
+    {"EP2, weight gradients under the backward pass", 2, 1, 1, 2, "parallel.overlap=dw"},
     {"PP2 x EP2", 4, 2, 1, 2, ""},
     {"PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, "parallel.overlap=ep"},
     {"PP2 x VPP2 x EP2, overlap, delayed", 4, 2, 2, 2, "parallel.overlap=ep plan.delay_dw=on"},
@@ -36,14 +36,14 @@ const struct verify_case *verify_cases(int *n)
     return cases;
 }
 
-bool verify_applies(const struct config *small, const struct verify_case *way)
+bool verify_applies(const struct config *small, const struct verify_case *variant)
 {
     int n;
     const struct core_kind *const *cores = core_kinds(&n);
     bool experts = false;
     for (int i = 0; i < n; i++)
         experts |= cores[i]->has_experts && core_in(cores[i], small->model.pattern);
-    return experts || way->ep == 1;
+    return experts || variant->ep == 1;
 }
 
 /* ---- the pattern: every kind of item the user's has, about eight of them ------------------------------------------- */

@@ -19,7 +19,7 @@ static double count_f64(const double *x, int64_t n)
     return (double)zeros;
 }
 
-/* Of parameter k, what this rank alone answers for. */
+/* Adds the zeros of the part of parameter k that this rank alone is responsible for. */
 static int count_one(struct trainer *t, int k, double *zeros, struct err *e)
 {
     const struct param_entry *row = &t->model.params.list[k];

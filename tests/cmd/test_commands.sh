@@ -137,6 +137,34 @@ ok "gradcheck of one op" prints '^op  *rmsnorm' "$BRAID" gradcheck --run.threads
 ok "bench of one op" prints '^colsum ' "$BRAID" bench colsum --run.threads=1 --seconds=0.01 --json=bench.json
 ok "as JSON, too" grep -q '{"op":"colsum","shape":' bench.json
 ok "that ends" test "$(tail -n1 bench.json)" = ']}'
+# A baseline that this machine has just recorded, then one that claims other times, bits and ops.
+ok "bench records a baseline" prints '^colsum ' "$BRAID" bench colsum --run.threads=1 --seconds=0.01 --record=base.json
+ok "and training beside it" prints '^bits: ' "$BRAID" bench train "$tiny" --run.threads=1 --steps=2 --record=base.json
+ok "one row a line, each once" test "$(grep -c '^{"what":' base.json)" -eq "$(($(grep -c '"what":"colsum"' base.json) + 1))"
+"$BRAID" bench colsum --run.threads=1 --seconds=0.01 --record base.json >/dev/null
+ok "recorded again, rows are replaced" test "$(grep -c '"what":"train"' base.json)" -eq 1
+n=$(grep -c '"what":"colsum"' base.json)
+ok "against itself nothing is far off" prints "^$n compared: 0 slower, 0 faster, $n within 100000 %; 0 with other bits; 0 new, 0 missing" \
+    "$BRAID" bench colsum --run.threads=1 --seconds=0.01 --against=base.json --changed=100000
+ok "training has its bits" prints '^1 compared: .*; 0 with other bits; 0 new' \
+    "$BRAID" bench train "$tiny" --run.threads=1 --steps=2 --against=base.json
+sed -E 's/("what":"colsum".*"us":)[0-9.e+-]+/\11e-3/; s/"bits":"[0-9a-f]*"/"bits":"0000000000000000"/; s/"device":"/&other /' base.json >other.json
+ok "a slower op is a row of the table" prints '^colsum  *[^ ].* 0\.0 .*+[0-9.]* %$' \
+    "$BRAID" bench colsum --run.threads=1 --seconds=0.01 --against=other.json
+ok "another machine is noted" grep -q '^note: recorded on other ' "$dir/out"
+ok "other bits are named" prints 'bits [0-9a-f]* were 0000000000000000' "$BRAID" bench train "$tiny" --run.threads=1 --steps=2 --against=other.json
+ok "a new op is named" prints '^embed_fwd .* new ' "$BRAID" bench embed_fwd --run.threads=1 --seconds=0.01 --against=base.json
+fails() { # text, command...: an error that has the text
+    local phrase=$1
+    shift
+    try "$@"
+    [ $rc -ne 0 ] && grep -q -- "$phrase" "$dir/err" || show $rc
+}
+ok "times of another machine are not mixed in" fails 'has the times of other ' \
+    "$BRAID" bench colsum --run.threads=1 --seconds=0.01 --record=other.json
+echo '{"format":"braid bench 1","device":"x","rows":[{"what":"a","shape":"b","us":-1}]}' >bad.json
+ok "a damaged baseline is refused before anything runs" fails 'row 1 is not' "$BRAID" bench colsum --against=bad.json
+ok "and what is none" fails 'is not a baseline' "$BRAID" bench train "$tiny" --against=bench.json
 ok "bench train" prints '^tokens_per_second: [1-9]' "$BRAID" bench train "$tiny" --run.threads=1
 ok "its parameters" grep -q '^parameters: 23712$' out
 ok "nothing half-written is left" no_leftovers "$dir"

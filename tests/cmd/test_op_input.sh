@@ -53,10 +53,10 @@ for dev in ref cpu; do
     ok "$dev: epsend with offsets that fall" fails 1 "offset[2] is 2" call epsend ranks=2 cap=4
     tensors "$dir/in" offset I32 3 "$(i32 0 2 4)" row I32 2,2 "$(i32 0 1 2 3)" src I32 4 "$(i32 0 1 2 50)"
     ok "$dev: epsend with a choice that is not there" fails 1 "src[3] is 50" call epsend ranks=2 cap=4
-    ok "$dev: epsend with slabs of 1e18 rows" fails 1 "attribute cap" call epsend ranks=2 cap=1e18
+    ok "$dev: epsend with buffers of 1e18 rows" fails 1 "attribute cap" call epsend ranks=2 cap=1e18
     tensors "$dir/in" count I32 2,2 "$(i32 1 1 1 1)"
     ok "$dev: eprecv" runs call eprecv cap=4
-    ok "$dev: eprecv with slabs of 1e300 rows" fails 1 "attribute cap" call eprecv cap=1e300
+    ok "$dev: eprecv with buffers of 1e300 rows" fails 1 "attribute cap" call eprecv cap=1e300
     tensors "$dir/in" x F32 2,2 "$x" src I32 4 "$(i32 0 1 2 3)"
     ok "$dev: permute with 1e19 choices" fails 1 "attribute k" call permute k=1e19
     tensors "$dir/in" x F32 0,1099511627776 "" src I32 0 ""

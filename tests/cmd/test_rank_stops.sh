@@ -72,8 +72,8 @@ ok "$by: $n ranks train" test $? -eq 0
 [ $failed -eq 0 ] || { head -5 "$dir/err"; finish; }
 
 disturb STOP
-survivors_spoke() { [ "$(grep -cE '^braid: error on rank [013]:' "$dir/err")" -eq 3 ]; }
-ok "$by: a stopped rank: every survivor speaks soon" wait_for 60 survivors_spoke
+survivors_reported() { [ "$(grep -cE '^braid: error on rank [013]:' "$dir/err")" -eq 3 ]; }
+ok "$by: a stopped rank: every survivor reports soon" wait_for 60 survivors_reported
 for r in 0 1 3; do ok "$by: rank $r names the stopped rank, its step and collective" names $r; done
 [ "$by" = mpi ] || kill -CONT "$victim" # nobody else would end it
 ok "$by: ... and the job ends" wait_for 60 ended

@@ -192,7 +192,7 @@ static void rows_travel(void **state)
 }
 
 /* Everybody sends to everybody, itself included, before anybody receives; tags are received in another order. */
-static int body_letters(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
+static int body_messages(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
 {
     int size = world_size(w), me = world_rank(w);
     struct comm *all = world_comm(w);
@@ -201,14 +201,14 @@ static int body_letters(struct world *w, struct lane *l, struct rank_ctx *c, str
             for (int turn = 0; turn < 2; turn++) {
                 int32_t v[3] = {me, tag, turn};
                 struct tensor t = tensor_1d(v, DT_I32, 3);
-                TRY(comm_send(all, l, "letter", &t, to, tag));
+                TRY(comm_send(all, l, "message", &t, to, tag));
             }
     for (int from = size - 1; from >= 0; from--)
         for (int tag = 2; tag >= 0; tag--)
             for (int turn = 0; turn < 2; turn++) {
                 int32_t v[3] = {-1, -1, -1};
                 struct tensor t = tensor_1d(v, DT_I32, 3);
-                TRY(comm_recv(all, l, "letter", &t, from, tag));
+                TRY(comm_recv(all, l, "message", &t, from, tag));
                 CHECK(v[0] == from && v[1] == tag && v[2] == turn);
             }
     struct tensor none = tensor_1d(NULL, DT_F32, 0);
@@ -227,7 +227,7 @@ static void sends_do_not_wait(void **state)
     (void)state;
     struct err e = {0};
     for (int ranks = 1; ranks <= 5; ranks++) {
-        struct rank_ctx c = {.body = body_letters};
+        struct rank_ctx c = {.body = body_messages};
         assert_ok(run_ranks(ranks, &c, &e), &e);
     }
 }
@@ -497,7 +497,7 @@ static void one_rank_needs_nobody(void **state)
     assert_ok(world_open(&w, &(struct world_opts){.kind = COMM_SELF}, &e), &e);
     assert_ok(body_pieces(w, &l, &c, &e), &e);
     assert_ok(body_all_to_all(w, &l, &c, &e), &e);
-    assert_ok(body_letters(w, &l, &c, &e), &e);
+    assert_ok(body_messages(w, &l, &c, &e), &e);
     assert_ok(body_mesh(w, &l, &(struct rank_ctx){.sizes = {1, 1, 1}}, &e), &e);
     assert_ok(world_sync(w, "end", &e), &e);
     world_close(w);
@@ -550,7 +550,7 @@ static int all_bodies(struct world *w, struct lane *l, struct err *e)
     for (int counted = 0; counted < 2; counted++)
         TRY(body_all_to_all(w, l, &(struct rank_ctx){.n = counted}, e));
     for (int i = 0; i < 20; i++)
-        TRY(body_letters(w, l, &(struct rank_ctx){0}, e));
+        TRY(body_messages(w, l, &(struct rank_ctx){0}, e));
     int size = world_size(w);
     TRY(body_mesh(w, l, &(struct rank_ctx){.sizes = {1, 1, size}}, e));
     TRY(body_mesh(w, l, &(struct rank_ctx){.sizes = {size, 1, 1}}, e));
@@ -560,7 +560,7 @@ static int all_bodies(struct world *w, struct lane *l, struct err *e)
     return comm_agree(world_comm(w), "all", ST_OK, e);
 }
 
-/* What rank 2 does in step 3 while the others sum and pass letters on. */
+/* What rank 2 does in step 3 while the others sum and pass messages on. */
 static void misbehave(struct world *w, const char *how)
 {
     if (world_rank(w) != 2)

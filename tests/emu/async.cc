@@ -74,7 +74,7 @@ static unsigned box_bytes(const CUtensorMap *m)
     return n;
 }
 
-/* Of the arguments of cuTensorMapEncodeTiled what the driver would check. */
+/* Checks those arguments of cuTensorMapEncodeTiled that the driver checks. */
 extern "C" CUresult emu_encode_tiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank, void *data, const cuuint64_t *dims, const cuuint64_t *strides,
                                      const cuuint32_t *box, const cuuint32_t *steps, CUtensorMapInterleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
                                      CUtensorMapFloatOOBfill)

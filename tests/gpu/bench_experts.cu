@@ -6,7 +6,7 @@
  *     run fwd|bwd WAY MS         calls for about so many milliseconds: "US MHZ CALLS", median of the calls, clock after them
  *     part NAME WAY MS           the same of one product or activation: up fc1 act fc2 down dfc2 dact dx dw1 dw2 db1; zero: dw1 by memset
  *     bench NAME WAY MS          fwd, bwd or a part as triton.testing.do_bench times it: MS / 5 warm, then 256 MB of zeros before every call
- *   WAY: fused, apart. dw is written, fp32. fused makes the activation again, apart keeps it.
+ *   WAY: fused, apart. dw is written, fp32. fused recomputes the activation, apart keeps it.
  *
  * serve needs a GPU; check runs on the emulator too (tests/emu). */
 #include "bench.cuh"

@@ -103,8 +103,8 @@ static int sums(struct world *w, struct dev *d, struct lane *l, enum dtype type,
     return ST_OK;
 }
 
-/* Slab r of rank s holds 10 s + r; afterwards slab r of this rank holds 10 r + me. */
-static int slabs(struct world *w, struct dev *d, struct lane *l, struct err *e)
+/* Buffer r of rank s holds 10 s + r; afterwards buffer r of this rank holds 10 r + me. */
+static int buffers(struct world *w, struct dev *d, struct lane *l, struct err *e)
 {
     enum { ROWS = 37, WIDTH = 24 };
     int ranks = world_size(w), me = world_rank(w), st = ST_OK;
@@ -118,13 +118,13 @@ static int slabs(struct world *w, struct dev *d, struct lane *l, struct err *e)
     TRY(d->vt->copy_in(d, a.data, host, n * 4, e));
     TRY(d->vt->sync(d, e));
     struct tensor s = tensor_3d(a.data, DT_F32, ranks, ROWS, WIDTH), r = tensor_3d(b.data, DT_F32, ranks, ROWS, WIDTH);
-    TRY(comm_all_to_all(world_comm(w), l, "slabs", &s, &r, &none, &none));
-    TRY(world_sync(w, "slabs", e));
+    TRY(comm_all_to_all(world_comm(w), l, "buffers", &s, &r, &none, &none));
+    TRY(world_sync(w, "buffers", e));
     TRY(d->vt->sync(d, e));
     TRY(d->vt->copy_out(d, host, b.data, n * 4, e));
     for (int64_t i = 0; i < n && st == ST_OK; i++)
         if (host[i] != (float)(10 * (i / (ROWS * WIDTH)) + me))
-            st = err_set(e, ST_INVALID, "slab element %lld of rank %d is %g", (long long)i, me, (double)host[i]);
+            st = err_set(e, ST_INVALID, "buffer element %lld of rank %d is %g", (long long)i, me, (double)host[i]);
     d->vt->free(d, a.data);
     d->vt->free(d, b.data);
     free(host);
@@ -133,19 +133,19 @@ static int slabs(struct world *w, struct dev *d, struct lane *l, struct err *e)
 
 static double from_next(enum dtype type, int ranks, int64_t i) { return rounded(type, value(ranks, i)); }
 
-/* Round a ring, this rank included, two letters under way at once. */
-static int letters(struct world *w, struct dev *d, struct lane *l, struct err *e)
+/* Round a ring, this rank included, two messages under way at once. */
+static int messages(struct world *w, struct dev *d, struct lane *l, struct err *e)
 {
     int ranks = world_size(w), me = world_rank(w), next = (me + 1) % ranks;
     struct tensor a, b;
     TRY(put(d, &a, DT_F32, 5000, me, e));
     TRY(put(d, &b, DT_F32, 5000, 99, e));
     for (int turn = 0; turn < 3; turn++) {
-        TRY(comm_send(world_comm(w), l, "letter", &a, (me + ranks - 1) % ranks, 2));
-        TRY(comm_send(world_comm(w), l, "letter", &a, me, 2));
-        TRY(comm_recv(world_comm(w), l, "letter", &b, next, 2));
+        TRY(comm_send(world_comm(w), l, "message", &a, (me + ranks - 1) % ranks, 2));
+        TRY(comm_send(world_comm(w), l, "message", &a, me, 2));
+        TRY(comm_recv(world_comm(w), l, "message", &b, next, 2));
         TRY(compare(d, &b, from_next, next, e));
-        TRY(comm_recv(world_comm(w), l, "letter", &b, me, 2));
+        TRY(comm_recv(world_comm(w), l, "message", &b, me, 2));
         TRY(compare(d, &b, from_next, me, e));
     }
     d->vt->free(d, a.data);
@@ -161,8 +161,8 @@ static int all_calls(struct world *w, struct dev *d, struct err *e)
     for (int s = 0; s < countof(sizes); s++)
         for (int t = 0; t < countof(types); t++)
             TRY(sums(w, d, &l, types[t], sizes[s], e));
-    TRY(slabs(w, d, &l, e));
-    return letters(w, d, &l, e);
+    TRY(buffers(w, d, &l, e));
+    return messages(w, d, &l, e);
 }
 
 /* ---- captured: the exchange and the sum are replayed on new values ------------------------------------------------------------- */

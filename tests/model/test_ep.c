@@ -1,5 +1,5 @@
 /* Experts on several ranks: loss and every gradient against one rank that takes the same microbatches, with ranks as threads;
- * experts split, copied, empty; every router mode; slabs too small are noticed; shards start from the same values. */
+ * experts split, copied, empty; every router mode; buffers too small are noticed; shards start from the same values. */
 #include "tiny.h"
 #include "ops/router/router.h"
 
@@ -227,7 +227,7 @@ static void exchange_with_itself_changes_nothing(void **state)
     shared_close(&loop);
 }
 
-static void full_slabs_are_noticed(void **state)
+static void full_buffers_are_noticed(void **state)
 {
     (void)state;
     struct shared small = {.options = models[0], .kind = DEV_REF, .ranks = 2, .ep = 2, .ep_rows = 3},
@@ -294,7 +294,7 @@ int main(void)
         cmocka_unit_test(gradients_equal_those_of_one_rank),
         cmocka_unit_test(single_precision_stays_close),
         cmocka_unit_test(exchange_with_itself_changes_nothing),
-        cmocka_unit_test(full_slabs_are_noticed),
+        cmocka_unit_test(full_buffers_are_noticed),
         cmocka_unit_test(mutant_G_shared_dw_with_the_experts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

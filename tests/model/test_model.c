@@ -121,7 +121,7 @@ static void schedules_do_not_change_a_bit(enum dev_kind kind)
         for (int i = 0; i < countof(variants); i++) {
             struct result r;
             /* A model has attention of one kind, and names of the other mean nothing to it; only
-             * hyper-connections can make streams again. */
+             * hyper-connections can recompute streams. */
             bool latent = strchr(models[k], '+') != NULL, wide = strstr(models[k], "mhc_streams") != NULL;
             bool streams = strstr(variants[i], "stream") != NULL || strstr(variants[i], "block") != NULL ||
                            strstr(variants[i], "joint.*") != NULL;

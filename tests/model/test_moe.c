@@ -247,9 +247,9 @@ static int64_t kept_bytes(const struct graph *g, const char *prefix)
     return sum;
 }
 
-/* Fused, with the sorted rows made again, a layer keeps its input (T d, the norm's) and the inputs of the activation (2 T k f),
+/* Fused, with the sorted rows recomputed, a layer keeps its input (T d, the norm's) and the inputs of the activation (2 T k f),
  * beside maps, scores and probabilities: 2 T d + 4 T k f bytes in bf16. In steps it keeps T k (d + f) values more; T k f, the
- * activations, if the rows are made again; and none if both are. */
+ * activations, if the rows are recomputed; and none if both are. */
 static void what_a_layer_keeps_for_its_backward_pass(void **state)
 {
     (void)state;

@@ -184,8 +184,8 @@ static int count_nodes(const struct graph *g, const char *glob, int chunk)
     return n;
 }
 
-/* Blocks of streams that are made again end at cuts: every chunk has replays of its own, for several layers each, and takes no more
- * memory than with one for each layer. Where every stream is dropped, that in front of a cut is not made again: it was only sent. */
+/* Blocks of streams that are recomputed end at cuts: every chunk has replays of its own, for several layers each, and takes no more
+ * memory than with one for each layer. Where every stream is dropped, that in front of a cut is not recomputed: it was only sent. */
 static void blocks_of_streams_end_at_cuts(void **state)
 {
     (void)state;

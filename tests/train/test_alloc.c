@@ -107,7 +107,7 @@ static void planned_bytes_are_allocated_bytes(void **state)
         assert_null(dry.model.mem.base[a]); /* a dry run takes nothing */
         assert_int_equal(dry.model.mem.planned[a], t.model.mem.planned[a]);
         assert_int_equal(t.model.mem.allocated[a], t.model.mem.planned[a]);
-        /* On a host device layers work with the trained values themselves: there are no masters,
+        /* On a host device layers work with the trained values themselves: there are no master weights,
          * and without FP8 no codes. */
         assert_int_equal(t.model.mem.planned[a] > 0, a != ARENA_MASTER && a != ARENA_CODE);
     }

@@ -36,7 +36,7 @@ static const struct mesh_case expert_meshes[] = {
     {"dp4", 4, "parallel.zero=off"},
     {"ep2", 2, "parallel.ep=2"},
     {"ep2 of 4", 4, "parallel.ep=2 parallel.bucket_mb=0.002"},
-    {"ep4 tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, /* too little: buffers grow and the step is taken again */
+    {"ep4 tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, /* too little: buffers grow and the step is repeated */
     {"pp2 ep2", 4, "parallel.pp=2 parallel.ep=2"},
 };
 /* Embedding and head share a weight, which both ends of a pipeline hold, as do depths of prediction. */
@@ -70,7 +70,7 @@ struct job {
     int poison_rank;  /* a parameter of this rank becomes NaN; -1: of none */
     /* what came out */
     double loss[MOST_STEPS], norm[MOST_STEPS], eval, bits;
-    int64_t eval_slab; /* rows that a slab between ranks holds in evaluation; 0: there is none */
+    int64_t eval_buffer; /* rows that a buffer between ranks holds in evaluation; 0: there is none */
     int64_t optim_bytes[8], skipped[8], replayed[8], at[8];
 };
 
@@ -98,7 +98,7 @@ static int take_steps(struct trainer *t, struct job *j, int rank, struct err *e)
     return ST_OK;
 }
 
-static int64_t slab_of_eval(const struct trainer *t)
+static int64_t buffer_of_eval(const struct trainer *t)
 {
     for (int k = 0; k < t->model.metrics.n; k++)
         if (t->model.metrics.m[k].eval)
@@ -119,7 +119,7 @@ static int one_rank(struct trainer *t, const struct rank_place *place, struct jo
     if (j->poison_rank == rank)
         TRY(poison(t, e));
     if (rank == 0)
-        j->eval_slab = slab_of_eval(t);
+        j->eval_buffer = buffer_of_eval(t);
     TRY(j->steps < 0 ? trainer_run(t, e) : take_steps(t, j, rank, e));
     j->skipped[rank] = t->skipped;
     j->at[rank] = t->step;
@@ -310,7 +310,7 @@ static void evaluation_keeps_to_the_capacity(void **state)
     double want = 0;
     static const struct {
         struct mesh_case mesh;
-        int64_t slab;
+        int64_t buffer;
         bool grows;
     } cases[] = {{{"any", 4, "parallel.ep=4"}, 8, false},
                  {{"tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, 2, true},
@@ -321,7 +321,7 @@ static void evaluation_keeps_to_the_capacity(void **state)
         want = i == 0 ? got.eval : want;
         assert_true(want > 1);
         assert_near(&want, &got.eval, 1, i == 1 ? 0 : 1e-12, cases[i].mesh.name);
-        assert_int_equal(got.eval_slab, cases[i].slab);
+        assert_int_equal(got.eval_buffer, cases[i].buffer);
         for (int r = 0; r < 4; r++)
             assert_int_equal(got.replayed[r] > 0, cases[i].grows);
     }

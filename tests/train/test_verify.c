@@ -1,4 +1,4 @@
-/* braid verify: all ways agree for a model with every kind of layer, and what is wrong on purpose is found and named. */
+/* braid verify: all variants agree for a model with every kind of layer, and what is wrong on purpose is found and named. */
 #include "support.h"
 
 #include "train/verify.h"
@@ -52,14 +52,14 @@ static void fixture_close(struct fixture *f)
     free(f->dir);
 }
 
-static const struct verify_case *way_named(const char *name)
+static const struct verify_case *variant_named(const char *name)
 {
     int n;
     const struct verify_case *all = verify_cases(&n);
     for (int i = 0; i < n; i++)
         if (strcmp(all[i].name, name) == 0)
             return &all[i];
-    fail_msg("no way is called %s", name);
+    fail_msg("no variant is called %s", name);
     return NULL;
 }
 
@@ -135,22 +135,22 @@ static void balance_over_a_step_agrees(void **state)
                      row.why.msg);
     }
     struct verify_row wrong;
-    assert_ok(verify_run(f.v, way_named("DP2"), &(struct verify_sabotage){.trainer = without_load_sum}, &wrong, &f.e), &f.e);
+    assert_ok(verify_run(f.v, variant_named("DP2"), &(struct verify_sabotage){.trainer = without_load_sum}, &wrong, &f.e), &f.e);
     assert_int_equal(wrong.outcome, VERIFY_DIFFERS);
     fixture_close(&f);
 }
 
 /* ---- wrong on purpose -------------------------------------------------------------------------------------------------- */
 
-static void expect_found(const char *pattern, const char *way, const struct verify_sabotage *wrong, const char *where)
+static void expect_found(const char *pattern, const char *variant, const struct verify_sabotage *wrong, const char *where)
 {
     struct fixture f;
     struct verify_row row;
     fixture_open(&f, pattern);
     fixture_run(&f);
-    assert_ok(verify_run(f.v, way_named(way), NULL, &row, &f.e), &f.e);
+    assert_ok(verify_run(f.v, variant_named(variant), NULL, &row, &f.e), &f.e);
     assert_true(row.outcome <= VERIFY_CLOSE);
-    assert_ok(verify_run(f.v, way_named(way), wrong, &row, &f.e), &f.e);
+    assert_ok(verify_run(f.v, variant_named(variant), wrong, &row, &f.e), &f.e);
     assert_int_equal(row.outcome, VERIFY_DIFFERS);
     if (strstr(row.where, where) == NULL)
         fail_msg("the difference is in %s, not in %s", row.where, where);

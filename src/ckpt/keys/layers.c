@@ -53,7 +53,7 @@ static void note(unsigned *at, const char *leaf)
     *at |= one_bit(family) ? family : FAM_OTHER;
 }
 
-/* A layer nobody knows counts as one; beside a known kind, unknown leaves belong to that. */
+/* An unknown layer counts as one; beside a known kind, unknown leaves belong to that. */
 static void settle(unsigned *families, int n)
 {
     for (int i = 0; i < n; i++)

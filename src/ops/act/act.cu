@@ -48,7 +48,7 @@ __device__ __forceinline__ float backward_at(const struct act_call &a, unsigned 
     return sum;
 }
 
-/* Vectors dealt out flat, several to a thread so that their loads overlap. Indices fit 32 bits. */
+/* Vectors distributed flat, several to a thread so that their loads overlap. Indices fit 32 bits. */
 enum { EACH = 2 };
 template <typename T, int V, int CURVE, bool GATED, bool BACK>
 static __global__ void __launch_bounds__(256) act_flat(const __grid_constant__ struct act_call a)

@@ -1,5 +1,5 @@
 /* adamw, CUDA version; see adamw.h. One kernel updates dozens of parameters: their addresses travel as its argument, so
- * neither a table in device memory nor a launch for each is needed. Blocks of BLOCK elements, dealt out to the parameters in
+ * neither a table in device memory nor a launch for each is needed. Blocks of BLOCK elements, distributed over the parameters in
  * order. */
 #include "ops/cuda/rows.cuh"
 #include "ops/adamw/adamw.h"

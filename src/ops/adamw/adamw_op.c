@@ -60,8 +60,8 @@ int adamw_value_check(const struct adamw_args *a, struct err *e)
 
 /* ---- descriptor: p, m and v are updated in place, so they are outputs whose old values matter ---- */
 
-/* step, lr, clip and skip are only for samples: they set what hyper and scale hold. parts: the elements are dealt
- * out to so many parameters of one call. */
+/* step, lr, clip and skip are only for samples: they set what hyper and scale hold. parts: the elements are distributed
+ * to so many parameters of one call. */
 enum { DIM_N, DIM_STEP, DIM_LR, DIM_CLIP, DIM_SKIP, DIM_PARTS };
 static const struct op_dim dims[] = {
     {"n", 33}, {"step", 3}, {"lr", 0.01}, {"clip", 1}, {"skip", 0}, {"parts", 1}};

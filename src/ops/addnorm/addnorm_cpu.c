@@ -78,7 +78,7 @@ int CPU_NAME(addnorm_fwd_cpu)(struct lane *l, const struct addnorm_fwd_args *a)
             add_row(a, r, d);
         if (!present(&a->y))
             continue;
-        /* The same sum whether s was just made or given: a norm made again from a kept stream, or from one that came
+        /* The same sum whether s was just made or given: a norm recomputed from a kept stream, or from one that came
          * over a pipeline cut, has the same bits. */
         float sum = sum_squares(s, d), *y = f32_row(&a->y, r), rstd = 1.0f / sqrtf(sum / (float)d + (float)a->eps);
         ((float *)a->rstd.data)[r] = rstd;

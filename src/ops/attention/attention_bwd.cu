@@ -1,6 +1,6 @@
 /* attention backward on tensor cores; see attention_cuda.cuh. Two kernels, so that every gradient has one owner and no
  * atomics are needed: one block for a tile of keys sums dk and dv over the query heads of its group and their rows, one
- * block for a tile of queries sums dq over keys. Both make the scores again from q, k and the saved logarithms.
+ * block for a tile of queries sums dq over keys. Both recompute the scores from q, k and the saved logarithms.
  * delta (sum of do * o of each row) is made by attention.cu before. */
 #include "ops/attention/attention_tile.cuh"
 

@@ -375,7 +375,7 @@ __device__ __forceinline__ void store_keys(const heads_view<bf16> &out, const fl
     }
 }
 
-/* Keys that nobody sees. */
+/* Keys that no query sees. */
 static __device__ __forceinline__ void clear_keys(const heads_view<bf16> &out, int b, int g, int n, int w, int keys,
                                                   int width)
 {

@@ -281,7 +281,7 @@ static __device__ __forceinline__ float through_curve(const struct conv &a, floa
     return dy * s * (1 + pre * (1 - s));
 }
 
-/* Of one thread: four channels on their way down a run. */
+/* State of one thread: four channels on their way down a run. */
 template <typename T, int W> struct bwd_walk {
     float w[W][V], bias[V], dw[W][V], dbias[V];
     quad<T> x[AHEAD + W - 1];  /* the W - 1 rows before, then those being worked on */

@@ -7,7 +7,7 @@
  * it holds. final [B, W-1, C] optional output: the last W-1 rows of [init | x], the init of the
  * next call; it may be init. y must not overlap x. doc_start I32 [B, S] optional: index of the
  * first row of this row's document; row t sees row j only if j >= doc_start[b,t] (rows of init have
- * negative indices). backward, dpre = dy * act'(pre), pre made again from x: dx[j] = sum over t of
+ * negative indices). backward, dpre = dy * act'(pre), pre recomputed from x: dx[j] = sum over t of
  * w[:, j-t+W-1] dpre[t] over the rows t that see j; dinit the same for rows before 0; dw[c,k] = sum
  * dpre[t] x[t-(W-1)+k]; dbias = sum dpre (both wide): sums over blocks of CONV1D_BLOCK rows, added in order.
  * final takes no gradient. No aliasing. */

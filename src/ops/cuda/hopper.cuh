@@ -44,7 +44,7 @@ __device__ __forceinline__ void barrier_init(uint64_t *bar, uint32_t arrivals)
 /* After barrier_init, before anyone else uses them. */
 __device__ __forceinline__ void barrier_init_done(void) { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 /* What this thread did before is done for who waits. Where the threads of a warp hand over what each of them wrote, each arrives: one lane after a __syncwarp
- * would do, but compute-sanitizer's racecheck does not see that it speaks for the others, and in the passes of ops/mhc it was not faster. */
+ * would do, but compute-sanitizer's racecheck does not see that it acts for the others, and in the passes of ops/mhc it was not faster. */
 __device__ __forceinline__ void barrier_arrive(uint64_t *bar)
 {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(bar)) : "memory");
@@ -189,7 +189,7 @@ __device__ __forceinline__ void tma_store_3d_once(const CUtensorMap *map, int co
                  "r"(smem_address(src)), "r"(col), "r"(row), "r"(part), "l"(cache_goes_first())
                  : "memory");
 }
-/* Of a map with four dimensions, whose rows are cut into lines: at (part, row, line). */
+/* Box of a map with four dimensions, whose rows are cut into lines: at (part, row, line). */
 __device__ __forceinline__ void tma_store_4d_once(const CUtensorMap *map, int line, int row, int part, const void *src)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%2, %3, %4, %5}], [%1], %6;" ::"l"((uint64_t)map),

@@ -5,7 +5,8 @@
  * Tiles in shared memory are rows of bf16; a row stride that is an odd multiple of 16 bytes has no bank conflicts. The four
  * loads are named by how the operand is stored:
  *   frag_a    A[m][k] in rows m     frag_a_t  in rows k (transposed on the way)
- *   frag_b    B in rows n           frag_b_t  in rows k;   both give two tiles of 8 columns: b[0], b[1] and b[2], b[3] */
+ *   frag_b    B in rows n           frag_b_t  in rows k
+ * The last two give two tiles of 8 columns: b[0], b[1] and b[2], b[3]. */
 #ifndef BRAID_OPS_CUDA_MMA_CUH
 #define BRAID_OPS_CUDA_MMA_CUH
 

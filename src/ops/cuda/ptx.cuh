@@ -80,7 +80,7 @@ template <int LEFT> __device__ __forceinline__ void copies_wait(void) { asm vola
 
 /* ---- memory, functions --------------------------------------------------------------------------------------------- */
 
-/* 16 bytes of device memory that nobody will ask for again soon. */
+/* 16 bytes of device memory that will not be read again soon. */
 __device__ __forceinline__ uint4 load_passing(const void *p)
 {
     uint4 v;

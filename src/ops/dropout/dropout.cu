@@ -1,4 +1,4 @@
-/* dropout, CUDA version; see dropout.h. Vectors dealt out flat, one a thread: many threads with little each keep the memory
+/* dropout, CUDA version; see dropout.h. Vectors distributed flat, one a thread: many threads with little each keep the memory
  * busiest. Without dropping it is a copy. */
 #include "ops/cuda/rows.cuh"
 #include "ops/dropout/dropout.h"

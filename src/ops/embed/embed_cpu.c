@@ -8,7 +8,7 @@
 #include <omp.h>
 #include <string.h>
 
-enum { COLS = 16 }; /* columns are dealt out in cache lines, so that threads never share one */
+enum { COLS = 16 }; /* columns are distributed in cache lines, so that threads never share one */
 
 int CPU_NAME(embed_fwd_cpu)(struct lane *l, const struct embed_fwd_args *a)
 {

@@ -1,4 +1,4 @@
-/* epplan on the GPU: every place of the slabs is computed on its own from the counts; nothing is counted twice, nothing
+/* epplan on the GPU: every place of the buffers is computed on its own from the counts; nothing is counted twice, nothing
  * is added by atomics. */
 #include "ops/cuda/kernel.cuh"
 #include "ops/epplan/epplan.h"
@@ -86,7 +86,7 @@ __global__ void recv_offsets(const int32_t *count, int ranks, int local, int64_t
     }
 }
 
-/* Place at of the slabs: the expert it belongs to by walking the rank's counts, then the rows in front of it. */
+/* Place at of the buffers: the expert it belongs to by walking the rank's counts, then the rows in front of it. */
 __global__ void recv_to(const int32_t *count, int ranks, int local, int64_t cap, int32_t *to)
 {
     int64_t n = ranks * cap;

@@ -1,17 +1,19 @@
-/* epplan: where rows go when experts live on several ranks. P ranks hold El = E / P experts each; a rank sends a slab
+/* epplan: where rows go when experts live on several ranks. P ranks hold El = E / P experts each; a rank sends a buffer
  * of up to cap rows to each. All maps stay on the device.
  *
  * epsend, at the rows' home, from moeplan's offset I32 [E + 1], row I32 [T, k], src I32 [T k]:
- *   to I32 [T, k]: place of a choice in the slabs, rank * cap + i, -1 if dropped (or if the slab is full);
- *   from I32 [P cap]: the choice that lies there, -1: none. So permute and unpermute work with to and from as with row and src.
- *   count I32 [P, El]: rows for each expert, in full: what the receiver is told;  rows I32 [P]: rows of each slab in use.
- *   need F64 [1]: the largest slab that was asked for (acc_need: if larger than before). Above cap rows were left out: the
- *   step is void and has to be taken again with more room.
+ *   to I32 [T, k]: place of a choice in the buffers, rank * cap + i, -1 if dropped (or if the buffer is full);
+ *   from I32 [P cap]: the choice at that place, -1: none. So permute and unpermute use to and from like row and src;
+ *   count I32 [P, El]: rows for each expert, in full, which the receiver is told;
+ *   rows I32 [P]: rows of each buffer in use;
+ *   need F64 [1]: the largest buffer that was asked for (acc_need: if larger than before). If it is above cap, rows
+ *     were left out: the step is void and has to be repeated with more room.
  *
  * eprecv, at the experts, from count I32 [P, El] as received (of each rank, rows for the local experts):
  *   offset I32 [El + 1]: rows by local expert, each expert's by rank, then in the order sent;
- *   from I32 [P cap]: the place in the slabs that a row came from, -1 past the last;  to I32 [P cap, 1]: the other way round.
- *   rows I32 [P]: rows of each slab. What lies beyond cap is cut off as the sender did. */
+ *   from I32 [P cap]: the place in the buffers that a row came from, -1 past the last;
+ *   to I32 [P cap, 1]: the inverse;
+ *   rows I32 [P]: rows of each buffer. What lies beyond cap is cut off as the sender did. */
 #ifndef BRAID_OPS_EPPLAN_H
 #define BRAID_OPS_EPPLAN_H
 

@@ -3,10 +3,10 @@
 #include "ops/epplan/epplan.h"
 #include "ops/opshape.h"
 
-static int check_slabs(const char *op, const struct tensor *count, const struct tensor *slabs, struct err *e)
+static int check_buffers(const char *op, const struct tensor *count, const struct tensor *buffers, struct err *e)
 {
-    if (count->dim[0] < 1 || count->dim[1] < 1 || slabs->dim[0] % count->dim[0] != 0 || slabs->dim[0] > INT32_MAX)
-        return err_set(e, ST_INVALID, "%s: %lld places in slabs for %lld ranks of %lld experts each", op, (long long)slabs->dim[0],
+    if (count->dim[0] < 1 || count->dim[1] < 1 || buffers->dim[0] % count->dim[0] != 0 || buffers->dim[0] > INT32_MAX)
+        return err_set(e, ST_INVALID, "%s: %lld places in buffers for %lld ranks of %lld experts each", op, (long long)buffers->dim[0],
                        (long long)count->dim[0], (long long)count->dim[1]);
     return ST_OK;
 }
@@ -14,13 +14,13 @@ static int check_slabs(const char *op, const struct tensor *count, const struct 
 int epsend_check(const struct epsend_args *a, struct err *e)
 {
     TRY(op_check_fields(&epsend_desc, a, e));
-    return check_slabs("epsend", &a->count, &a->from, e);
+    return check_buffers("epsend", &a->count, &a->from, e);
 }
 
 int eprecv_check(const struct eprecv_args *a, struct err *e)
 {
     TRY(op_check_fields(&eprecv_desc, a, e));
-    return check_slabs("eprecv", &a->count, &a->from, e);
+    return check_buffers("eprecv", &a->count, &a->from, e);
 }
 
 /* ---- epsend: samples start from rows that are already sorted by expert, as moeplan leaves them ------------------- */
@@ -64,7 +64,7 @@ OP_FIELDS(epsend, EPSEND_FIELDS, );
 OP_ATTRS(epsend, EPSEND_FIELDS, OP_ATTR_EXTRA("ranks", 2) OP_ATTR_EXTRA("cap", 18));
 OP_CALLS(epsend);
 const struct op_desc epsend_desc = {
-    OP_IS(epsend), .summary = "places of routed rows in the slabs that go to other ranks",
+    OP_IS(epsend), .summary = "places of routed rows in the buffers that go to other ranks",
     OP_LIST(dims, send_dims),
     .sample_dims = share, .cost = send_cost,
     .sample_fill = send_fill, .tolerance = 0,

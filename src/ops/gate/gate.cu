@@ -1,4 +1,4 @@
-/* gate, CUDA version; see gate.h. With a gate for each channel, vectors dealt out flat; with one gate a row, a warp a row, whose
+/* gate, CUDA version; see gate.h. With a gate for each channel, vectors distributed flat; with one gate a row, a warp a row, whose
  * lanes sum dg in a fixed order. */
 #include "ops/cuda/rows.cuh"
 #include "ops/gate/gate.h"

@@ -16,7 +16,7 @@
  *   states [B, ceil(S/chunk), Hv, dk, dv] optional output: the state that enters each chunk;
  *   backward reads it.
  *
- * backward: everything is made again from the inputs and `states`, which is taken as given.
+ * backward: everything is recomputed from the inputs and `states`, which is taken as given.
  *   dfinal wide, optional (absent: zeros). dq, dk, dv, dalpha, dbeta shaped like their inputs,
  *   overwritten; dinit wide, optional. dq and dk add the value heads of a key head in order.
  *   dA_log, ddt_bias [Hv] wide: sums over chunks from the last to the first (rows of a chunk in order),

@@ -197,7 +197,7 @@ static gdn_states<bf16> dense_states(bf16 *data, const struct gdn_geom *g)
     return s;
 }
 
-/* The states that enter the pieces: given, or made again from those that enter the chunks. */
+/* The states that enter the pieces: given, or recomputed from those that enter the chunks. */
 static int piece_states(struct lane *l, const struct gdn_bwd_args *a, const struct gdn_geom *g,
                         const struct bwd_work *w, gdn_states<bf16> *out)
 {

@@ -27,7 +27,7 @@ struct inputs {
     float scale; /* of q */
 };
 
-/* Of the args of either direction. */
+/* Shape from the args of either direction. */
 #define INPUTS_OF(args)                                                                                          \
     inputs_sizes((struct inputs){.q = &(args)->q, .k = &(args)->k, .v = &(args)->v, .alpha = &(args)->alpha,         \
                                  .beta = &(args)->beta, .A_log = &(args)->A_log, .dt_bias = &(args)->dt_bias,        \

@@ -12,7 +12,7 @@
 enum { GRAD_WARPS = 8, GRAD_THREADS = GRAD_WARPS * 32 };
 
 /* ROOMY: both states lie side by side, and the products of the keys are kept. Else E takes the place of S after its
- * last use, and every value head makes the products again: for GPUs with less shared memory. */
+ * last use, and every value head recomputes the products: for GPUs with less shared memory. */
 template <int DK, int DV, bool ROOMY>
 struct grad_tiles {
     bf16 k[PIECE * (DK + 8)], q[PIECE * (DK + 8)];

@@ -18,7 +18,7 @@
 
 enum { PIECE = 64, MAX_WIDTH = 128, FEW_ROWS = 16 };
 
-/* Of the problem; the same for both directions. */
+/* Sizes of the problem; the same for both directions. */
 struct gdn_geom {
     int batch, rows, key_heads, heads, per_key, dk, dv; /* per_key: value heads of a key head */
     int chunk, per_chunk, n_chunks, n_pieces;           /* pieces of a whole chunk; of a sequence */
@@ -170,7 +170,7 @@ __device__ __forceinline__ void load_b_trans(uint32_t (&b)[4], const bf16 *tile,
     load_matrices_t(b, tile + (depth + (m & 1) * 8 + r) * LD + column + (m >> 1) * 8);
 }
 
-/* Of a block M of a block triangle. B whose columns are the rows of M: */
+/* Fragments of a block M of a block triangle. B whose columns are the rows of M: */
 __device__ __forceinline__ void block_b_rows(uint32_t (&b)[4], const uint32_t *block)
 {
     load_matrices(b, block + threadIdx.x % 32 * 4);

@@ -14,7 +14,7 @@ static int check_stride(const char *name, const struct tensor *t, struct err *e)
 
 int gemm_check(const struct gemm_args *a, struct err *e)
 {
-    /* Of a and b the first with a real type says what real is: c may be wider. */
+    /* The first of a and b with a real type says what real is: c may be wider. */
     bool known = a->a.dtype == DT_BF16 || a->a.dtype == DT_F32 || a->a.dtype == DT_F64;
     enum dtype real = known ? a->a.dtype : a->b.dtype, out = a->c.dtype == wide_of(real) ? wide_of(real) : real;
     CHECK_T("gemm", "c", &a->c, out, 2, -1, -1);

@@ -120,7 +120,7 @@ template <int TILE, int PRODUCT> __global__ void __launch_bounds__(shape<TILE>::
                     stream_advance<TILE, PRODUCT>(&in, p, t);
                     copies_commit();
                     copies_wait<S::STAGES - 2>();
-                    __syncthreads(); /* the next stage is there, and nobody reads this one again */
+                    __syncthreads(); /* the next stage is there, and no thread reads this one again */
                     writing = reading;
                     reading = reading + S::STAGE_BYTES == end ? ring : reading + S::STAGE_BYTES;
                 }

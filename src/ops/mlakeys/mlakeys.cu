@@ -1,4 +1,4 @@
-/* mlakeys, CUDA version; see mlakeys.h. Vectors of the keys dealt out flat; the sum over heads is one thread's, in order. */
+/* mlakeys, CUDA version; see mlakeys.h. Vectors of the keys distributed flat; the sum over heads is one thread's, in order. */
 #include "ops/cuda/rows.cuh"
 #include "ops/mlakeys/mlakeys.h"
 

@@ -2,7 +2,7 @@
  *
  * The choices are cut into at most MAX_BLOCKS runs, one per block, and each run into one per warp. count_choices leaves
  * how often each expert occurs in each block. place_choices adds up what comes before its own block (all experts before,
- * and the same expert in earlier blocks), then in earlier warps, and deals out the rows in order. Only integers are
+ * and the same expert in earlier blocks), then in earlier warps, and distributes the rows in order. Only integers are
  * added, so the order of the atomics in shared memory changes nothing. */
 #include "ops/cuda/kernel.cuh"
 #include "ops/moeplan/moeplan.h"

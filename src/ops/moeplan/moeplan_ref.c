@@ -17,7 +17,7 @@ int moeplan_host(const struct moeplan_args *a, struct err *e)
         if (idx[i] >= 0)
             offset[idx[i]]++;
     }
-    /* offset[x] becomes the first row of x, and walks to its end as rows are dealt out. */
+    /* offset[x] becomes the first row of x, and walks to its end as rows are distributed. */
     int32_t at = 0;
     for (int64_t x = 0; x <= experts; x++) {
         int32_t count = offset[x];

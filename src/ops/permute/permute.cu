@@ -27,7 +27,7 @@ struct permute_job {
 
 static unsigned blocks_of_warps(int64_t warps) { return (unsigned)ceil_div(warps, WARPS); }
 
-/* A row that nobody's token fills. */
+/* A row that no token fills. */
 template <typename T, bool VEC> __device__ __forceinline__ void clear_row(const struct permute_job &p, int64_t r, int lane)
 {
     T *y = at_row<T>(p.y, r);

@@ -11,7 +11,7 @@
  * text begins here and init counts as zeros. final [B, H, N, P] wide, optional output: the state after the last row; may be
  * init. doc_start I32 [B, S] optional: row t begins a document when doc_start[b,t] == t; the state before it is
  * dropped. states [B, ceil(S/chunk), H, N, P] real, optional output: the state that enters each chunk; backward reads it.
- *   backward: everything is made again from the inputs and `states`, which is taken as given. dfinal wide, optional
+ *   backward: everything is recomputed from the inputs and `states`, which is taken as given. dfinal wide, optional
  * (absent: zeros). dx, ddt, dBm, dCm shaped like x, dt, Bm, Cm, overwritten; dinit wide, optional. dA_log, ddt_bias, dD
  * (present iff D is) [H], wide: sums over rows, then over the batch. dBm and dCm add the heads of a group in blocks of
  * SSD_HEADS, then the blocks, in order. Where delta was clamped no gradient reaches dt. No aliasing. */

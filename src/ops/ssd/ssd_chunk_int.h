@@ -22,7 +22,7 @@ struct inputs {
     int64_t p_pad, p_row, n_row, q_row; /* padded channels; row strides in scratch */
 };
 
-/* Of the args of either direction. */
+/* Shape from the args of either direction. */
 #define INPUTS_OF(args)                                                                                          \
     inputs_sizes((struct inputs){.x = &(args)->x, .dt = &(args)->dt, .A_log = &(args)->A_log,                        \
                                  .dt_bias = &(args)->dt_bias, .Bm = &(args)->Bm, .Cm = &(args)->Cm,                  \

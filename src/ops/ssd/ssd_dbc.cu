@@ -144,7 +144,7 @@ static __global__ void __launch_bounds__(THREADS, 1) dbc_kernel(const __grid_con
         int h = h0 + k, now = k % STAGES;
         int64_t at = rows_at(a.s, b, u, h);
         copies_wait<0>();
-        __syncthreads(); /* this head's tiles are there, and nobody reads the other stage any more */
+        __syncthreads(); /* this head's tiles are there, and no thread reads the other stage any more */
         if (STAGES > 1 && k + 1 < a.s.per_group)
             dbc_load(a, sh, (k + 1) % STAGES, b, u, h + 1, sp);
         if (k > 0)

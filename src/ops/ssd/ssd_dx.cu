@@ -221,7 +221,7 @@ static __global__ void __launch_bounds__(THREADS, 1) dx_kernel(const __grid_cons
         int h = h0 + k, now = k % 2;
         int64_t at = rows_at(a.s, b, u, h), sum_at = (int64_t)piece * a.s.heads + h;
         copies_wait<0>();
-        __syncthreads(); /* this head's tiles are there, and nobody reads the other stage any more */
+        __syncthreads(); /* this head's tiles are there, and no thread reads the other stage any more */
         if (k + 1 < heads)
             dx_load(a, sh, (k + 1) % 2, b, u, h + 1, sp);
         if (k > 0)

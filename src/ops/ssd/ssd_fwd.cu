@@ -218,7 +218,7 @@ static __global__ void __launch_bounds__(OUT_THREADS, 2) out_kernel(const __grid
     cb_products(&cb, sh->c, bm, lo, n_blocks);
     for (int k = 0; k < heads; k++) {
         copies_wait<0>();
-        __syncthreads(); /* this head's tiles are there, and nobody reads the other stage any more */
+        __syncthreads(); /* this head's tiles are there, and no thread reads the other stage any more */
         if (k + 1 < heads)
             out_load(a, sh, (k + 1) % 2, b, u, h0 + k + 1, sp);
         float acc[2][P_TILES][4] = {};

@@ -225,7 +225,7 @@ static __global__ void __launch_bounds__(SCAN_THREADS, 2) scan_kernel(const __gr
     for (int k = 0; k < a.s.pieces; k++) {
         int u = REVERSE ? a.s.pieces - 1 - k : k;
         copies_wait<0>();
-        __syncthreads(); /* this stage is there, and nobody reads the other any more */
+        __syncthreads(); /* this stage is there, and no thread reads the other any more */
         decay = next_decay;
         if (u != last_piece) {
             scan_load<REVERSE>(a, &stage[(k + 1) % 2], b, h, u + step);
