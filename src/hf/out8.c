@@ -1,6 +1,7 @@
-/* Weights of projections as FP8 blocks in a Hugging Face folder, in the form of DeepSeek-V3 that transformers and vLLM read: NAME holds
- * E4M3 codes, NAME_scale_inv an fp32 factor for each 128 x 128 of them, and config.json says so in quantization_config. Scales are those of
- * ops/quantise (tensor/f8.h), so a model trained with gpu.precision=fp8 is exported with the codes it works with. */
+/* Weights of projections as FP8 blocks in a Hugging Face folder, in the form of DeepSeek-V3 that transformers and vLLM
+ * read: NAME holds E4M3 codes, NAME_scale_inv an fp32 factor for each 128 x 128 of them, and config.json says so in
+ * quantization_config. Scales are those of ops/quantise (tensor/f8.h), so a model trained with gpu.precision=fp8 is
+ * exported with the codes it works with. */
 #include "hf/out_int.h"
 #include "tensor/f8.h"
 
@@ -15,7 +16,10 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-static bool takes_codes(const struct hf_out_tensor *t) { return t->shape.rank == 2 && !t->keep_f32 && ends_with(t->name, "_proj.weight"); }
+static bool takes_codes(const struct hf_out_tensor *t)
+{
+    return t->shape.rank == 2 && !t->keep_f32 && ends_with(t->name, "_proj.weight");
+}
 
 int hf_out_codes(struct hf_out *w, struct err *e)
 {
@@ -41,7 +45,8 @@ int hf_out_codes(struct hf_out *w, struct err *e)
         all[w->n_tensors++] = s;
     }
     if (w->n_tensors == n)
-        return err_set(e, ST_UNSUPPORTED, "--dtype=fp8: this model has no projection that is a matrix of its own in %s", w->links.family->model_type);
+        return err_set(e, ST_UNSUPPORTED, "--dtype=fp8: this model has no projection that is a matrix of its own in %s",
+                       w->links.family->model_type);
     return ST_OK;
 }
 
@@ -64,7 +69,8 @@ int hf_out_block_scales(const struct tensor *t, const char *name, const float *v
         for (int64_t c = 0; c < t->dim[1]; c += BLOCK) {
             int k = block_exponent(t, values, r, c);
             if (k == INT32_MAX)
-                return err_set(e, ST_NONFINITE, "'%s' holds a value that is not finite, which FP8 blocks cannot say", name);
+                return err_set(e, ST_NONFINITE, "'%s' holds a value that is not finite, which FP8 blocks cannot say",
+                               name);
             *out++ = f8_power(-k);
         }
     return ST_OK;
@@ -84,8 +90,8 @@ void hf_out_block_codes(const struct tensor *t, const float *values, uint8_t *ou
 
 int hf_out_codes_config(const struct hf_out *w, json_t *config, struct err *e)
 {
-    json_t *kept = json_array(), *q = json_pack("{s:s, s:s, s:s, s:[i, i]}", "quant_method", "fp8", "fmt", "e4m3", "activation_scheme", "dynamic",
-                                                "weight_block_size", BLOCK, BLOCK);
+    json_t *kept = json_array(), *q = json_pack("{s:s, s:s, s:s, s:[i, i]}", "quant_method", "fp8", "fmt", "e4m3",
+                                                "activation_scheme", "dynamic", "weight_block_size", BLOCK, BLOCK);
     for (int i = 0; kept != NULL && i < w->n_tensors; i++) {
         const struct hf_out_tensor *t = &w->tensors[i];
         const char *dot = strrchr(t->name, '.');

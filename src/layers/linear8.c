@@ -3,8 +3,9 @@
  *   forward   y  = x W^T     x by rows of 128,         W by squares of 128 x 128
  *   backward  dx = dy W      dy by rows of 128,        the transpose of W by squares
  *   dw        dW += dy^T x   transposes of both, by 128 tokens
- * Codes of x and of its transpose are made in one pass when x is; the transpose is what is saved for dw, a byte a number instead of
- * two. Codes of W are made once a step, after the update (model_quantise). The gradient passes through rounding unchanged. */
+ * Codes of x and of its transpose are made in one pass when x is; the transpose is what is saved for dw, a byte a
+ * number instead of two. Codes of W are made once a step, after the update (model_quantise). The gradient passes
+ * through rounding unchanged. */
 #include "layers/layer.h"
 #include "ops/gemm8/gemm8.h"
 #include "ops/ops.h"
@@ -25,11 +26,12 @@ struct code_rule code_rule(const struct config *cfg)
         bool square;
     } by_recipe[] = {[CFG_FP8_BLOCKWISE] = {128, true}, [CFG_FP8_TENSOR] = {0, false}, [CFG_FP8_MX] = {32, false}};
     int recipe = cfg->gpu.fp8_recipe;
-    return (struct code_rule){.block = by_recipe[recipe].block, .square = by_recipe[recipe].square,
+    return (struct code_rule){.block = by_recipe[recipe].block,
+                              .square = by_recipe[recipe].square,
                               .grad = cfg->gpu.fp8_grad == CFG_FP8_GRAD_E5M2 ? DT_F8_E5M2 : DT_F8_E4M3};
 }
 
-/* ---- weights --------------------------------------------------------------------------------------------------------- */
+/* ---- weights -------------------------------------------------------------------------------- */
 
 /* GPUs multiply codes whose rows are multiples of 16 bytes; other devices keep to it, so that the model is the same. */
 enum { LEAST_MULTIPLE = 16 };
@@ -52,8 +54,8 @@ struct weight build_linear_weight(struct build *b, const struct param *decl)
     struct param p = *decl;
     char key[192];
     snprintf(key, sizeof key, "%s%s", b->prefix, decl->key);
-    p.codes = b->cfg->gpu.precision == CFG_PRECISION_FP8 && p.dim[0] % LEAST_MULTIPLE == 0 && p.dim[1] % LEAST_MULTIPLE == 0 &&
-              !kept(b->cfg->gpu.fp8_keep, key);
+    p.codes = b->cfg->gpu.precision == CFG_PRECISION_FP8 && p.dim[0] % LEAST_MULTIPLE == 0 &&
+              p.dim[1] % LEAST_MULTIPLE == 0 && !kept(b->cfg->gpu.fp8_keep, key);
     p.wide |= p.codes;
     return build_weight(b, &p);
 }
@@ -73,7 +75,8 @@ void weight_codes(struct build *b, struct param_entry *row, struct weight *w)
     int64_t out = row->p.dim[0], in = row->p.dim[1];
     struct quantise_args a = {.x = {.dtype = b->dev->wide}, .block = r.block, .square = r.square};
     if (row->code_work < 0)
-        row->code_work = memory_reserve(b->mem, ARENA_CODE, b->ops->quantise_work != NULL ? b->ops->quantise_work(&a) : 0);
+        row->code_work =
+            memory_reserve(b->mem, ARENA_CODE, b->ops->quantise_work != NULL ? b->ops->quantise_work(&a) : 0);
     w->codes.q = code_slot(b, row, 0, "codes", tensor_2d(NULL, DT_F8_E4M3, out, in));
     w->codes.qs = code_slot(b, row, 1, "scales", f8_scales(b->dev->wide, out, in, r.block, r.square));
     if (!training(b))
@@ -82,10 +85,11 @@ void weight_codes(struct build *b, struct param_entry *row, struct weight *w)
     w->codes.ts = code_slot(b, row, 3, "scales_t", f8_scales(b->dev->wide, in, out, r.block, r.square));
 }
 
-/* ---- activations ------------------------------------------------------------------------------------------------------ */
+/* ---- activations ---------------------------------------------------------------------------- */
 
 /* Slots for codes of an activation of this shape (direct), and of its transpose, named after `prefix`. */
-static struct code_slots declare_codes(struct build *b, const char *prefix, struct tensor x, enum dtype type, bool direct, bool transpose)
+static struct code_slots declare_codes(struct build *b, const char *prefix, struct tensor x, enum dtype type,
+                                       bool direct, bool transpose)
 {
     struct graph *g = b->g;
     int64_t rows = x.dim[0], cols = x.dim[1], block = code_rule(b->cfg).block;
@@ -107,8 +111,8 @@ static struct code_slots declare_codes(struct build *b, const char *prefix, stru
 static void declare_quantise(struct build *b, int node, enum phase_id ph, slot_id x, const struct code_slots *c)
 {
     struct graph *g = b->g;
-    GRAPH_OP(g, node, ph, quantise, .x = of(g, x), .q = of(g, c->q), .qs = of(g, c->qs), .t = of(g, c->t), .ts = of(g, c->ts),
-             .block = code_rule(b->cfg).block);
+    GRAPH_OP(g, node, ph, quantise, .x = of(g, x), .q = of(g, c->q), .qs = of(g, c->qs), .t = of(g, c->t),
+             .ts = of(g, c->ts), .block = code_rule(b->cfg).block);
 }
 
 static const struct code_slots no_codes = {NO_SLOT, NO_SLOT, NO_SLOT, NO_SLOT};
@@ -131,7 +135,8 @@ struct code_slots declare_known(struct build *b, slot_id x, enum dtype type)
     const char *scope = g->scope;
     int layer = g->layer;
     graph_scope(g, g->slots[x].layer, g->slots[x].tag);
-    *k = (struct known_codes){.x = x, .codes = declare_codes(b, "", g->slots[x].shape, type, true, training(b)), .next = b->known_codes};
+    *k = (struct known_codes){
+        .x = x, .codes = declare_codes(b, "", g->slots[x].shape, type, true, training(b)), .next = b->known_codes};
     b->known_codes = k;
     g->scope = scope;
     g->layer = layer;
@@ -169,15 +174,16 @@ struct code_slots activation_codes(struct build *b, slot_id x)
     return c;
 }
 
-/* ---- products --------------------------------------------------------------------------------------------------------- */
+/* ---- products ------------------------------------------------------------------------------- */
 
 void linear8_forward(struct build *b, int n, const struct linear *l)
 {
     struct graph *g = b->g;
     struct code_rule r = code_rule(b->cfg);
     struct code_slots x = activation_codes(b, l->x);
-    GRAPH_OP(g, n, PH_FWD, gemm8, .a = of(g, x.q), .as = of(g, x.qs), .b = of(g, l->w.codes.q), .bs = of(g, l->w.codes.qs), .c = of(g, l->y),
-             .bias = of(g, l->bias.w), .block = r.block, .b_square = r.square);
+    GRAPH_OP(g, n, PH_FWD, gemm8, .a = of(g, x.q), .as = of(g, x.qs), .b = of(g, l->w.codes.q),
+             .bs = of(g, l->w.codes.qs), .c = of(g, l->y), .bias = of(g, l->bias.w), .block = r.block,
+             .b_square = r.square);
 }
 
 void linear8_backward(struct build *b, int n, const struct linear *l)
@@ -196,7 +202,8 @@ void linear8_backward(struct build *b, int n, const struct linear *l)
         declare_quantise(b, n, PH_BWD, l->dy, &dy);
     }
     if (l->dx != NO_SLOT)
-        GRAPH_OP(g, n, PH_BWD, gemm8, .a = of(g, dy.q), .as = of(g, dy.qs), .b = of(g, l->w.codes.t), .bs = of(g, l->w.codes.ts),
-                 .c = of(g, l->dx), .block = r.block, .b_square = r.square);
-    GRAPH_OP(g, n, PH_DW, gemm8, .a = of(g, dy.t), .as = of(g, dy.ts), .b = of(g, x.t), .bs = of(g, x.ts), .c = of(g, l->w.dw), .block = r.block);
+        GRAPH_OP(g, n, PH_BWD, gemm8, .a = of(g, dy.q), .as = of(g, dy.qs), .b = of(g, l->w.codes.t),
+                 .bs = of(g, l->w.codes.ts), .c = of(g, l->dx), .block = r.block, .b_square = r.square);
+    GRAPH_OP(g, n, PH_DW, gemm8, .a = of(g, dy.t), .as = of(g, dy.ts), .b = of(g, x.t), .bs = of(g, x.ts),
+             .c = of(g, l->w.dw), .block = r.block);
 }

@@ -7,8 +7,8 @@
 #include "layers/layer.h"
 #include "ops/act8/act8.h"
 
-/* Before both linear layers: who makes codes of the activation, and of the gradient of the pre-activations unless a bias sums them. The
- * adapters of LoRA read both as they are. */
+/* Before both linear layers: who makes codes of the activation, and of the gradient of the pre-activations unless a
+ * bias sums them. The adapters of LoRA read both as they are. */
 void act_codes(struct build *b, const struct act_slots *s, const struct weight *w1, const struct weight *w2, bool bias)
 {
     if (b->cfg->lora.rank > 0)
@@ -24,8 +24,9 @@ static void declare_act_bwd(struct build *b, int n, struct act_rule rule, const 
     struct graph *g = b->g;
     struct code_slots dx = known_codes(b, s->dpre);
     if (dx.q != NO_SLOT) {
-        GRAPH_OP(g, n, PH_BWD, act8_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .q = of(g, dx.q), .qs = of(g, dx.qs), .t = of(g, dx.t),
-                 .ts = of(g, dx.ts), .rule = rule, .block = code_rule(b->cfg).block);
+        GRAPH_OP(g, n, PH_BWD, act8_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .q = of(g, dx.q),
+                 .qs = of(g, dx.qs), .t = of(g, dx.t), .ts = of(g, dx.ts), .rule = rule,
+                 .block = code_rule(b->cfg).block);
         return;
     }
     GRAPH_OP(g, n, PH_BWD, act_bwd, .dy = of(g, s->dact), .x = of(g, s->pre), .dx = of(g, s->dpre), .rule = rule);
@@ -36,11 +37,12 @@ void act_declare(struct build *b, const char *name, struct act_rule rule, const 
 {
     struct graph *g = b->g;
     struct code_slots y = known_codes(b, s->act);
-    double elems = g->err.code == ST_OK ? (double)tensor_elems(&g->slots[s->pre].shape) : 0, size = (double)dtype_bytes(b->dev->real);
+    double elems = g->err.code == ST_OK ? (double)tensor_elems(&g->slots[s->pre].shape) : 0;
+    double size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, name, LANE_COMPUTE, NULL);
     if (y.q != NO_SLOT)
-        GRAPH_OP(g, n, PH_FWD, act8_fwd, .x = of(g, s->pre), .q = of(g, y.q), .qs = of(g, y.qs), .t = of(g, y.t), .ts = of(g, y.ts), .rule = rule,
-                 .block = code_rule(b->cfg).block);
+        GRAPH_OP(g, n, PH_FWD, act8_fwd, .x = of(g, s->pre), .q = of(g, y.q), .qs = of(g, y.qs), .t = of(g, y.t),
+                 .ts = of(g, y.ts), .rule = rule, .block = code_rule(b->cfg).block);
     else
         GRAPH_OP(g, n, PH_FWD, act_fwd, .x = of(g, s->pre), .y = of(g, s->act), .rule = rule);
     graph_cost(g, n, PH_FWD, 8 * elems, 1.5 * elems * size);
@@ -84,7 +86,8 @@ static int mlp_declare(struct build *b, struct core_io *io)
     return b->g->err.code;
 }
 
-/* ---- options -------------------------------------------------------------------------------------------------------- */
+/* ---- options
+ * -------------------------------------------------------------------------------------------------------- */
 
 static bool gated(const struct config *c) { return act_is_gated((enum act_kind)c->model.act); }
 

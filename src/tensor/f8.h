@@ -2,10 +2,10 @@
  *
  *   E4M3: 4 bits of exponent, 3 of mantissa, largest value 448, no infinity; NaN is 0x7f.
  *   E5M2: 5 bits of exponent, 2 of mantissa, largest finite value 57344; the upper byte of an F16.
- * A block of values is stored as codes of x * 2^k, and beside them the inverse scale 2^-k. k is the largest exponent with which no
- * value of the block exceeds the format, so scaling is exact and the only error is that of rounding to the code (to nearest,
- * ties to even). Every device makes the same bits: the functions for float are branch-free, so that loops over them become
- * vectors, and the one for double rounds once. */
+ * A block of values is stored as codes of x * 2^k, and beside them the inverse scale 2^-k. k is the largest exponent
+ * with which no value of the block exceeds the format, so scaling is exact and the only error is that of rounding to
+ * the code (to nearest, ties to even). Every device makes the same bits: the functions for float are branch-free, so
+ * that loops over them become vectors, and the one for double rounds once. */
 #ifndef BRAID_TENSOR_F8_H
 #define BRAID_TENSOR_F8_H
 
@@ -56,7 +56,8 @@ F8_INLINE float f8_to_f32(uint8_t code, enum dtype t)
 {
     const bool wide = t == DT_F8_E5M2;
     const uint32_t bits = wide ? 2 : 3, exponent = (code & 0x7fu) >> bits, mantissa = code & ((1u << bits) - 1);
-    uint32_t sign = (uint32_t)(code & 0x80u) << 24, u = sign | (exponent + (wide ? 112 : 120)) << 23 | mantissa << (23 - bits);
+    uint32_t sign = (uint32_t)(code & 0x80u) << 24,
+             u = sign | (exponent + (wide ? 112 : 120)) << 23 | mantissa << (23 - bits);
     float v;
     if (wide ? exponent == 31 : (code & 0x7f) == F8_NAN) /* E5M2 has infinities */
         u = sign | (wide && mantissa == 0 ? 0x7f800000u : 0x7fc00000u);
@@ -69,8 +70,8 @@ F8_INLINE float f8_to_f32(uint8_t code, enum dtype t)
 /* One rounding, from double. */
 uint8_t f8_from_f64(double v, enum dtype t);
 
-/* Exponent k of the scale for a block whose largest magnitude is amax: the largest with amax * 2^k <= the largest value of the
- * format, within the range of normal floats; 0 for a block of zeros. amax is finite. */
+/* Exponent k of the scale for a block whose largest magnitude is amax: the largest with amax * 2^k <= the largest
+ * value of the format, within the range of normal floats; 0 for a block of zeros. amax is finite. */
 F8_INLINE int f8_exponent(float amax, enum dtype t)
 {
     uint32_t u;

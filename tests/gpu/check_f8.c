@@ -1,6 +1,6 @@
-/* FP8 on a GPU (or on the emulator of tests/emu): codes of every bf16 number and of a sweep of floats are those of tensor/f8.h; a value
- * that is not finite shows in its block's scale and in no other; act8 gives the codes of act followed by quantise, to the bit.
- * Prints "N passed, N failed" last.
+/* FP8 on a GPU (or on the emulator of tests/emu): codes of every bf16 number and of a sweep of floats are those of
+ * tensor/f8.h; a value that is not finite shows in its block's scale and in no other; act8 gives the codes of act
+ * followed by quantise, to the bit. Prints "N passed, N failed" last.
  *
  *   check_f8 [FLOATS]     numbers of the sweep, default 1000000 */
 #include "ops/act8/act8.h"
@@ -53,8 +53,10 @@ struct codes {
 
 static struct codes new_codes(struct dev *d, enum dtype type, int64_t rows, int64_t cols, struct err *e)
 {
-    return (struct codes){there(d, tensor_2d(NULL, type, rows, cols), NULL, e), there(d, f8_scales(DT_F32, rows, cols, 128, false), NULL, e),
-                          there(d, tensor_2d(NULL, type, cols, rows), NULL, e), there(d, f8_scales(DT_F32, cols, rows, 128, false), NULL, e)};
+    return (struct codes){there(d, tensor_2d(NULL, type, rows, cols), NULL, e),
+                          there(d, f8_scales(DT_F32, rows, cols, 128, false), NULL, e),
+                          there(d, tensor_2d(NULL, type, cols, rows), NULL, e),
+                          there(d, f8_scales(DT_F32, cols, rows, 128, false), NULL, e)};
 }
 
 static void free_codes(struct dev *d, struct codes *c)
@@ -68,10 +70,12 @@ static void free_codes(struct dev *d, struct codes *c)
 static void quantise(struct dev *d, const struct tensor *x, const struct codes *c, struct err *e)
 {
     struct lane lane = {.dev = d, .err = e};
-    must(ops_for(d)->quantise(&lane, &(struct quantise_args){.x = *x, .q = c->q, .qs = c->qs, .t = c->t, .ts = c->ts, .block = 128}), e);
+    must(ops_for(d)->quantise(
+             &lane, &(struct quantise_args){.x = *x, .q = c->q, .qs = c->qs, .t = c->t, .ts = c->ts, .block = 128}),
+         e);
 }
 
-/* ---- conversion: the first value of each row is the largest of the format, so that the row is not scaled ------------------------- */
+/* ---- conversion: the first value of each row is the largest of the format, so that the row is */
 
 static bool codes_of(struct dev *d, enum dtype type, const float *values, int64_t n, enum dtype stored, struct err *e)
 {
@@ -107,14 +111,16 @@ static void check_conversion(struct dev *d, struct tally *t, int64_t floats, str
         for (uint32_t u = 0; u < 1 << 16; u++)
             if (fabsf(bf16_to_f32((uint16_t)u)) <= top)
                 v[n++] = bf16_to_f32((uint16_t)u);
-        verdict(t, codes_of(d, types[k], v, n, DT_BF16, e), "every bf16 number becomes the same code", dtype_name(types[k]));
+        verdict(t, codes_of(d, types[k], v, n, DT_BF16, e), "every bf16 number becomes the same code",
+                dtype_name(types[k]));
         uint32_t most;
         memcpy(&most, &top, sizeof most);
         for (n = 0; n < floats; n++) {
             uint32_t u = (uint32_t)((uint64_t)most * (uint64_t)n / (uint64_t)floats) | (n % 2 ? 0x80000000u : 0);
             memcpy(&v[n], &u, sizeof u);
         }
-        verdict(t, codes_of(d, types[k], v, n, DT_F32, e), "a sweep of floats becomes the same codes", dtype_name(types[k]));
+        verdict(t, codes_of(d, types[k], v, n, DT_F32, e), "a sweep of floats becomes the same codes",
+                dtype_name(types[k]));
     }
     free(v);
 }
@@ -139,7 +145,8 @@ static void check_nonfinite(struct dev *d, struct tally *t, struct err *e)
         for (int64_t r = 0; r < COLS; r++)
             for (int64_t b = 0; b < 2; b++)
                 wrong += isnan(ts[f8_scale_at(&c.t, 128, false, r, 128 * b)]) != (r == 200 && b == 1);
-        verdict(t, wrong == 0, "a value that is not finite marks its blocks and no other", isnan(bad[k]) ? "NaN" : "infinity");
+        verdict(t, wrong == 0, "a value that is not finite marks its blocks and no other",
+                isnan(bad[k]) ? "NaN" : "infinity");
         free(qs);
         free(ts);
         free(host.data);
@@ -148,7 +155,7 @@ static void check_nonfinite(struct dev *d, struct tally *t, struct err *e)
     }
 }
 
-/* ---- act8 ----------------------------------------------------------------------------------------------------------------- */
+/* ---- act8 ----------------------------------------------------------------------------------- */
 
 static bool same(struct dev *d, const struct tensor *a, const struct tensor *b, struct err *e)
 {
@@ -169,20 +176,25 @@ static struct tensor random_there(struct dev *d, int64_t rows, int64_t cols, uin
     return t;
 }
 
-static void check_act(struct dev *d, struct tally *t, int64_t rows, int64_t f, enum act_kind kind, enum dtype type, struct err *e)
+static void check_act(struct dev *d, struct tally *t, int64_t rows, int64_t f, enum act_kind kind, enum dtype type,
+                      struct err *e)
 {
     const struct ops *ops = ops_for(d);
     struct lane lane = {.dev = d, .err = e};
     struct act_rule rule = {.kind = kind, .alpha = 1.702, .clamp = kind == ACT_GEGLU ? 2 : 0};
     int64_t wide = act_is_gated(kind) ? 2 * f : f;
     struct tensor x = random_there(d, rows, wide, 1, e), dy = random_there(d, rows, f, 2, e);
-    struct tensor y = there(d, tensor_2d(NULL, d->real, rows, f), NULL, e), dx = there(d, tensor_2d(NULL, d->real, rows, wide), NULL, e);
+    struct tensor y = there(d, tensor_2d(NULL, d->real, rows, f), NULL, e),
+                  dx = there(d, tensor_2d(NULL, d->real, rows, wide), NULL, e);
     char name[64];
     snprintf(name, sizeof name, "%lld x %lld, kind %d, %s", (long long)rows, (long long)f, (int)kind, dtype_name(type));
     for (int bwd = 0; bwd < 2; bwd++) {
-        struct codes one = new_codes(d, type, rows, bwd ? wide : f, e), two = new_codes(d, type, rows, bwd ? wide : f, e);
-        struct act8_fwd_args fa = {.x = x, .q = one.q, .qs = one.qs, .t = one.t, .ts = one.ts, .block = 128, .rule = rule};
-        struct act8_bwd_args ba = {.dy = dy, .x = x, .q = one.q, .qs = one.qs, .t = one.t, .ts = one.ts, .block = 128, .rule = rule};
+        struct codes one = new_codes(d, type, rows, bwd ? wide : f, e),
+                     two = new_codes(d, type, rows, bwd ? wide : f, e);
+        struct act8_fwd_args fa = {
+            .x = x, .q = one.q, .qs = one.qs, .t = one.t, .ts = one.ts, .block = 128, .rule = rule};
+        struct act8_bwd_args ba = {
+            .dy = dy, .x = x, .q = one.q, .qs = one.qs, .t = one.t, .ts = one.ts, .block = 128, .rule = rule};
         int64_t work = bwd ? ops->act8_bwd_work(&ba) : ops->act8_fwd_work(&fa);
         struct tensor scratch = there(d, tensor_1d(NULL, DT_U8, work), NULL, e);
         fa.work = ba.work = work > 0 ? scratch : (struct tensor){0};
@@ -191,7 +203,8 @@ static void check_act(struct dev *d, struct tally *t, int64_t rows, int64_t f, e
                  : ops->act_fwd(&lane, &(struct act_fwd_args){.x = x, .y = y, .rule = rule}),
              e);
         quantise(d, bwd ? &dx : &y, &two, e);
-        bool all = same(d, &one.q, &two.q, e) && same(d, &one.qs, &two.qs, e) && same(d, &one.t, &two.t, e) && same(d, &one.ts, &two.ts, e);
+        bool all = same(d, &one.q, &two.q, e) && same(d, &one.qs, &two.qs, e) && same(d, &one.t, &two.t, e) &&
+                   same(d, &one.ts, &two.ts, e);
         verdict(t, all, bwd ? "act8_bwd is act_bwd, then quantise" : "act8_fwd is act_fwd, then quantise", name);
         d->vt->free(d, scratch.data);
         free_codes(d, &one);

@@ -1,4 +1,5 @@
-/* FP8 codes and scales: every code, a dense sweep of floats against a search over all codes, saturation, ties, scales. */
+/* FP8 codes and scales: every code, a dense sweep of floats against a search over all codes, saturation, ties, scales.
+ * */
 #include "support.h"
 #include "tensor/f8.h"
 
@@ -9,7 +10,8 @@ static int largest_code(enum dtype t) { return t == DT_F8_E5M2 ? 0x7b : 0x7e; }
 /* The value by the definition of the format, in double. */
 static double value_of(int code, enum dtype t)
 {
-    int bits = t == DT_F8_E5M2 ? 2 : 3, bias = t == DT_F8_E5M2 ? 15 : 7, e = (code & 0x7f) >> bits, m = code & ((1 << bits) - 1);
+    int bits = t == DT_F8_E5M2 ? 2 : 3, bias = t == DT_F8_E5M2 ? 15 : 7, e = (code & 0x7f) >> bits,
+        m = code & ((1 << bits) - 1);
     double v = e == 0 ? ldexp(m, 1 - bias - bits) : ldexp(1 + ldexp(m, -bits), e - bias);
     return code & 0x80 ? -v : v;
 }
@@ -55,8 +57,8 @@ static void check_float(uint32_t bits, enum dtype t)
     memcpy(&v, &bits, sizeof v);
     int want = isnan(v) ? F8_NAN : nearest((double)v, t);
     if (f8_from_f32(v, t) != want || f8_from_f64((double)v, t) != want)
-        fail_msg("%s of %a: 0x%02x from float, 0x%02x from double, expected 0x%02x", dtype_name(t), (double)v, f8_from_f32(v, t),
-                 f8_from_f64((double)v, t), want);
+        fail_msg("%s of %a: 0x%02x from float, 0x%02x from double, expected 0x%02x", dtype_name(t), (double)v,
+                 f8_from_f32(v, t), f8_from_f64((double)v, t), want);
 }
 
 static void floats_round_to_the_nearest_code(void **state)
@@ -132,10 +134,8 @@ static void tensors_of_codes_read_and_write_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_code_decodes_and_encodes_to_itself),
-        cmocka_unit_test(floats_round_to_the_nearest_code),
-        cmocka_unit_test(what_is_too_large_saturates_and_nan_stays),
-        cmocka_unit_test(scales_are_the_largest_that_fit),
+        cmocka_unit_test(every_code_decodes_and_encodes_to_itself),  cmocka_unit_test(floats_round_to_the_nearest_code),
+        cmocka_unit_test(what_is_too_large_saturates_and_nan_stays), cmocka_unit_test(scales_are_the_largest_that_fit),
         cmocka_unit_test(tensors_of_codes_read_and_write_values),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

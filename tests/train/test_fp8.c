@@ -1,5 +1,5 @@
-/* gpu.precision=fp8 on host devices: it learns, schedules and devices agree, codes follow the weights through updates, saving and loading,
- * memory is won, and what cannot be is refused. */
+/* gpu.precision=fp8 on host devices: it learns, schedules and devices agree, codes follow the weights through updates,
+ * saving and loading, memory is won, and what cannot be is refused. */
 #include "run.h"
 
 /* Layers wide enough for several blocks. */
@@ -30,7 +30,11 @@ static void it_learns_as_without_and_on_every_device(void **state)
     (void)state;
     double plain = last_loss(WIDE, NULL);
     static const char *const with[] = {
-        WIDE FP8, WIDE FP8 "run.device=ref", WIDE FP8 "gpu.fp8_recipe=tensor", WIDE FP8 "gpu.fp8_recipe=mxfp8", WIDE FP8 "gpu.fp8_grad=e5m2",
+        WIDE FP8,
+        WIDE FP8 "run.device=ref",
+        WIDE FP8 "gpu.fp8_recipe=tensor",
+        WIDE FP8 "gpu.fp8_recipe=mxfp8",
+        WIDE FP8 "gpu.fp8_grad=e5m2",
         WIDE FP8 "gpu.fp8_keep=*linear_qkv*,decoder.layers.1.*",
     };
     for (int i = 0; i < countof(with); i++) {
@@ -44,9 +48,11 @@ static void it_learns_as_without_and_on_every_device(void **state)
 static void schedules_give_the_same_bits(void **state)
 {
     (void)state;
-    static const char *const models[] = {WIDE FP8, WIDE FP8 "model.bias=on", WIDE FP8 "lora.rank=4", WIDE FP8 "model.pattern=*-/*- model.mhc_streams=2",
-                                         WIDE FP8 "gpu.fp8_recipe=tensor model.pattern=*E model.experts=4 model.topk=2 model.shared_ffn=32"};
-    static const char *const ways[] = {"plan.recompute=full", "plan.recompute=joint.norm", "plan.delay_dw=on", "plan.poison=on plan.random_lanes=5"};
+    static const char *const models[] = {
+        WIDE FP8, WIDE FP8 "model.bias=on", WIDE FP8 "lora.rank=4", WIDE FP8 "model.pattern=*-/*- model.mhc_streams=2",
+        WIDE FP8 "gpu.fp8_recipe=tensor model.pattern=*E model.experts=4 model.topk=2 model.shared_ffn=32"};
+    static const char *const ways[] = {"plan.recompute=full", "plan.recompute=joint.norm", "plan.delay_dw=on",
+                                       "plan.poison=on plan.random_lanes=5"};
     for (int m = 0; m < countof(models); m++) {
         struct snapshot plain, other;
         last_loss(models[m], &plain);
@@ -79,7 +85,8 @@ static void expect_fresh_codes(struct trainer *t)
 static void codes_follow_the_weights(void **state)
 {
     (void)state;
-    static const char *const with[] = {FP8 "model.dropout=0.1", FP8 "gpu.fp8_recipe=tensor run.device=ref", FP8 "gpu.fp8_recipe=mxfp8"};
+    static const char *const with[] = {FP8 "model.dropout=0.1", FP8 "gpu.fp8_recipe=tensor run.device=ref",
+                                       FP8 "gpu.fp8_recipe=mxfp8"};
     for (int i = 0; i < countof(with); i++) {
         struct playground pg;
         struct config c;

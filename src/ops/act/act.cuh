@@ -1,10 +1,10 @@
-/* The nonlinearities of ops/act on the GPU, value and derivatives, for the kernels that store them as they are (act.cu) and as FP8
- * codes (act8.cu). All curves are a sigmoid or a square: 0.5 (1 + tanh(u)) is sigmoid(2u). */
+/* The nonlinearities of ops/act on the GPU, value and derivatives, for the kernels that store them as they are
+ * (act.cu) and as FP8 codes (act8.cu). All curves are a sigmoid or a square: 0.5 (1 + tanh(u)) is sigmoid(2u). */
 #ifndef BRAID_OPS_ACT_CUH
 #define BRAID_OPS_ACT_CUH
 
-#include "ops/cuda/rows.cuh"
 #include "ops/act/act.h"
+#include "ops/cuda/rows.cuh"
 
 enum curve_kind { CURVE_SIGMOID, CURVE_GELU, CURVE_SQUARE };
 

@@ -1,17 +1,18 @@
-/* act8 on the GPU; see act8.h. Tiles of 128 rows and 128 columns of y: a thread makes eight columns of eight rows, rounds them as
- * they would be stored, and hands them to the quantiser of ops/cuda/f8.cuh. Backward, a block makes the tiles of gate and up
- * one after the other. Other shapes take act and quantise by way of scratch. */
+/* act8 on the GPU; see act8.h. Tiles of 128 rows and 128 columns of y: a thread makes eight columns of eight rows,
+ * rounds them as they would be stored, and hands them to the quantiser of ops/cuda/f8.cuh. Backward, a block makes the
+ * tiles of gate and up one after the other. Other shapes take act and quantise by way of scratch. */
 #include "ops/act/act.cuh"
 #include "ops/act8/act8_int.h"
 #include "ops/cuda/f8.cuh"
 
 /* By shapes alone, so that scratch can be planned; addresses of slots are aligned. */
-static bool in_tiles(const struct tensor *x, const struct tensor *dy, const struct tensor *t, const struct act_rule *r, int64_t block)
+static bool in_tiles(const struct tensor *x, const struct tensor *dy, const struct tensor *t, const struct act_rule *r,
+                     int64_t block)
 {
     int64_t rows = x->dim[0], f = x->dim[1] / act8_gate(r), align = 16 / (int64_t)dtype_bytes(x->dtype);
     bool aligned = (rows <= 1 || x->stride[0] % align == 0) && (dy == NULL || rows <= 1 || dy->stride[0] % align == 0);
-    return block == F8_TILE && f > 0 && rows > 0 && f % F8_TILE == 0 && (act8_gate(r) == 1 || r->interleave == 0) && aligned &&
-           (t->rank == 0 || rows % 16 == 0) && rows <= 65535ll * F8_TILE;
+    return block == F8_TILE && f > 0 && rows > 0 && f % F8_TILE == 0 && (act8_gate(r) == 1 || r->interleave == 0) &&
+           aligned && (t->rank == 0 || rows % 16 == 0) && rows <= 65535ll * F8_TILE;
 }
 
 /* Eight values as they would be stored. */
@@ -30,12 +31,14 @@ template <> __device__ __forceinline__ f8_eight<float> stored<float>(const float
     return e;
 }
 
-/* The thread's eight rows, four at a time so that their loads are under way together. Forward tile holds y; backward the gradient of
- * gate, and up that of up. */
+/* The thread's eight rows, four at a time so that their loads are under way together. Forward tile holds y; backward
+ * the gradient of gate, and up that of up. */
 template <typename T, int CURVE, bool GATED, bool BACK, bool CLAMPED>
-__device__ __forceinline__ void make_tile(const struct act_call &a, int64_t r0, int64_t c0, int valid, f8_eight<T> *tile, f8_eight<T> *tile_up)
+__device__ __forceinline__ void make_tile(const struct act_call &a, int64_t r0, int64_t c0, int valid,
+                                          f8_eight<T> *tile, f8_eight<T> *tile_up)
 {
-    f8_walk<T> x(a.x.data, a.x.stride[0], r0, c0, valid), dy(BACK ? a.dy.data : a.x.data, BACK ? a.dy.stride[0] : 0, r0, c0, valid);
+    f8_walk<T> x(a.x.data, a.x.stride[0], r0, c0, valid),
+        dy(BACK ? a.dy.data : a.x.data, BACK ? a.dy.stride[0] : 0, r0, c0, valid);
 #pragma unroll
     for (int i0 = 0; i0 < 8; i0 += 4) {
         f8_eight<T> gates[4], ups[4], above[4];
@@ -69,8 +72,10 @@ __device__ __forceinline__ void make_tile(const struct act_call &a, int64_t r0, 
 }
 
 template <typename T, enum dtype TYPE, int CURVE, bool GATED, bool BACK>
-static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4 ? 1 : BACK ? 2 : 3)
-act8_tiles(const __grid_constant__ struct act_call a, const __grid_constant__ struct f8_out o)
+static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4 ? 1
+                                                     : BACK         ? 2
+                                                                    : 3)
+    act8_tiles(const __grid_constant__ struct act_call a, const __grid_constant__ struct f8_out o)
 {
     __shared__ struct f8_shared s;
     int64_t r0 = (int64_t)blockIdx.y * F8_TILE, c0 = (int64_t)blockIdx.x * F8_TILE;
@@ -100,7 +105,8 @@ static int launch(struct lane *l, const struct act_call *a, const struct f8_out 
     return ST_OK;
 }
 
-template <typename T, enum dtype TYPE> static int by_kind(struct lane *l, const struct act_call *a, const struct f8_out *o, enum act_kind kind)
+template <typename T, enum dtype TYPE>
+static int by_kind(struct lane *l, const struct act_call *a, const struct f8_out *o, enum act_kind kind)
 {
     switch (kind) {
     case ACT_SWIGLU:
@@ -113,7 +119,8 @@ template <typename T, enum dtype TYPE> static int by_kind(struct lane *l, const 
 }
 
 /* dy absent: forward. */
-static int tiles(struct lane *l, const struct tensor *x, const struct tensor *dy, const struct f8_out *o, const struct act_rule *r, enum dtype type)
+static int tiles(struct lane *l, const struct tensor *x, const struct tensor *dy, const struct f8_out *o,
+                 const struct act_rule *r, enum dtype type)
 {
     struct act_call c = {};
     c.x = *x;
@@ -124,7 +131,9 @@ static int tiles(struct lane *l, const struct tensor *x, const struct tensor *dy
     bool aligned = pointer16(x->data) && pointer16(dy->data) && pointer16(o->q) && pointer16(o->t);
     if (!aligned)
         return err_set(l->err, ST_UNSUPPORTED, "act8: tensors that do not begin at multiples of 16 bytes");
-    BY_REAL(x->dtype, T, return type == DT_F8_E5M2 ? by_kind<T, DT_F8_E5M2>(l, &c, o, r->kind) : by_kind<T, DT_F8_E4M3>(l, &c, o, r->kind));
+    BY_REAL(x->dtype, T,
+            return type == DT_F8_E5M2 ? by_kind<T, DT_F8_E5M2>(l, &c, o, r->kind)
+                                      : by_kind<T, DT_F8_E4M3>(l, &c, o, r->kind));
 }
 
 static int64_t work_bytes(const struct tensor *x, int64_t cols, int64_t block)
@@ -136,7 +145,9 @@ static int64_t work_bytes(const struct tensor *x, int64_t cols, int64_t block)
 
 extern "C" int64_t act8_fwd_work_cuda(const struct act8_fwd_args *a)
 {
-    return in_tiles(&a->x, NULL, &a->t, &a->rule, a->block) ? 0 : work_bytes(&a->x, a->x.dim[1] / act8_gate(&a->rule), a->block);
+    return in_tiles(&a->x, NULL, &a->t, &a->rule, a->block)
+               ? 0
+               : work_bytes(&a->x, a->x.dim[1] / act8_gate(&a->rule), a->block);
 }
 extern "C" int64_t act8_bwd_work_cuda(const struct act8_bwd_args *a)
 {

@@ -12,7 +12,9 @@ int act8_fwd_check(const struct act8_fwd_args *a, struct err *e)
 {
     int64_t gate = act8_gate(&a->rule);
     if (a->x.data == NULL || a->x.rank != 2 || a->x.dim[1] % gate != 0)
-        return err_set(e, ST_INVALID, "act8_fwd: tensor x is missing, has not two dimensions, or an odd number of columns for a gated kind");
+        return err_set(
+            e, ST_INVALID,
+            "act8_fwd: tensor x is missing, has not two dimensions, or an odd number of columns for a gated kind");
     struct tensor y = tensor_2d(a->x.data, a->x.dtype, a->x.dim[0], a->x.dim[1] / gate);
     TRY(act_fwd_check(&(struct act_fwd_args){.x = a->x, .y = y, .rule = a->rule}, e));
     return quantise_check(&(struct quantise_args)ACT8_QUANTISE(a, y), e);
@@ -76,14 +78,23 @@ static void bwd_cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(act8_bwd, a, c);
     double n = (double)tensor_elems(&a->x);
-    *out = (struct op_cost){.flops = 16 * n, .bytes = (double)tensor_bytes(&a->x) + (double)tensor_bytes(&a->dy) + 2 * n};
+    *out =
+        (struct op_cost){.flops = 16 * n, .bytes = (double)tensor_bytes(&a->x) + (double)tensor_bytes(&a->dy) + 2 * n};
 }
 
 static const struct op_sample samples[] = {
-    {"rows=5 f=33 kind=0"},       {"rows=0 f=16 kind=0"},           {"rows=16 f=0 kind=0"},
-    {"rows=128 f=128 kind=0"},    {"rows=144 f=256 kind=0 clamp=1.5"}, {"rows=272 f=128 kind=1"},
-    {"rows=32 f=128 kind=2 offset=1 alpha=1.3"}, {"rows=144 f=128 kind=3"}, {"rows=16 f=384 kind=5"},
-    {"rows=48 f=144 kind=6"},     {"rows=40 f=64 kind=0 interleave=16"}, {"rows=48 f=64 kind=0 block=32"},
+    {"rows=5 f=33 kind=0"},
+    {"rows=0 f=16 kind=0"},
+    {"rows=16 f=0 kind=0"},
+    {"rows=128 f=128 kind=0"},
+    {"rows=144 f=256 kind=0 clamp=1.5"},
+    {"rows=272 f=128 kind=1"},
+    {"rows=32 f=128 kind=2 offset=1 alpha=1.3"},
+    {"rows=144 f=128 kind=3"},
+    {"rows=16 f=384 kind=5"},
+    {"rows=48 f=144 kind=6"},
+    {"rows=40 f=64 kind=0 interleave=16"},
+    {"rows=48 f=64 kind=0 block=32"},
     {"rows=48 f=80 kind=4 block=0"},
 };
 static const struct op_sample bench[] = {{"rows=4096 f=864 kind=0"}, {"rows=16384 f=5632 kind=0 gpu=1"}};
@@ -95,8 +106,8 @@ static const struct op_sample bench[] = {{"rows=4096 f=864 kind=0"}, {"rows=1638
     OP_ATTR_IN(op, double, "offset", rule.offset, 0)          \
     OP_ATTR_IN(op, int64_t, "interleave", rule.interleave, 0) \
     OP_ATTR_EXTRA("e5m2", 0)
-/* A value next to a tie of two codes falls to either side, as devices compute the curve differently: 32 of 448. That the codes are
- * those of act followed by quantise, to the bit, is checked by tests/gpu/check_f8. */
+/* A value next to a tie of two codes falls to either side, as devices compute the curve differently: 32 of 448. That
+ * the codes are those of act followed by quantise, to the bit, is checked by tests/gpu/check_f8. */
 #define CODES_TOLERANCE 0.075
 #define CODES_NARROW    0.03
 
@@ -107,9 +118,13 @@ const struct op_desc act8_fwd_desc = {
     OP_IS(act8_fwd),
     .summary = "the nonlinearity of an MLP, as FP8 codes",
     OP_LIST(dims, dims),
-    .sample_shapes = shapes, .infer = fwd_infer, .cost = fwd_cost,
-    .tolerance = CODES_TOLERANCE, .narrow = CODES_NARROW,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    .sample_shapes = shapes,
+    .infer = fwd_infer,
+    .cost = fwd_cost,
+    .tolerance = CODES_TOLERANCE,
+    .narrow = CODES_NARROW,
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };
 OP_FIELDS(act8_bwd, ACT8_BWD_FIELDS, );
 OP_ATTRS(act8_bwd, ACT8_BWD_FIELDS, RULE_ATTRS(act8_bwd));
@@ -118,7 +133,11 @@ const struct op_desc act8_bwd_desc = {
     OP_IS(act8_bwd),
     .summary = "gradient of act_fwd, as FP8 codes",
     OP_LIST(dims, dims),
-    .sample_shapes = shapes, .infer = bwd_infer, .cost = bwd_cost,
-    .tolerance = CODES_TOLERANCE, .narrow = CODES_NARROW,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    .sample_shapes = shapes,
+    .infer = bwd_infer,
+    .cost = bwd_cost,
+    .tolerance = CODES_TOLERANCE,
+    .narrow = CODES_NARROW,
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

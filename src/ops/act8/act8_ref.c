@@ -2,7 +2,10 @@
 #include "ops/act8/act8_int.h"
 #include "ops/ops_ref_int.h"
 
-int64_t act8_fwd_work_ref(const struct act8_fwd_args *a) { return act8_values_bytes(&a->x, a->x.dim[1] / act8_gate(&a->rule)); }
+int64_t act8_fwd_work_ref(const struct act8_fwd_args *a)
+{
+    return act8_values_bytes(&a->x, a->x.dim[1] / act8_gate(&a->rule));
+}
 int64_t act8_bwd_work_ref(const struct act8_bwd_args *a) { return act8_values_bytes(&a->x, a->x.dim[1]); }
 
 int act8_fwd_ref(struct lane *l, const struct act8_fwd_args *a)

@@ -1,10 +1,10 @@
-/* Tiles of 128 x 128 values to FP8 codes, in their own order and transposed; see ops/quantise. Used by the quantiser and by
- * kernels that make the values themselves (ops/act), which then never reach memory in bf16.
+/* Tiles of 128 x 128 values to FP8 codes, in their own order and transposed; see ops/quantise. Used by the quantiser
+ * and by kernels that make the values themselves (ops/act), which then never reach memory in bf16.
  *
- * A block of 256 threads holds a tile: thread 16 g + c has rows 8 g .. 8 g + 7, columns 8 c .. 8 c + 7. Largest magnitudes are
- * found as integers, where NaN counts as larger than all else. The transposed codes go through shared memory: thread by
- * thread eight rows of a column are one word of eight bytes, whose place in its line is exchanged by c so that neither the
- * words written nor the lines read meet in a bank. */
+ * A block of 256 threads holds a tile: thread 16 g + c has rows 8 g .. 8 g + 7, columns 8 c .. 8 c + 7. Largest
+ * magnitudes are found as integers, where NaN counts as larger than all else. The transposed codes go through shared
+ * memory: thread by thread eight rows of a column are one word of eight bytes, whose place in its line is exchanged by
+ * c so that neither the words written nor the lines read meet in a bank. */
 #ifndef BRAID_OPS_CUDA_F8_CUH
 #define BRAID_OPS_CUDA_F8_CUH
 
@@ -16,7 +16,7 @@ enum { F8_TILE = 128, F8_THREADS = 256 };
 
 /* Where the codes of a tensor [rows, cols] go. */
 struct f8_out {
-    uint8_t *q, *t;  /* NULL: not wanted */
+    uint8_t *q, *t; /* NULL: not wanted */
     float *qs, *ts;
     int64_t rows, cols, q_stride, t_stride; /* strides of scales */
 };
@@ -83,14 +83,18 @@ template <> struct f8_words<bf16> {
         w[3] = e.raw[0].w & 0x7fff7fffu;
     }
     /* Bits of the float whose magnitude is at this place of a word. */
-    static __device__ __forceinline__ uint32_t bits(const uint32_t *w, int i) { return i % 2 ? w[i / 2] & 0xffff0000u : w[i / 2] << 16; }
+    static __device__ __forceinline__ uint32_t bits(const uint32_t *w, int i)
+    {
+        return i % 2 ? w[i / 2] & 0xffff0000u : w[i / 2] << 16;
+    }
 };
 template <> struct f8_words<float> {
     enum { N = 8 };
     static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return max_u32(a, b); }
     static __device__ __forceinline__ void of(const f8_eight<float> &e, uint32_t *w)
     {
-        const uint32_t all[] = {e.raw[0].x, e.raw[0].y, e.raw[0].z, e.raw[0].w, e.raw[1].x, e.raw[1].y, e.raw[1].z, e.raw[1].w};
+        const uint32_t all[] = {e.raw[0].x, e.raw[0].y, e.raw[0].z, e.raw[0].w,
+                                e.raw[1].x, e.raw[1].y, e.raw[1].z, e.raw[1].w};
 #pragma unroll
         for (int i = 0; i < 8; i++)
             w[i] = all[i] & 0x7fffffffu;
@@ -146,15 +150,17 @@ __device__ __forceinline__ int f8_valid(const struct f8_out &o, int64_t r0, int6
     return c0 + threadIdx.x % 16 * 8 >= o.cols || left <= 0 ? 0 : left < 8 ? (int)left : 8;
 }
 
-/* The thread's rows of a tensor, walked one by one: past the last that holds values it stays there, and a thread without values reads the
- * tile's first. So loads need no condition and several are under way; f8_clear then clears what does not count. */
+/* The thread's rows of a tensor, walked one by one: past the last that holds values it stays there, and a thread
+ * without values reads the tile's first. So loads need no condition and several are under way; f8_clear then clears
+ * what does not count. */
 template <typename T> struct f8_walk {
     const T *at;
     int64_t stride;
     int left;
     __device__ __forceinline__ f8_walk(const void *base, int64_t row_stride, int64_t r0, int64_t c0, int valid)
     {
-        at = (const T *)base + (r0 + (valid > 0 ? threadIdx.x / 16 * 8 : 0)) * row_stride + c0 + (valid > 0 ? threadIdx.x % 16 * 8 : 0);
+        at = (const T *)base + (r0 + (valid > 0 ? threadIdx.x / 16 * 8 : 0)) * row_stride + c0 +
+             (valid > 0 ? threadIdx.x % 16 * 8 : 0);
         stride = row_stride;
         left = valid - 1;
     }
@@ -176,7 +182,8 @@ template <typename T> __device__ __forceinline__ void f8_clear(f8_eight<T> *tile
 
 /* Row codes under a factor for each row (ROWS), or the same for all. */
 template <typename T, enum dtype TYPE, int BLOCKS>
-__device__ __forceinline__ void f8_rows(const f8_eight<T> *tile, const f8_most<T> &most, const struct f8_out &o, int64_t r0, int64_t c0, float common)
+__device__ __forceinline__ void f8_rows(const f8_eight<T> *tile, const f8_most<T> &most, const struct f8_out &o,
+                                        int64_t r0, int64_t c0, float common)
 {
     int g = threadIdx.x / 16, c = threadIdx.x % 16, valid = f8_valid(o, r0, c0);
     int64_t row0 = r0 + 8 * g;
@@ -198,13 +205,15 @@ __device__ __forceinline__ void f8_rows(const f8_eight<T> *tile, const f8_most<T
 #pragma unroll
     for (int i = 0; i < 8; i += 4)
         if (row0 + i < o.q_stride)
-            *(float4 *)(qs + i) = make_float4(i < valid ? inverse[i] : 0.0f, i + 1 < valid ? inverse[i + 1] : 0.0f,
-                                              i + 2 < valid ? inverse[i + 2] : 0.0f, i + 3 < valid ? inverse[i + 3] : 0.0f);
+            *(float4 *)(qs + i) =
+                make_float4(i < valid ? inverse[i] : 0.0f, i + 1 < valid ? inverse[i + 1] : 0.0f,
+                            i + 2 < valid ? inverse[i + 2] : 0.0f, i + 3 < valid ? inverse[i + 3] : 0.0f);
 }
 
 /* Factors of the tile's columns into s->factor, and their scales. */
 template <typename T, enum dtype TYPE>
-__device__ __forceinline__ void f8_column_factors(const f8_most<T> &most, const struct f8_out &o, int64_t r0, int64_t c0, struct f8_shared *s)
+__device__ __forceinline__ void f8_column_factors(const f8_most<T> &most, const struct f8_out &o, int64_t r0,
+                                                  int64_t c0, struct f8_shared *s)
 {
     typedef f8_words<T> W;
     int c = threadIdx.x % 16, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -234,13 +243,15 @@ __device__ __forceinline__ void f8_column_factors(const f8_most<T> &most, const 
 
 /* Transposed codes: factors of columns in s->factor (ROWS), or one for all. */
 template <typename T, enum dtype TYPE, int BLOCKS>
-__device__ __forceinline__ void f8_columns(const f8_eight<T> *tile, const struct f8_out &o, int64_t r0, int64_t c0, float common, struct f8_shared *s)
+__device__ __forceinline__ void f8_columns(const f8_eight<T> *tile, const struct f8_out &o, int64_t r0, int64_t c0,
+                                           float common, struct f8_shared *s)
 {
     int g = threadIdx.x / 16, c = threadIdx.x % 16;
 #pragma unroll
     for (int half = 0; half < 2; half++) { /* four columns at a time: fewer registers */
         uint32_t word[4][2];
-        float4 f = BLOCKS == F8_ROWS ? *(const float4 *)&s->factor[8 * c + 4 * half] : make_float4(common, common, common, common);
+        float4 f = BLOCKS == F8_ROWS ? *(const float4 *)&s->factor[8 * c + 4 * half]
+                                     : make_float4(common, common, common, common);
         const float factor[4] = {f.x, f.y, f.z, f.w};
 #pragma unroll
         for (int i = 0; i < 8; i += 2) { /* two rows at a time: a pair of codes of each column */
@@ -275,7 +286,8 @@ __device__ __forceinline__ void f8_columns(const f8_eight<T> *tile, const struct
 
 /* One factor for the tile, and its scales. */
 template <typename T, enum dtype TYPE>
-__device__ __forceinline__ float f8_square_factor(const f8_most<T> &m, const struct f8_out &o, int64_t r0, int64_t c0, struct f8_shared *s)
+__device__ __forceinline__ float f8_square_factor(const f8_most<T> &m, const struct f8_out &o, int64_t r0, int64_t c0,
+                                                  struct f8_shared *s)
 {
     uint32_t most = 0;
 #pragma unroll
@@ -290,7 +302,8 @@ __device__ __forceinline__ float f8_square_factor(const f8_most<T> &m, const str
     for (int w = 0; w < 8; w++)
         most = max_u32(most, s->amax[w][0]);
     factor = f8_factor<TYPE>(most, &inverse);
-    int64_t rb = r0 / F8_TILE, cb = c0 / F8_TILE, row_blocks = (o.rows + F8_TILE - 1) / F8_TILE, col_blocks = (o.cols + F8_TILE - 1) / F8_TILE;
+    int64_t rb = r0 / F8_TILE, cb = c0 / F8_TILE, row_blocks = (o.rows + F8_TILE - 1) / F8_TILE,
+            col_blocks = (o.cols + F8_TILE - 1) / F8_TILE;
     if (o.q != NULL && threadIdx.x < 4 && (threadIdx.x == 0 || (cb == col_blocks - 1 && cb + threadIdx.x < o.q_stride)))
         o.qs[rb * o.q_stride + cb + threadIdx.x] = threadIdx.x == 0 ? inverse : 0.0f;
     if (o.t != NULL && threadIdx.x < 4 && (threadIdx.x == 0 || (rb == row_blocks - 1 && rb + threadIdx.x < o.t_stride)))
@@ -298,9 +311,11 @@ __device__ __forceinline__ float f8_square_factor(const f8_most<T> &m, const str
     return factor;
 }
 
-/* All of a tile that begins at [r0, c0]; values outside of the tensor are zeros. common: the factor, where blocks are WHOLE. */
+/* All of a tile that begins at [r0, c0]; values outside of the tensor are zeros. common: the factor, where blocks are
+ * WHOLE. */
 template <typename T, enum dtype TYPE, int BLOCKS>
-__device__ __forceinline__ void f8_quantise_tile(const f8_eight<T> *tile, const struct f8_out &o, int64_t r0, int64_t c0, float common, struct f8_shared *s)
+__device__ __forceinline__ void f8_quantise_tile(const f8_eight<T> *tile, const struct f8_out &o, int64_t r0,
+                                                 int64_t c0, float common, struct f8_shared *s)
 {
     f8_most<T> most = f8_thread_most<T>(tile);
     if (BLOCKS == F8_SQUARE)
@@ -314,13 +329,14 @@ __device__ __forceinline__ void f8_quantise_tile(const f8_eight<T> *tile, const 
     f8_columns<T, TYPE, BLOCKS>(tile, o, r0, c0, common, s);
 }
 
-/* Whether codes of this shape can be stored in tiles: whole vectors of columns, and of rows where there is a transpose. */
+/* Whether codes of this shape can be stored in tiles: whole vectors of columns, and of rows where there is a
+ * transpose. */
 static inline bool f8_tiles_fit(int64_t rows, int64_t cols, const void *q, const void *t)
 {
     return cols % 8 == 0 && (t == NULL || rows % 16 == 0) && (uintptr_t)q % 8 == 0 && (uintptr_t)t % 16 == 0;
 }
-static inline struct f8_out f8_out_of(const struct tensor *q, const struct tensor *qs, const struct tensor *t, const struct tensor *ts, int64_t rows,
-                                      int64_t cols, int64_t block, bool square)
+static inline struct f8_out f8_out_of(const struct tensor *q, const struct tensor *qs, const struct tensor *t,
+                                      const struct tensor *ts, int64_t rows, int64_t cols, int64_t block, bool square)
 {
     struct f8_out o = {};
     o.q = (uint8_t *)q->data;

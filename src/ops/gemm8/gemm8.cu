@@ -1,7 +1,7 @@
-/* gemm8 on the GPU: cuBLASLt (dev/cublas.c) where it has a kernel (compute capability 9.0, blocks of 128 or one scale, sizes that
- * are multiples of 16), else a plain kernel that decodes tiles to fp32; see gemm8.h. */
-#include "ops/cuda/ptx.cuh"
+/* gemm8 on the GPU: cuBLASLt (dev/cublas.c) where it has a kernel (compute capability 9.0, blocks of 128 or one scale,
+ * sizes that are multiples of 16), else a plain kernel that decodes tiles to fp32; see gemm8.h. */
 #include "ops/cuda/kernel.cuh"
+#include "ops/cuda/ptx.cuh"
 #include "ops/gemm8/gemm8.h"
 #include "ops/quantise/quantise.h"
 
@@ -32,7 +32,8 @@ static __device__ __forceinline__ float decoded(const struct operand &o, int64_t
 }
 
 /* 16 x 16 threads, each with 4 x 4 results. */
-template <typename T> static __global__ void __launch_bounds__(256) multiply_codes(const __grid_constant__ struct product p)
+template <typename T>
+static __global__ void __launch_bounds__(256) multiply_codes(const __grid_constant__ struct product p)
 {
     __shared__ float a[DEPTH][TILE + 1], b[DEPTH][TILE + 1];
     int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -62,7 +63,8 @@ template <typename T> static __global__ void __launch_bounds__(256) multiply_cod
         }
 }
 
-template <typename T> static __global__ void add_bias8(T *c, int64_t stride, const float *bias, int64_t rows, int64_t cols)
+template <typename T>
+static __global__ void add_bias8(T *c, int64_t stride, const float *bias, int64_t rows, int64_t cols)
 {
     int64_t col = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     for (int64_t r = blockIdx.y; col < cols && r < rows; r += gridDim.y)
@@ -110,8 +112,8 @@ static int library(struct lane *l, const struct gemm8_args *a, bool *done)
 {
     int64_t m = a->c.dim[0], n = a->c.dim[1], k = a->a.dim[1], ldc = m > 1 ? a->c.stride[0] : n;
     const struct cuda_dev *d = cuda_of(l);
-    bool fits = d->major == 9 && d->hopper && (a->block == 128 || a->block == 0) && k % 16 == 0 && n % 16 == 0 && ldc % 16 == 0 && k > 0 &&
-                (a->a.dtype == DT_F8_E4M3 || a->b.dtype == DT_F8_E4M3);
+    bool fits = d->major == 9 && d->hopper && (a->block == 128 || a->block == 0) && k % 16 == 0 && n % 16 == 0 &&
+                ldc % 16 == 0 && k > 0 && (a->a.dtype == DT_F8_E4M3 || a->b.dtype == DT_F8_E4M3);
     *done = false;
     if (!fits)
         return ST_OK;
@@ -137,7 +139,8 @@ static int library(struct lane *l, const struct gemm8_args *a, bool *done)
     TRY(blas_gemm8(l, &g, done));
     if (*done && present(&a->bias)) {
         dim3 grid((unsigned)ceil_div(n, 256), (unsigned)min_i64(m, 4096));
-        BY_REAL(a->c.dtype, T, LAUNCH(l, add_bias8<T>, grid, 256, 0, (T *)a->c.data, ldc, (const float *)a->bias.data, m, n));
+        BY_REAL(a->c.dtype, T,
+                LAUNCH(l, add_bias8<T>, grid, 256, 0, (T *)a->c.data, ldc, (const float *)a->bias.data, m, n));
     }
     return ST_OK;
 }

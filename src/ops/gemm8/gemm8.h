@@ -2,8 +2,8 @@
  *   a [m, k], b [n, k]   codes, E4M3 or E5M2 each, contiguous; as, bs their inverse scales as ops/quantise makes them
  *   c [m, n]             real or wide, rows may be strided; bias [n] wide, optional, as in ops/gemm
  *   block, a_square, b_square   as the operands were quantised; both of 128 x 128 blocks is refused, as no GPU has it
- * Sums are fp32, with what tensor cores add up promoted to fp32 at least every 128 products. Products and dequantisation are
- * exact, so devices differ by the rounding of sums only.
+ * Sums are fp32, with what tensor cores add up promoted to fp32 at least every 128 products. Products and
+ * dequantisation are exact, so devices differ by the rounding of sums only.
  * A linear layer: y = x W^T with a = x by rows, b = W by squares; dx = dy W with a = dy by rows, b = W^T by squares;
  * dW (+)= dy^T x with a = dy^T and b = x^T, both by rows, which are tokens. c overlaps neither a nor b. */
 #ifndef BRAID_OPS_GEMM8_H

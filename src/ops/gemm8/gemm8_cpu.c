@@ -1,4 +1,5 @@
-/* gemm8, fast CPU version; see gemm8.h. Both operands are decoded to fp32, which is exact, and multiplied like any others. */
+/* gemm8, fast CPU version; see gemm8.h. Both operands are decoded to fp32, which is exact, and multiplied like any
+ * others. */
 #include "ops/cpu_gemm.h"
 #include "ops/gemm8/gemm8.h"
 #include "ops/ops_cpu_int.h"
@@ -47,7 +48,8 @@ int CPU_NAME(gemm8_cpu)(struct lane *l, const struct gemm8_args *a)
     TRY(check_work("gemm8", &a->work, CPU_NAME(gemm8_work_cpu)(a), l->err));
     int64_t m = a->c.dim[0], n = a->c.dim[1], k = a->a.dim[1], ldc = max_i64(1, m > 1 ? a->c.stride[0] : n);
     if (max_i64(max_i64(m, n), max_i64(k, ldc)) > INT_MAX)
-        return err_set(l->err, ST_UNSUPPORTED, "gemm8: a product of %lld x %lld x %lld is beyond OpenBLAS's 32-bit sizes", (long long)m,
+        return err_set(l->err, ST_UNSUPPORTED,
+                       "gemm8: a product of %lld x %lld x %lld is beyond OpenBLAS's 32-bit sizes", (long long)m,
                        (long long)n, (long long)k);
     if (m == 0 || n == 0)
         return ST_OK;
@@ -59,7 +61,17 @@ int CPU_NAME(gemm8_cpu)(struct lane *l, const struct gemm8_args *a)
     float *av = a->work.data, *bv = av + round_up(m * k, 32);
     decode(&a->a, &a->as, a->block, a->a_square, av);
     decode(&a->b, &a->bs, a->block, a->b_square, bv);
-    sgemm(&(struct sgemm){.trans_b = true, .m = m, .n = n, .k = k, .alpha = 1, .a = av, .lda = k, .b = bv, .ldb = k, .c = a->c.data,
-                          .ldc = ldc, .beta = prepared || a->acc_c ? 1.0f : 0.0f});
+    sgemm(&(struct sgemm){.trans_b = true,
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .alpha = 1,
+                          .a = av,
+                          .lda = k,
+                          .b = bv,
+                          .ldb = k,
+                          .c = a->c.data,
+                          .ldc = ldc,
+                          .beta = prepared || a->acc_c ? 1.0f : 0.0f});
     return ST_OK;
 }

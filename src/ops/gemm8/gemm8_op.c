@@ -20,7 +20,8 @@ int gemm8_check(const struct gemm8_args *a, struct err *e)
     CHECK_OPT("gemm8", "bias", &a->bias, wide, 1, a->c.dim[1]);
     if (a->c.dim[0] <= 1 || a->c.stride[0] >= a->c.dim[1])
         return ST_OK;
-    return err_set(e, ST_INVALID, "gemm8: rows of c overlap: stride %lld for %lld columns", (long long)a->c.stride[0], (long long)a->c.dim[1]);
+    return err_set(e, ST_INVALID, "gemm8: rows of c overlap: stride %lld for %lld columns", (long long)a->c.stride[0],
+                   (long long)a->c.dim[1]);
 }
 
 /* ---- descriptor ---------------------------------------------------------------------------- */
@@ -30,7 +31,8 @@ static const struct op_dim dims[] = {{"m", 5}, {"n", 33}, {"k", 17}};
 /* Types of codes and sizes of scales follow from attributes, which are set by now. */
 static void shapes(struct op_call *c)
 {
-    int64_t m = (int64_t)c->dim[0], n = (int64_t)c->dim[1], k = (int64_t)c->dim[2], block = (int64_t)op_attr(c, "block");
+    int64_t m = (int64_t)c->dim[0], n = (int64_t)c->dim[1], k = (int64_t)c->dim[2],
+            block = (int64_t)op_attr(c, "block");
     c->t[op_arg_index(c->desc, "a")] = tensor_2d(NULL, DT_NONE, m, k);
     c->t[op_arg_index(c->desc, "b")] = tensor_2d(NULL, DT_NONE, n, k);
     c->t[op_arg_index(c->desc, "as")] = f8_scales(DT_NONE, m, k, block, op_attr(c, "a_square") != 0);
@@ -61,7 +63,8 @@ static bool fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
     if (!scale && !dtype_is_f8(host->dtype))
         return false;
     for (int64_t i = 0, n = tensor_elems(host); i < n; i++)
-        tensor_set(host, i, scale ? ldexp(1, (int)rng_below(key, (uint64_t)i, 5) - 2) : 2 * rng_normal(key, (uint64_t)i));
+        tensor_set(host, i,
+                   scale ? ldexp(1, (int)rng_below(key, (uint64_t)i, 5) - 2) : 2 * rng_normal(key, (uint64_t)i));
     return true;
 }
 
@@ -109,7 +112,11 @@ const struct op_desc gemm8_desc = {
     OP_IS(gemm8),
     .summary = "c (+)= a b^T of FP8 codes with scales by blocks, plus bias",
     OP_LIST(dims, dims),
-    .sample_shapes = shapes, .infer = infer, .sample_fill = fill, .cost = cost,
+    .sample_shapes = shapes,
+    .infer = infer,
+    .sample_fill = fill,
+    .cost = cost,
     .tolerance = 3e-5, /* tensor cores keep about 14 bits of the sum of 128 products */
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

@@ -4,10 +4,12 @@
 #include "ops/quantise/quantise.h"
 #include "tensor/f8.h"
 
-static double value(const struct tensor *codes, const struct tensor *scales, int64_t block, bool square, int64_t r, int64_t c)
+static double value(const struct tensor *codes, const struct tensor *scales, int64_t block, bool square, int64_t r,
+                    int64_t c)
 {
     uint8_t code = ((const uint8_t *)codes->data)[r * codes->dim[1] + c];
-    return (double)f8_to_f32(code, codes->dtype) * ((const double *)scales->data)[f8_scale_at(codes, block, square, r, c)];
+    return (double)f8_to_f32(code, codes->dtype) *
+           ((const double *)scales->data)[f8_scale_at(codes, block, square, r, c)];
 }
 
 int gemm8_ref(struct lane *l, const struct gemm8_args *a)
@@ -21,7 +23,8 @@ int gemm8_ref(struct lane *l, const struct gemm8_args *a)
         for (int64_t j = 0; j < n; j++) {
             double sum = 0;
             for (int64_t p = 0; p < k; p++)
-                sum += value(&a->a, &a->as, a->block, a->a_square, i, p) * value(&a->b, &a->bs, a->block, a->b_square, j, p);
+                sum += value(&a->a, &a->as, a->block, a->a_square, i, p) *
+                       value(&a->b, &a->bs, a->block, a->b_square, j, p);
             c[j] = (a->acc_c ? c[j] : 0) + (bias != NULL ? bias[j] : 0) + sum;
         }
     }

@@ -1,5 +1,6 @@
-/* quantise on the GPU; see quantise.h. Tiles of 128 x 128 (ops/cuda/f8.cuh) for blocks of 128; a plain kernel, a block of values
- * to a block of threads, for other blocks and for sizes that are no whole vectors. One scale for all takes a pass before. */
+/* quantise on the GPU; see quantise.h. Tiles of 128 x 128 (ops/cuda/f8.cuh) for blocks of 128; a plain kernel, a block
+ * of values to a block of threads, for other blocks and for sizes that are no whole vectors. One scale for all takes a
+ * pass before. */
 #include "ops/cuda/f8.cuh"
 
 enum { AMAX_BLOCKS = 1024, PLAIN_THREADS = 128 };
@@ -10,8 +11,10 @@ struct source {
 };
 
 template <typename T, enum dtype TYPE, int BLOCKS>
-static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4 ? 2 : BLOCKS == F8_SQUARE ? 3 : 4)
-quantise_tiles(const struct source x, const __grid_constant__ struct f8_out o, const uint32_t *amax)
+static __global__ void __launch_bounds__(F8_THREADS, sizeof(T) == 4        ? 2
+                                                     : BLOCKS == F8_SQUARE ? 3
+                                                                           : 4)
+    quantise_tiles(const struct source x, const __grid_constant__ struct f8_out o, const uint32_t *amax)
 {
     __shared__ struct f8_shared s;
     int64_t r0 = (int64_t)blockIdx.y * F8_TILE, c0 = (int64_t)blockIdx.x * F8_TILE;
@@ -49,12 +52,15 @@ static __device__ uint32_t block_most(uint32_t most, uint32_t *scratch)
 }
 
 template <typename T, enum dtype TYPE>
-static __global__ void __launch_bounds__(PLAIN_THREADS) quantise_plain(const __grid_constant__ struct plain p, const uint32_t *amax)
+static __global__ void __launch_bounds__(PLAIN_THREADS)
+    quantise_plain(const __grid_constant__ struct plain p, const uint32_t *amax)
 {
     __shared__ uint32_t scratch[PLAIN_THREADS / 32];
-    int64_t across = (p.cols + p.width - 1) / p.width, rb = (int64_t)blockIdx.x / across, cb = (int64_t)blockIdx.x % across;
+    int64_t across = (p.cols + p.width - 1) / p.width, rb = (int64_t)blockIdx.x / across,
+            cb = (int64_t)blockIdx.x % across;
     int64_t r0 = rb * p.height, c0 = cb * p.width;
-    int64_t height = p.height < p.rows - r0 ? p.height : p.rows - r0, width = p.width < p.cols - c0 ? p.width : p.cols - c0;
+    int64_t height = p.height < p.rows - r0 ? p.height : p.rows - r0,
+            width = p.width < p.cols - c0 ? p.width : p.cols - c0;
     const T *x = (const T *)p.x + r0 * p.row_step + c0 * p.col_step;
     uint32_t most = 0;
     for (int64_t i = threadIdx.x; amax == NULL && i < height * width; i += PLAIN_THREADS)
@@ -69,7 +75,9 @@ static __global__ void __launch_bounds__(PLAIN_THREADS) quantise_plain(const __g
     }
 }
 
-template <typename T> static __global__ void __launch_bounds__(256) find_amax(const struct source x, int64_t rows, int64_t cols, uint32_t *partial)
+template <typename T>
+static __global__ void __launch_bounds__(256)
+    find_amax(const struct source x, int64_t rows, int64_t cols, uint32_t *partial)
 {
     __shared__ uint32_t scratch[8];
     uint32_t most = 0;
@@ -82,7 +90,8 @@ template <typename T> static __global__ void __launch_bounds__(256) find_amax(co
 }
 
 /* The scale for all, four numbers of which the last three are padding, for one or two sets of codes. */
-template <enum dtype TYPE> static __global__ void __launch_bounds__(AMAX_BLOCKS) join_amax(uint32_t *partial, int n, float *qs, float *ts)
+template <enum dtype TYPE>
+static __global__ void __launch_bounds__(AMAX_BLOCKS) join_amax(uint32_t *partial, int n, float *qs, float *ts)
 {
     __shared__ uint32_t scratch[AMAX_BLOCKS / 32];
     uint32_t most = block_most((int)threadIdx.x < n ? partial[threadIdx.x] : 0, scratch);
@@ -97,9 +106,13 @@ template <enum dtype TYPE> static __global__ void __launch_bounds__(AMAX_BLOCKS)
         ts[threadIdx.x] = threadIdx.x == 0 ? inverse : 0.0f;
 }
 
-extern "C" int64_t quantise_work_cuda(const struct quantise_args *a) { return a->block == 0 ? AMAX_BLOCKS * (int64_t)sizeof(uint32_t) : 0; }
+extern "C" int64_t quantise_work_cuda(const struct quantise_args *a)
+{
+    return a->block == 0 ? AMAX_BLOCKS * (int64_t)sizeof(uint32_t) : 0;
+}
 
-template <typename T, enum dtype TYPE> static int whole_amax(struct lane *l, const struct quantise_args *a, const struct source &x)
+template <typename T, enum dtype TYPE>
+static int whole_amax(struct lane *l, const struct quantise_args *a, const struct source &x)
 {
     unsigned blocks = (unsigned)min_i64(a->x.dim[0], AMAX_BLOCKS);
     uint32_t *partial = (uint32_t *)a->work.data;
@@ -109,7 +122,8 @@ template <typename T, enum dtype TYPE> static int whole_amax(struct lane *l, con
 }
 
 template <typename T, enum dtype TYPE>
-static int plain_one(struct lane *l, const struct quantise_args *a, const struct tensor *codes, const struct tensor *scales, bool transposed)
+static int plain_one(struct lane *l, const struct quantise_args *a, const struct tensor *codes,
+                     const struct tensor *scales, bool transposed)
 {
     struct plain p = {};
     int64_t stride = a->x.dim[0] > 1 ? a->x.stride[0] : max_i64(a->x.dim[1], 1);
@@ -126,10 +140,13 @@ static int plain_one(struct lane *l, const struct quantise_args *a, const struct
     p.square = a->square;
     int64_t blocks = ceil_div(p.rows, p.height) * ceil_div(p.cols, p.width);
     if (blocks >= 1ll << 31)
-        return err_set(l->err, ST_UNSUPPORTED, "quantise: %lld blocks are more than one launch takes", (long long)blocks);
+        return err_set(l->err, ST_UNSUPPORTED, "quantise: %lld blocks are more than one launch takes",
+                       (long long)blocks);
     if (a->block > 0)
-        TRY(cuda_status(l->err, (int)cudaMemsetAsync(scales->data, 0, (size_t)tensor_bytes(scales), stream_of(l)), "cudaMemsetAsync"));
-    LAUNCH(l, (quantise_plain<T, TYPE>), (unsigned)blocks, PLAIN_THREADS, 0, p, a->block == 0 ? (const uint32_t *)a->work.data : NULL);
+        TRY(cuda_status(l->err, (int)cudaMemsetAsync(scales->data, 0, (size_t)tensor_bytes(scales), stream_of(l)),
+                        "cudaMemsetAsync"));
+    LAUNCH(l, (quantise_plain<T, TYPE>), (unsigned)blocks, PLAIN_THREADS, 0, p,
+           a->block == 0 ? (const uint32_t *)a->work.data : NULL);
     return ST_OK;
 }
 
@@ -141,13 +158,15 @@ template <typename T, enum dtype TYPE> static int run(struct lane *l, const stru
     const struct tensor *scales[] = {&a->qs, &a->ts};
     for (int i = 0; i < 2; i++)
         if (empty && present(scales[i]) && tensor_bytes(scales[i]) > 0)
-            TRY(cuda_status(l->err, (int)cudaMemsetAsync(scales[i]->data, 0, (size_t)tensor_bytes(scales[i]), stream_of(l)), "cudaMemsetAsync"));
+            TRY(cuda_status(l->err,
+                            (int)cudaMemsetAsync(scales[i]->data, 0, (size_t)tensor_bytes(scales[i]), stream_of(l)),
+                            "cudaMemsetAsync"));
     if (empty)
         return ST_OK;
     if (a->block == 0)
         TRY((whole_amax<T, TYPE>(l, a, x)));
-    bool tiles = (a->block == F8_TILE || a->block == 0) && f8_tiles_fit(rows, cols, a->q.data, a->t.data) && (uintptr_t)x.x % 16 == 0 &&
-                 x.stride * (int64_t)sizeof(T) % 16 == 0 && rows <= 65535ll * F8_TILE;
+    bool tiles = (a->block == F8_TILE || a->block == 0) && f8_tiles_fit(rows, cols, a->q.data, a->t.data) &&
+                 (uintptr_t)x.x % 16 == 0 && x.stride * (int64_t)sizeof(T) % 16 == 0 && rows <= 65535ll * F8_TILE;
     if (!tiles) {
         if (present(&a->q))
             TRY((plain_one<T, TYPE>(l, a, &a->q, &a->qs, false)));

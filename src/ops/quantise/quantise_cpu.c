@@ -1,5 +1,5 @@
-/* quantise, fast CPU version; see quantise.h. Strips of rows of codes in parallel, each block by itself: no result depends on
- * threads. The transpose is quantised from a strip of columns, copied so that its rows are contiguous. */
+/* quantise, fast CPU version; see quantise.h. Strips of rows of codes in parallel, each block by itself: no result
+ * depends on threads. The transpose is quantised from a strip of columns, copied so that its rows are contiguous. */
 #include "ops/ops_cpu_int.h"
 #include "ops/quantise/quantise.h"
 #include "tensor/f8.h"
@@ -127,10 +127,13 @@ int CPU_NAME(quantise_cpu)(struct lane *l, const struct quantise_args *a)
 {
     TRY(quantise_check(a, l->err));
     if (a->block > WIDTH)
-        return err_set(l->err, ST_UNSUPPORTED, "quantise: blocks of %lld values; the cpu device has up to %d", (long long)a->block, WIDTH);
+        return err_set(l->err, ST_UNSUPPORTED, "quantise: blocks of %lld values; the cpu device has up to %d",
+                       (long long)a->block, WIDTH);
     if (present(&a->q))
-        quantise_one(&(struct target){.x = &a->x, .codes = &a->q, .scales = &a->qs, .block = a->block, .square = a->square});
+        quantise_one(
+            &(struct target){.x = &a->x, .codes = &a->q, .scales = &a->qs, .block = a->block, .square = a->square});
     if (present(&a->t))
-        quantise_one(&(struct target){.x = &a->x, .codes = &a->t, .scales = &a->ts, .block = a->block, .square = a->square, .transposed = true});
+        quantise_one(&(struct target){
+            .x = &a->x, .codes = &a->t, .scales = &a->ts, .block = a->block, .square = a->square, .transposed = true});
     return ST_OK;
 }

@@ -5,15 +5,16 @@
 #include "ops/quantise/quantise.h"
 #include "tensor/f8.h"
 
-int f8_check(const char *op, const char *name, const struct tensor *codes, const struct tensor *scales, enum dtype wide, int64_t block, bool square,
-             struct err *e)
+int f8_check(const char *op, const char *name, const struct tensor *codes, const struct tensor *scales, enum dtype wide,
+             int64_t block, bool square, struct err *e)
 {
     char text[32];
     if (block < 0 || (block == 0 && square))
-        return err_set(e, ST_INVALID, "%s: block is %lld%s, expected 1 or more, or 0 for one scale", op, (long long)block,
-                       square ? " for square blocks" : "");
+        return err_set(e, ST_INVALID, "%s: block is %lld%s, expected 1 or more, or 0 for one scale", op,
+                       (long long)block, square ? " for square blocks" : "");
     if (codes->data != NULL && !dtype_is_f8(codes->dtype))
-        return err_set(e, ST_INVALID, "%s: tensor %s has type %s, expected F8_E4M3 or F8_E5M2", op, name, dtype_name(codes->dtype));
+        return err_set(e, ST_INVALID, "%s: tensor %s has type %s, expected F8_E4M3 or F8_E5M2", op, name,
+                       dtype_name(codes->dtype));
     CHECK_T(op, name, codes, codes->dtype, 2, -1, -1);
     TRY(check_dense(op, name, codes, e));
     struct tensor want = f8_scales(wide, codes->dim[0], codes->dim[1], block, square);
@@ -32,7 +33,8 @@ int quantise_check(const struct quantise_args *a, struct err *e)
     if (!present(&a->q) && !present(&a->t))
         return err_set(e, ST_INVALID, "quantise: neither q nor t is given");
     if (present(&a->q) && present(&a->t) && a->q.dtype != a->t.dtype)
-        return err_set(e, ST_INVALID, "quantise: q has type %s and t type %s", dtype_name(a->q.dtype), dtype_name(a->t.dtype));
+        return err_set(e, ST_INVALID, "quantise: q has type %s and t type %s", dtype_name(a->q.dtype),
+                       dtype_name(a->t.dtype));
     enum dtype wide = wide_of(a->x.dtype);
     if (present(&a->q)) {
         TRY(f8_check("quantise", "q", &a->q, &a->qs, wide, a->block, a->square, e));
@@ -98,7 +100,9 @@ static void cost(const struct op_call *c, struct op_cost *out)
 {
     OP_UNPACK(quantise, a, c);
     double n = (double)tensor_elems(&a->x);
-    *out = (struct op_cost){.flops = 4 * n, .bytes = n * (double)(dtype_bytes(a->x.dtype) + (present(&a->q) ? 1 : 0) + (present(&a->t) ? 1 : 0))};
+    *out = (struct op_cost){
+        .flops = 4 * n,
+        .bytes = n * (double)(dtype_bytes(a->x.dtype) + (present(&a->q) ? 1 : 0) + (present(&a->t) ? 1 : 0))};
 }
 
 /* only=1: q alone; only=2: t alone. */
@@ -142,7 +146,11 @@ const struct op_desc quantise_desc = {
     OP_IS(quantise),
     .summary = "FP8 codes and scales by blocks, also of the transpose",
     OP_LIST(dims, dims),
-    .sample_shapes = shapes, .infer = infer, .sample_fill = fill, .cost = cost,
+    .sample_shapes = shapes,
+    .infer = infer,
+    .sample_fill = fill,
+    .cost = cost,
     .tolerance = 0,
-    OP_LIST(samples, samples), OP_LIST(bench, bench),
+    OP_LIST(samples, samples),
+    OP_LIST(bench, bench),
 };

@@ -4,7 +4,10 @@
 #include "tensor/f8.h"
 
 /* The element of x that becomes code [r, c] of q, or of t. */
-static double element(const struct tensor *x, bool transposed, int64_t r, int64_t c) { return f64_row(x, transposed ? c : r)[transposed ? r : c]; }
+static double element(const struct tensor *x, bool transposed, int64_t r, int64_t c)
+{
+    return f64_row(x, transposed ? c : r)[transposed ? r : c];
+}
 
 static double scale_of(double amax, enum dtype type, int *exponent)
 {
@@ -13,8 +16,8 @@ static double scale_of(double amax, enum dtype type, int *exponent)
 }
 
 /* Rows [r, r + height) and columns [c, c + width) of the codes. */
-static void one_block(const struct tensor *x, const struct tensor *codes, bool transposed, int64_t r, int64_t height, int64_t c, int64_t width,
-                      double *scale)
+static void one_block(const struct tensor *x, const struct tensor *codes, bool transposed, int64_t r, int64_t height,
+                      int64_t c, int64_t width, double *scale)
 {
     double amax = 0;
     int exponent;
@@ -30,10 +33,13 @@ static void one_block(const struct tensor *x, const struct tensor *codes, bool t
             code[i * codes->dim[1] + j] = f8_from_f64(ldexp(element(x, transposed, i, j), exponent), codes->dtype);
 }
 
-static void quantise_one(const struct quantise_args *a, const struct tensor *codes, const struct tensor *scales, bool transposed)
+static void quantise_one(const struct quantise_args *a, const struct tensor *codes, const struct tensor *scales,
+                         bool transposed)
 {
     int64_t rows = codes->dim[0], cols = codes->dim[1];
-    int64_t width = a->block > 0 ? a->block : max_i64(cols, 1), height = a->square ? a->block : a->block > 0 ? 1 : max_i64(rows, 1);
+    int64_t width = a->block > 0 ? a->block : max_i64(cols, 1), height = a->square      ? a->block
+                                                                         : a->block > 0 ? 1
+                                                                                        : max_i64(rows, 1);
     double *scale = scales->data;
     for (int64_t i = 0, n = tensor_elems(scales); i < n; i++)
         scale[i] = 0;
