@@ -18,7 +18,7 @@ struct tensor of(const struct graph *g, slot_id slot)
     return t;
 }
 
-static slot_id slot_of(const struct tensor *t) { return (slot_id)((uintptr_t)t->data >> SLOT_SHIFT) - 1; }
+slot_id graph_slot_of(const struct tensor *t) { return (slot_id)((uintptr_t)t->data >> SLOT_SHIFT) - 1; }
 static int64_t offset_of(const struct tensor *t)
 {
     return (int64_t)((uintptr_t)t->data & (((uintptr_t)1 << SLOT_SHIFT) - 1));
@@ -47,7 +47,7 @@ static bool bound_well(struct graph *g, int node, enum phase_id ph, const struct
             failed(g, node, ph, "is not bound to a slot", op->name, f->name, "");
             return false;
         }
-        if (t->data != NULL && (slot_of(t) < 0 || slot_of(t) >= g->n_slots)) {
+        if (t->data != NULL && (graph_slot_of(t) < 0 || graph_slot_of(t) >= g->n_slots)) {
             failed(g, node, ph, "is bound to memory that is no slot of the graph", op->name, f->name, "");
             return false;
         }
@@ -196,13 +196,19 @@ void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc 
                 continue;
             struct bound_field *b = &c->field[c->n_fields++];
             int known = p->n_uses;
-            *b = (struct bound_field){.field = i, .use = use_of(g, p, slot_of(t)), .offset = offset_of(t)};
+            *b = (struct bound_field){.field = i, .use = use_of(g, p, graph_slot_of(t)), .offset = offset_of(t)};
             if (b->use < 0)
                 return;
             note_field(g, p, f, b, b->use == known);
         }
     p->n_calls++;
     p->fn = graph_run_ops;
+}
+
+const void *graph_call(const struct graph *g, int node, enum phase_id ph, const struct op_desc *op)
+{
+    const struct phase *p = node >= 0 ? &g->nodes[node].phase[ph] : NULL;
+    return p != NULL && p->n_calls == 1 && p->call[0].op == op ? p->call[0].args : NULL;
 }
 
 void graph_sum(struct graph *g, slot_id slot)

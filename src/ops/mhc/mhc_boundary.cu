@@ -4,12 +4,9 @@
  *
  * 4 streams of aligned bf16 rows have the projection and its backward inside the large passes: on Hopper and with a multiple of 256
  * channels those of mhc_cluster.cu and mhc_pass_bwd.cu, with a multiple of 64 those of
- * mhc_sliced.cu; otherwise both are library products. mhc_choose.c decides. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
+ * mhc_sliced.cu; otherwise both are library products. mhc_path.c decides. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
 #include "ops/mhc/mhc_cuda.cuh"
 #include "ops/gemm/gemm.h"
-extern "C" {
-#include "ops/mhc/mhc_choose.h"
-}
 
 static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t cols, int64_t stride)
 {
@@ -22,53 +19,53 @@ static struct tensor strided_2d(void *data, enum dtype t, int64_t rows, int64_t 
 
 static bool no_gaps(const struct tensor *t) { return t->data == NULL || (t->stride[0] == t->dim[1] && pointer16(t->data)); }
 
-struct mhc_shape mhc_shape_of(struct lane *l, const struct mhc_rule *r, const struct tensor *stream, bool aligned)
+struct mhc_shape mhc_shape_of(const struct mhc_rule *r, const struct tensor *stream, bool aligned, bool closes)
 {
     struct mhc_shape s = {};
+    s.kernels = r->kernels;
     s.real = stream->dtype;
     s.streams = r->streams;
     s.channels = stream->dim[1] / r->streams;
-    s.hopper = cuda_of(l)->hopper;
-    s.aligned = aligned;
-    s.multiprocessors = cuda_of(l)->sm_count;
+    s.aligned = s.w_aligned = aligned;
+    s.closes = closes;
     return s;
 }
-/* A boundary that only opens has no fused kernels and needs none: it is the first of a model. */
-static int choose(struct lane *l, const struct mhc_rule *r, const struct mhc_shape *s, bool closes, enum mhc_way *way)
+
+int mhc_path_on(struct lane *l, const struct mhc_shape *s, struct mhc_choice *out)
 {
-    *way = mhc_choose(r->kernels == MHC_KERNELS_BOUNDARY && !closes ? MHC_KERNELS_AUTO : r->kernels, s);
-    if (*way == MHC_WAY_NONE && s->single_pass)
-        return err_set(l->err, ST_UNSUPPORTED, "mhc boundary in a single pass: this GPU runs no cluster of %lld blocks; try it without single_pass",
-                       (long long)(s->channels / MHC_BLOCK_CHANNELS));
-    if (*way == MHC_WAY_NONE)
-        return err_set(l->err, ST_UNSUPPORTED, "mhc.kernels = boundary: no fused kernel for %lld streams of %lld channels of %s%s; try mhc.kernels = auto",
-                       (long long)s->streams, (long long)s->channels, dtype_name(s->real), s->aligned ? "" : ", not aligned");
-    if (!closes && *way < MHC_WAY_ROWS)
-        *way = MHC_WAY_ROWS;
-    return ST_OK;
+    struct mhc_device d = {cuda_of(l)->hopper, cuda_of(l)->sm_count, 0};
+    if (d.hopper && mhc_may_cluster(s))
+        TRY(mhc_boundary_clusters_cuda(l, s->channels, &d.in_clusters));
+    *out = mhc_path_of(s, &d);
+    return mhc_refuse_path(s, out, l->err);
 }
-/* Clusters make h from what they exchange: nothing to gain where coefficients are given, or where no h is wanted. */
-static int choose_fwd(struct lane *l, const struct mhc_boundary_fwd_args *a, enum mhc_way *way)
+
+static int path_fwd(struct lane *l, const struct mhc_boundary_fwd_args *a, enum mhc_path *path)
 {
     bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && absent_or_aligned16(&a->f) && absent_or_aligned16(&a->h) && aligned16(&a->coef) &&
                    pointer16(a->bias.data) && pointer16(a->gain.data);
-    struct mhc_shape s = mhc_shape_of(l, &a->rule, &a->x, aligned);
-    s.hopper = s.hopper && (a->reuse || aligned16(&a->w)); /* Hopper's passes read w in 16-byte pieces */
-    bool may_cluster = present(&a->f) && present(&a->h) && !a->reuse && !a->rule.ring && mhc_cluster_shape(&s);
-    s.single_pass = a->rule.single_pass && may_cluster;
-    if (may_cluster)
-        TRY(mhc_boundary_cluster_blocks(l, s.channels, &s.in_clusters));
-    return choose(l, &a->rule, &s, present(&a->f), way);
+    struct mhc_shape s = mhc_shape_of(&a->rule, &a->x, aligned, present(&a->f));
+    struct mhc_choice c = {};
+    s.maps = present(&a->h) && !a->reuse;
+    s.w_aligned = a->reuse || aligned16(&a->w);
+    TRY(mhc_path_on(l, &s, &c));
+    *path = c.path;
+    return ST_OK;
 }
-/* A gradient of the bias is summed by the separate kernels only. There is no way back in clusters. */
-static int choose_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enum mhc_way *way)
+/* A gradient of the bias is summed by the separate kernels only. */
+static int path_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enum mhc_path *path)
 {
     bool aligned = no_gaps(&a->coef_in) && absent_or_aligned16(&a->x) && absent_or_aligned16(&a->dy) && absent_or_aligned16(&a->f) && aligned16(&a->dh) &&
                    aligned16(&a->y) && aligned16(&a->dx) && absent_or_aligned16(&a->df) && aligned16(&a->dz) && absent_or_aligned16(&a->dcoef_in) &&
                    aligned16(&a->coef) && pointer16(a->bias.data) && pointer16(a->gain.data);
-    struct mhc_shape s = mhc_shape_of(l, &a->rule, &a->dx, aligned);
-    return choose(l, &a->rule, &s, present(&a->f) && !present(&a->dbias), way);
+    struct mhc_shape s = mhc_shape_of(&a->rule, &a->dx, aligned, present(&a->f) && !present(&a->dbias));
+    struct mhc_choice c = {};
+    TRY(mhc_path_on(l, &s, &c));
+    *path = c.path;
+    return ST_OK;
 }
+/* For sizes of scratch, which are asked for before tensors have places and a device is known: does this device take this path, if all is aligned? */
+static bool may_take(const struct mhc_shape *s, const struct mhc_device *d, enum mhc_path path) { return mhc_path_of(s, d).path == path; }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------ */
 
@@ -89,9 +86,10 @@ static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work
         w->p = carve_floats(&c, a->x.dim[0] * 2 * padded);
     }
     int64_t d = a->x.dim[1] / a->rule.streams;
-    if (mhc_sliced_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
+    struct mhc_shape s = mhc_shape_of(&a->rule, &a->x, true, a->f.rank > 0);
+    if (may_take(&s, &mhc_some_gpu, MHC_PATH_SLICED) && !a->reuse)
         w->sliced = carve_bytes(&c, mhc_combine_project_bytes(a->x.dim[0], d));
-    if (mhc_pass_shape(a->x.dtype, a->rule.streams, d) && !a->reuse)
+    if (may_take(&s, &mhc_some_hopper, MHC_PATH_PASS) && !a->reuse)
         w->pass = carve_bytes(&c, mhc_boundary_cluster_bytes(a->x.dim[0], d));
     return c.used;
 }
@@ -103,7 +101,7 @@ extern "C" int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args
 }
 
 /* Sets *projected where p went to stat on the way. */
-static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct fwd_work *w, enum mhc_way way, bool *projected)
+static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct fwd_work *w, enum mhc_path path, bool *projected)
 {
     struct combine_args a = {};
     int64_t n = b->rule.streams, logits = mhc_logits(n);
@@ -117,7 +115,7 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b,
         a.rho_stride = b->stat.stride[0];
     }
     if (!present(&b->f))
-        return projects ? mhc_combine_rows(l, &a, b->x.dtype, way != MHC_WAY_PLAIN && aligned16(&b->x)) : ST_OK;
+        return projects ? mhc_combine_rows(l, &a, b->x.dtype, path != MHC_PATH_PLAIN && aligned16(&b->x)) : ST_OK;
     a.f = view_of(&b->f);
     a.y = view_of(&b->y);
     a.bias = (const float *)b->bias.data;
@@ -126,8 +124,8 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b,
     a.post_stride = a.res_stride = b->coef_in.stride[0];
     a.profile_d = b->rule.profile == MHC_D;
     a.drop = drop_rule_of(&b->drop);
-    bool aligned = way != MHC_WAY_PLAIN && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
-    *projected = projects && way <= MHC_WAY_SLICED;
+    bool aligned = path != MHC_PATH_PLAIN && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
+    *projected = projects && path <= MHC_PATH_SLICED;
     return *projected ? mhc_combine_project(l, &a, &b->w, &b->stat, w->sliced) : mhc_combine_rows(l, &a, b->x.dtype, aligned);
 }
 
@@ -184,7 +182,7 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
 }
 
 /* given: stat has 1 / rms. */
-static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, enum mhc_way way, bool given)
+static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, enum mhc_path path, bool given)
 {
     struct aggregate_args a = {};
     int64_t n = b->rule.streams;
@@ -202,7 +200,7 @@ static int open_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, 
     a.n = (int)n;
     a.norm = true;
     a.given = given;
-    return mhc_aggregate_rows(l, &a, stream->dtype, way != MHC_WAY_PLAIN && aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
+    return mhc_aggregate_rows(l, &a, stream->dtype, path != MHC_PATH_PLAIN && aligned16(stream) && aligned16(&b->h) && pointer16(a.gain));
 }
 
 extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_fwd_args *a)
@@ -217,20 +215,20 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
     divide_fwd(a, &w);
     const struct tensor *stream = present(&a->f) ? &a->y : &a->x;
     bool projected = false;
-    enum mhc_way way;
-    TRY(choose_fwd(l, a, &way));
-    if (way == MHC_WAY_CLUSTER)
+    enum mhc_path path;
+    TRY(path_fwd(l, a, &path));
+    if (path == MHC_PATH_CLUSTER)
         return mhc_boundary_cluster(l, a, w.pass);
-    if (way == MHC_WAY_PASS && present(&a->h) && !a->reuse) {
+    if (path == MHC_PATH_PASS && present(&a->h) && !a->reuse) {
         TRY(mhc_boundary_ring(l, a, w.pass));
-        return open_sublayer(l, a, stream, way, true);
+        return open_sublayer(l, a, stream, path, true);
     }
-    TRY(close_sublayer(l, a, &w, way, &projected));
+    TRY(close_sublayer(l, a, &w, path, &projected));
     if (!present(&a->h))
         return ST_OK;
     if (!a->reuse)
         TRY(make_coefficients(l, a, stream, &w, projected));
-    return open_sublayer(l, a, stream, way, a->reuse);
+    return open_sublayer(l, a, stream, path, a->reuse);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------------- */
@@ -244,10 +242,10 @@ struct bwd_work {
     float *partial; /* of sums over rows */
     float *m, *row_scale, *dpre, *dgain, *dbias;
 };
-static bool may_fuse(const struct mhc_rule *r) { return r->kernels == MHC_KERNELS_AUTO || r->kernels == MHC_KERNELS_BOUNDARY; }
-static bool bwd_pass_shape(const struct mhc_boundary_bwd_args *a)
+static bool bwd_may_take(const struct mhc_boundary_bwd_args *a, const struct mhc_device *d, enum mhc_path path)
 {
-    return may_fuse(&a->rule) && mhc_pass_shape(a->dx.dtype, a->rule.streams, a->dx.dim[1] / a->rule.streams) && a->f.rank > 0 && a->dbias.rank == 0;
+    struct mhc_shape s = mhc_shape_of(&a->rule, &a->dx, true, a->f.rank > 0 && a->dbias.rank == 0);
+    return may_take(&s, d, path);
 }
 
 static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work *w)
@@ -263,7 +261,7 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
         w->dp = carve_floats(&c, rows * logits);
     }
     w->gw_rows = rows;
-    if (may_fuse(&a->rule) && mhc_sliced_shape(a->dx.dtype, n, d) && a->f.rank > 0 && a->dbias.rank == 0) {
+    if (bwd_may_take(a, &mhc_some_gpu, MHC_PATH_SLICED)) {
         w->sliced = carve_bytes(&c, mhc_mix_bwd_sliced_bytes(rows, d));
         w->gw_rows = min_i64(rows, 256); /* only for rows that are not aligned: in pieces */
     }
@@ -275,7 +273,7 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
         w->dgain = carve_floats(&c, blocks * d);
     if (a->dbias.rank > 0)
         w->dbias = carve_floats(&c, blocks * d);
-    if (bwd_pass_shape(a))
+    if (bwd_may_take(a, &mhc_some_hopper, MHC_PATH_PASS))
         w->pass = carve_bytes(&c, mhc_boundary_bwd_pass_bytes(a));
     if (a->products.rank > 0) {
         w->outer = carve_bytes(&c, mhc_outer_bytes(rows, logits, k, a->dx.dtype));
@@ -286,24 +284,17 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
 
 extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args *a)
 {
-    /* Enough with a gradient of the bias and without: who asks may not know yet. */
     struct bwd_work w;
-    struct mhc_boundary_bwd_args bare = *a;
-    if (mhc_enters_bwd(a))
-        return mhc_enter_bwd_bytes(a);
-    bare.dbias = {};
-    return max_i64(divide_bwd(a, &w), divide_bwd(&bare, &w));
+    return mhc_enters_bwd(a) ? mhc_enter_bwd_bytes(a) : divide_bwd(a, &w);
 }
 
 /* The passes multiply y by dp while they have it. */
-extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return (mhc_enters_bwd(a) || bwd_pass_shape(a)) && a->dx.dim[0] > 0; }
+extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return (mhc_enters_bwd(a) || bwd_may_take(a, &mhc_some_hopper, MHC_PATH_PASS)) && a->dx.dim[0] > 0; }
 
 /* Whether the pass will run is not known before its tensors are: if not, what is ready is not used. */
 extern "C" int64_t mhc_boundary_ready_bytes_cuda(const struct mhc_boundary_bwd_args *a)
 {
-    struct mhc_boundary_bwd_args bare = *a;
-    bare.dbias = {};
-    return bwd_pass_shape(&bare) && a->dx.dim[0] > 0 ? mhc_boundary_bwd_pass_ready_bytes(a) : 0;
+    return !mhc_enters_bwd(a) && bwd_may_take(a, &mhc_some_hopper, MHC_PATH_PASS) && a->dx.dim[0] > 0 ? mhc_boundary_bwd_pass_ready_bytes(a) : 0;
 }
 extern "C" int mhc_boundary_ready_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a)
 {
@@ -342,7 +333,7 @@ static int make_products(struct lane *l, const struct mhc_boundary_bwd_args *b, 
 }
 
 /* dpre and m of every row, dgain. */
-static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, enum mhc_way way)
+static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, enum mhc_path path)
 {
     struct norm_bwd_args a = {};
     int64_t n = b->rule.streams;
@@ -362,7 +353,7 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, c
     a.rows_per_block = mhc_rows_per_block(a.rows, a.d, real);
     a.one = b->zero_centered ? 1 : 0;
     a.n = (int)n;
-    TRY(mhc_norm_bwd_rows(l, &a, real, way != MHC_WAY_PLAIN && aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.gain) && pointer16(a.dgain)));
+    TRY(mhc_norm_bwd_rows(l, &a, real, path != MHC_PATH_PLAIN && aligned16(&b->dh) && aligned16(&b->y) && pointer16(a.gain) && pointer16(a.dgain)));
     return a.dgain == NULL ? ST_OK : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, (float *)b->dgain.data, a.d, 0, b->acc_dgain);
 }
 
@@ -426,7 +417,7 @@ static int make_gw(struct lane *l, const struct mhc_boundary_bwd_args *b, const 
     return gemm_cuda(l, &g);
 }
 
-static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, enum mhc_way way)
+static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct bwd_work *w, enum mhc_path path)
 {
     struct mix_bwd_args a = {};
     int64_t n = b->rule.streams, k = b->dx.dim[1];
@@ -451,7 +442,7 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
     a.n = (int)n;
     a.profile_d = b->rule.profile == MHC_D;
     a.opens = true;
-    bool aligned = way != MHC_WAY_PLAIN && absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) && aligned16(&b->y) && pointer16(w->gw) && pointer16(a.gain);
+    bool aligned = path != MHC_PATH_PLAIN && absent_or_aligned16(&b->dy) && aligned16(&b->dx) && aligned16(&b->dh) && aligned16(&b->y) && pointer16(w->gw) && pointer16(a.gain);
     if (present(&b->f)) {
         float *dcoef = (float *)b->dcoef_in.data;
         a.closes = true;
@@ -470,7 +461,7 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
         a.drop = drop_rule_of(&b->drop);
         aligned = aligned && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->df) && pointer16(a.bias) && pointer16(a.dbias);
     }
-    if (way == MHC_WAY_SLICED)
+    if (path == MHC_PATH_SLICED)
         return mhc_mix_bwd_sliced(l, &a, &b->w, w->split, w->sliced);
     if (w->halves != NULL)
         TRY(mhc_split_matrix(l, &b->w, w->halves, 3));
@@ -492,13 +483,13 @@ extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_b
     if (mhc_enters_bwd(a))
         return mhc_enter_bwd(l, a);
     divide_bwd(a, &w);
-    enum mhc_way way;
-    TRY(choose_bwd(l, a, &way));
-    if (way == MHC_WAY_PASS && a->dx.dim[0] > 0)
+    enum mhc_path path;
+    TRY(path_bwd(l, a, &path));
+    if (path == MHC_PATH_PASS && a->dx.dim[0] > 0)
         return mhc_boundary_bwd_pass(l, a, w.pass);
-    TRY(through_norm(l, a, &w, way));
+    TRY(through_norm(l, a, &w, path));
     TRY(through_coefficients(l, a, &w));
-    TRY(finish(l, a, &w, way));
+    TRY(finish(l, a, &w, path));
     return present(&a->products) ? make_products(l, a, &w) : ST_OK;
 }
 
@@ -537,7 +528,7 @@ static int add_given(struct lane *l, const struct mhc_boundary_dw_args *a)
     s.da_res = (float *)a->da_res.data;
     s.dbeta = (float *)a->dbeta.data;
     s.n = (int)a->rule.streams;
-    s.add = a->acc_params;
+    s.add = a->acc_dbeta;
     s.add_dw = a->acc_dw;
     return mhc_add_products(l, &s);
 }
@@ -560,6 +551,6 @@ extern "C" int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw
     s.da_post = (float *)a->da_post.data;
     s.da_res = (float *)a->da_res.data;
     s.dbeta = (float *)a->dbeta.data;
-    s.add = a->acc_params;
+    s.add = a->acc_dbeta;
     return mhc_param_sums(l, &s);
 }

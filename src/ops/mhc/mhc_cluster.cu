@@ -480,7 +480,7 @@ template <bool OPEN> static int clusters_of(struct lane *l, int64_t d, bool drop
     *count *= blocks / ranks;
     return ST_OK;
 }
-int mhc_boundary_cluster_blocks(struct lane *l, int64_t d, int64_t *blocks)
+extern "C" int mhc_boundary_clusters_cuda(struct lane *l, int64_t d, int64_t *blocks)
 {
     int count;
     TRY(clusters_of<true>(l, d, false, &count));

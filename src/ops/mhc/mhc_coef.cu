@@ -409,7 +409,7 @@ extern "C" int mhc_gates_bwd_cuda(struct lane *l, const struct mhc_gates_bwd_arg
     s.da_post = (float *)g->da_post.data;
     s.da_res = (float *)g->da_res.data;
     s.dbeta = (float *)g->dbeta.data;
-    s.add = g->acc_params;
+    s.add = g->acc_dbeta;
     LAUNCH(l, gate_param_sums, (unsigned)mhc_logits(g->rule.streams) + 3, 256, 0, s);
     return ST_OK;
 }

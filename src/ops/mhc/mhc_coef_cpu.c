@@ -452,9 +452,9 @@ static void gates_sums(const struct mhc_gates_bwd_args *a, const struct mapping 
     }
     float *const dalpha[3] = {a->da_pre.data, a->da_post.data, a->da_res.data}, *dbeta = a->dbeta.data;
     for (int64_t k = 0; k < logits; k++)
-        dbeta[k] = (a->acc_params ? dbeta[k] : 0) + (float)beta[k];
+        dbeta[k] = (a->acc_dbeta ? dbeta[k] : 0) + (float)beta[k];
     for (int g = 0; g < 3; g++)
-        dalpha[g][0] = (a->acc_params ? dalpha[g][0] : 0) + (float)group[g];
+        dalpha[g][0] = (a->acc_dbeta ? dalpha[g][0] : 0) + (float)group[g];
 }
 
 int CPU_NAME(mhc_gates_bwd_cpu)(struct lane *l, const struct mhc_gates_bwd_args *a)

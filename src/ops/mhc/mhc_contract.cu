@@ -265,7 +265,7 @@ extern "C" int mhc_contract_bwd_cuda(struct lane *l, const struct mhc_contract_b
     a.n = (int)c->w.dim[0];
     a.eps = (float)c->eps;
     a.acc_dx = c->acc_dx;
-    a.acc_params = c->acc_params;
+    a.acc_params = c->acc_dw;
     int64_t blocks = ceil_div(a.rows, a.rows_per_block);
     enum dtype real = c->dx.dtype;
     TRY(mhc_stream_dots(l, &c->dy, &c->x, a.dgate, a.n));
@@ -277,7 +277,7 @@ extern "C" int mhc_contract_bwd_cuda(struct lane *l, const struct mhc_contract_b
     o.dp_stride = a.n;
     o.y = c->x;
     o.dw = c->dw;
-    o.acc = c->acc_params;
+    o.acc = c->acc_dw;
     TRY(mhc_outer(l, &o, outer));
     bool aligned = aligned16(&c->dy) && aligned16(&c->x) && aligned16(&c->dx) && aligned16(&c->w) && whole_vectors(a.d, real);
     MHC_DISPATCH(real, a.n, aligned, T, N, VEC,

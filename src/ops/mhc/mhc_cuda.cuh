@@ -9,6 +9,7 @@
 #include "ops/cuda/sums.cuh"
 extern "C" {
 #include "ops/mhc/mhc.h"
+#include "ops/mhc/mhc_path.h"
 }
 
 enum { MHC_THREADS = 256 };
@@ -231,8 +232,6 @@ int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype re
 
 /* ---- both passes with the products against w inside: mhc_sliced.cu ------------------------------------------------ */
 
-/* For these shapes, if rows and coefficients are 16-byte aligned. */
-static inline bool mhc_sliced_shape(enum dtype real, int64_t n, int64_t d) { return real == DT_BF16 && n == 4 && d > 0 && d % 64 == 0; }
 /* combine_rows, and p and rho into stat. */
 int64_t mhc_combine_project_bytes(int64_t rows, int64_t d);
 int mhc_combine_project(struct lane *l, const struct combine_args *a, const struct tensor *w, const struct tensor *stat, void *work);
@@ -242,17 +241,12 @@ int mhc_mix_bwd_sliced(struct lane *l, const struct mix_bwd_args *a, const struc
 
 /* ---- Hopper's large passes: mhc_cluster.cu, mhc_pass_bwd.cu ------------------------------------------------------------------------------------ */
 
-/* Streams and coef_in without gaps between rows, everything aligned. */
-static inline bool mhc_pass_shape(enum dtype real, int64_t n, int64_t d)
-{
-    return real == DT_BF16 && n == 4 && d > 0 && d % 256 == 0;
-}
-/* What mhc_choose asks for. */
-struct mhc_shape mhc_shape_of(struct lane *l, const struct mhc_rule *r, const struct tensor *stream, bool aligned);
+/* What mhc_path_of asks for; and its choice on this device, an error where there is none. */
+struct mhc_shape mhc_shape_of(const struct mhc_rule *r, const struct tensor *stream, bool aligned, bool closes);
+int mhc_path_on(struct lane *l, const struct mhc_shape *s, struct mhc_choice *out);
 /* The coefficients' part of the boundary's way back, without what it leaves beside dz and dp. */
 struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp);
-/* All of the boundary forward in one pass. Blocks: how many the device runs at once for this width, 0: none. */
-int mhc_boundary_cluster_blocks(struct lane *l, int64_t d, int64_t *blocks);
+/* All of the boundary forward in one pass. */
 int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d);
 int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
 /* Everything but h, for any number of channels. */

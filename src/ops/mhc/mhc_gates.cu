@@ -224,7 +224,7 @@ int mhc_gates_bwd(struct lane *l, const struct mhc_gates_bwd_args *g)
     a.dp = view_of(&g->dp), a.dz = view_of(&g->dz), a.drho = (float *)g->drho.data, a.drho_stride = g->drho.stride[0];
     if (present(&g->dbeta)) {
         s.dalpha[0] = (float *)g->da_pre.data, s.dalpha[1] = (float *)g->da_post.data, s.dalpha[2] = (float *)g->da_res.data, s.dbeta = (float *)g->dbeta.data;
-        s.add = g->acc_params;
+        s.add = g->acc_dbeta;
         s.blocks = (int)min_i64(min_i64(MOST_BLOCKS, a.rows / GROUP), ceil_div(a.rows, RUNS));
         LAUNCH(l, gate_partials, (unsigned)s.blocks, SUM_THREADS, 0, a);
     }

@@ -215,7 +215,7 @@ extern "C" int mhc_health_cuda(struct lane *l, const struct mhc_health_args *h)
     a.n = (int)h->rule.streams;
     a.d = y->dim[1] / a.n;
     a.profile_d = h->rule.profile == MHC_D;
-    a.acc = h->acc_out;
+    a.acc = h->layer[0].acc[0];
     MHC_DISPATCH(y->dtype, a.n, aligned && whole_vectors(a.d, y->dtype), T, N, VEC,
                  LAUNCH(l, (health_rows<T, N, VEC>), dim3(MHC_HEALTH_ROWS, (unsigned)a.layers), HEALTH_THREADS, 0, a));
     LAUNCH(l, health_total, (unsigned)a.layers, 32 * MHC_HEALTH_ITEMS, 0, a);

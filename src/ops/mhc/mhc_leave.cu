@@ -3,9 +3,6 @@
  * it is a chain of separate kernels. */
 #include "ops/mhc/mhc_cuda.cuh"
 #include "ops/rmsnorm/rmsnorm.h"
-extern "C" {
-#include "ops/mhc/mhc_choose.h"
-}
 
 enum { LOGITS = 24, STREAMS = 4, RECORD = LOGITS + 2 }; /* of the fused kernels */
 
@@ -77,10 +74,15 @@ static struct row_records records_of(const struct tensor *stat, const struct ten
     return r;
 }
 
-static bool fused_shape(const struct mhc_rule *r, const struct tensor *stream)
+/* As the fused kernels see it: contract's gates are profile D's, and not rounded. */
+static struct mhc_shape shape_of(const struct mhc_rule *r, const struct tensor *stream, bool aligned)
 {
-    return (r->kernels == MHC_KERNELS_AUTO || r->kernels == MHC_KERNELS_BOUNDARY) && r->profile == MHC_D && !r->round_bf16 && stream->dim[0] > 0 &&
-           mhc_pass_shape(stream->dtype, r->streams, stream->dim[1] / r->streams);
+    return mhc_shape_of(r, stream, aligned, r->profile == MHC_D && !r->round_bf16 && stream->dim[0] > 0);
+}
+static bool may_fuse(const struct mhc_rule *r, const struct tensor *stream)
+{
+    struct mhc_shape s = shape_of(r, stream, true);
+    return mhc_path_of(&s, &mhc_some_hopper).path == MHC_PATH_PASS;
 }
 
 /* ---- forward ----------------------------------------------------------------------------------------------------------------- */
@@ -95,7 +97,7 @@ static int64_t divide_fwd(const struct mhc_leave_fwd_args *a, struct fwd_work *w
     struct carve c = {(char *)a->work.data, 0};
     int64_t rows = a->y.dim[0];
     *w = {};
-    if (a->reuse || !fused_shape(&a->rule, &a->y))
+    if (a->reuse || !may_fuse(&a->rule, &a->y))
         return 0;
     w->map = carve_mapping(&c, a->y.dim[1]);
     w->stat = carve_floats(&c, rows * RECORD);
@@ -112,14 +114,12 @@ extern "C" int64_t mhc_leave_fwd_work_cuda(const struct mhc_leave_fwd_args *a)
 /* In clusters, where the device runs enough of them: other widths would need a second pass for h. */
 static int fuses(struct lane *l, const struct mhc_leave_fwd_args *a, bool *fused)
 {
-    *fused = false;
-    if (!fused_shape(&a->rule, &a->y))
-        return ST_OK;
     bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && aligned16(&a->f) && aligned16(&a->h) && pointer16(a->gain.data);
-    struct mhc_shape s = mhc_shape_of(l, &a->rule, &a->y, aligned);
-    if (mhc_cluster_shape(&s))
-        TRY(mhc_boundary_cluster_blocks(l, s.channels, &s.in_clusters));
-    *fused = mhc_choose(a->rule.kernels, &s) == MHC_WAY_CLUSTER;
+    struct mhc_shape s = shape_of(&a->rule, &a->y, aligned);
+    struct mhc_choice c = {};
+    s.maps = true;
+    TRY(mhc_path_on(l, &s, &c));
+    *fused = c.path == MHC_PATH_CLUSTER;
     return ST_OK;
 }
 
@@ -190,13 +190,14 @@ static int close_and_contract(struct lane *l, const struct mhc_leave_fwd_args *a
 extern "C" int mhc_leave_fwd_cuda(struct lane *l, const struct mhc_leave_fwd_args *a)
 {
     struct fwd_work w;
-    bool fused;
+    bool fused = false;
     TRY(mhc_leave_fwd_check(a, l->err));
     TRY(check_work("mhc_leave_fwd", &a->work, divide_fwd(a, &w), l->err));
     if (a->y.dim[0] == 0 || a->y.dim[1] == 0)
         return ST_OK;
-    TRY(fuses(l, a, &fused));
-    if (fused && !a->reuse)
+    if (!a->reuse)
+        TRY(fuses(l, a, &fused));
+    if (fused)
         return leave_in_clusters(l, a, &w);
     if (!a->reuse)
         TRY(close_and_contract(l, a));
@@ -288,7 +289,7 @@ static struct mhc_contract_bwd_args contract_args(const struct mhc_leave_bwd_arg
     c.dscale = a->dscale;
     c.work = w->contract;
     c.eps = a->eps;
-    c.acc_params = a->acc_params;
+    c.acc_dw = c.acc_dbase = c.acc_dscale = a->acc_dw;
     return c;
 }
 static struct tensor carve_rows(struct carve *c, enum dtype t, int64_t rows, int64_t cols)
@@ -326,7 +327,7 @@ extern "C" int64_t mhc_leave_bwd_work_cuda(const struct mhc_leave_bwd_args *a)
 {
     struct bwd_work w = {};
     int64_t chain = divide_chain(a, &w);
-    return fused_shape(&a->rule, &a->dx) ? max_i64(chain, divide_fused(a, &w)) : chain;
+    return may_fuse(&a->rule, &a->dx) ? max_i64(chain, divide_fused(a, &w)) : chain;
 }
 
 struct param_args {
@@ -358,20 +359,17 @@ static int leave_by_pass(struct lane *l, const struct mhc_leave_bwd_args *a, con
     TRY(make_mapping(l, &a->w, &a->base, w->map));
     LAUNCH(l, give_rows, (unsigned)ceil_div(rows * RECORD, 256), 256, 0, records_of(&a->stat, &a->coef, w->stat, w->coef));
     TRY(mhc_boundary_bwd_pass(l, &b, w->pass));
-    struct param_args p = {w->products, (float *)a->dw.data, (float *)a->dbase.data, (float *)a->dscale.data, k, a->dw.stride[0], a->acc_params};
+    struct param_args p = {w->products, (float *)a->dw.data, (float *)a->dbase.data, (float *)a->dscale.data, k, a->dw.stride[0], a->acc_dw};
     LAUNCH(l, leave_params, dim3((unsigned)ceil_div(k, 256), STREAMS), 256, 0, p);
     return ST_OK;
 }
 
-/* The norm's rstd without gaps; zeros for the gradient of pre. */
-static __global__ void chain_rows(const float *stat, int64_t stat_stride, float *rstd, float *dcoef_in, int64_t dcoef_stride, int64_t rows, int n)
+/* The norm's rstd without gaps. */
+static __global__ void chain_rows(const float *stat, int64_t stat_stride, float *rstd, int64_t rows, int n)
 {
     int64_t row = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (row >= rows)
-        return;
-    rstd[row] = stat[row * stat_stride + n + 1];
-    for (int i = 0; i < n; i++)
-        dcoef_in[row * dcoef_stride + i] = 0;
+    if (row < rows)
+        rstd[row] = stat[row * stat_stride + n + 1];
 }
 
 static int leave_by_chain(struct lane *l, const struct mhc_leave_bwd_args *a, const struct bwd_work *w)
@@ -382,8 +380,7 @@ static int leave_by_chain(struct lane *l, const struct mhc_leave_bwd_args *a, co
     again.x = a->y;
     again.pre = a->coef;
     again.a = w->one;
-    LAUNCH(l, chain_rows, (unsigned)ceil_div(rows, 128), 128, 0, (const float *)a->stat.data, a->stat.stride[0], (float *)w->rstd.data, (float *)a->dcoef_in.data,
-           a->dcoef_in.stride[0], rows, (int)n);
+    LAUNCH(l, chain_rows, (unsigned)ceil_div(rows, 128), 128, 0, (const float *)a->stat.data, a->stat.stride[0], (float *)w->rstd.data, rows, (int)n);
     TRY(mhc_aggregate_fwd_cuda(l, &again));
     struct rmsnorm_bwd_args norm = norm_args(a, w);
     TRY(rmsnorm_bwd_cuda(l, &norm));
@@ -396,6 +393,7 @@ static int leave_by_chain(struct lane *l, const struct mhc_leave_bwd_args *a, co
     c.res = tensor_cols(&a->coef_in, 2 * n, n * n);
     c.dx = a->dx;
     c.df = a->df;
+    c.dpre = tensor_cols(&a->dcoef_in, 0, n);
     c.dpost = tensor_cols(&a->dcoef_in, n, n);
     c.dres = tensor_cols(&a->dcoef_in, 2 * n, n * n);
     c.rule = a->rule;
@@ -410,8 +408,10 @@ extern "C" int mhc_leave_bwd_cuda(struct lane *l, const struct mhc_leave_bwd_arg
     TRY(check_work("mhc_leave_bwd", &a->work, mhc_leave_bwd_work_cuda(a), l->err));
     bool aligned = no_gaps(&a->coef_in) && aligned16(&a->x) && aligned16(&a->f) && aligned16(&a->dh) && aligned16(&a->y) && aligned16(&a->dx) && aligned16(&a->df) &&
                    aligned16(&a->dcoef_in) && pointer16(a->gain.data);
-    struct mhc_shape s = mhc_shape_of(l, &a->rule, &a->dx, aligned);
-    if (fused_shape(&a->rule, &a->dx) && mhc_choose(a->rule.kernels, &s) == MHC_WAY_PASS) {
+    struct mhc_shape s = shape_of(&a->rule, &a->dx, aligned);
+    struct mhc_choice c = {};
+    TRY(mhc_path_on(l, &s, &c));
+    if (c.path == MHC_PATH_PASS) {
         divide_fused(a, &w);
         return leave_by_pass(l, a, &w);
     }

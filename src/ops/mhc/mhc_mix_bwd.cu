@@ -409,6 +409,8 @@ extern "C" int mhc_combine_bwd_cuda(struct lane *l, const struct mhc_combine_bwd
     a.res = (const float *)c->res.data;
     a.post_stride = c->post.stride[0];
     a.res_stride = c->res.stride[0];
+    a.dpre = (float *)c->dpre.data;
+    a.dpre_stride = c->dpre.stride[0];
     a.dpost = (float *)c->dpost.data;
     a.dres = (float *)c->dres.data;
     a.dpost_stride = c->dpost.stride[0];

@@ -252,6 +252,8 @@ static void combine_bwd_row(const struct mhc_combine_bwd_args *a, int64_t r, flo
             dbias[c + k] += run.df[k];
     }
     CPU_NAME(mhc_combine_bwd_finish)(&a->rule, sums, row_of(&a->dpost, r), row_of(&a->dres, r));
+    if (present(&a->dpre))
+        memset(row_of(&a->dpre, r), 0, (size_t)n * sizeof(float));
 }
 
 int CPU_NAME(mhc_combine_bwd_cpu)(struct lane *l, const struct mhc_combine_bwd_args *a)
