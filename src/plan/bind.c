@@ -35,6 +35,19 @@ static void failed(struct graph *g, int node, enum phase_id ph, const char *what
 
 static bool writes(const struct op_arg *f) { return f->role == ARG_OUT || f->role == ARG_OOUT; }
 
+/* Do two tensors of a call stand for the same memory, or for parts of a matrix that have elements in common? */
+static bool share(const struct tensor *a, const struct tensor *b)
+{
+    if (a->data == b->data || graph_slot_of(a) != graph_slot_of(b))
+        return a->data == b->data;
+    int64_t size = (int64_t)dtype_bytes(a->dtype), line = a->stride[0] * size;
+    if (a->rank != 2 || b->rank != 2 || a->dtype != b->dtype || a->stride[0] != b->stride[0] || line <= 0)
+        return false;
+    int64_t row[2] = {offset_of(a) / line, offset_of(b) / line}, first[2] = {offset_of(a) % line, offset_of(b) % line};
+    return row[0] < row[1] + b->dim[0] && row[1] < row[0] + a->dim[0] && first[0] < first[1] + b->dim[1] * size &&
+           first[1] < first[0] + a->dim[1] * size;
+}
+
 /* Every required field is there, and no two results go to one place. */
 static bool bound_well(struct graph *g, int node, enum phase_id ph, const struct op_desc *op, void *args)
 {
@@ -53,7 +66,7 @@ static bool bound_well(struct graph *g, int node, enum phase_id ph, const struct
         }
         for (int k = 0; k < i; k++)
             if (t->data != NULL && writes(f) && op->args[k].at != OP_NOWHERE && writes(&op->args[k]) &&
-                field_at(&op->args[k], args)->data == t->data) {
+                field_at(&op->args[k], args)->data != NULL && share(field_at(&op->args[k], args), t)) {
                 failed(g, node, ph, "is bound to the same place as field ", op->name, f->name, op->args[k].name);
                 return false;
             }

@@ -48,7 +48,7 @@ enum {
 };
 
 enum mhc_profile { MHC_D, MHC_S };
-/* What a GPU runs the boundary with: mhc_choose.h. Host devices have one kind only. */
+/* What a GPU runs the boundary with: mhc_path.h. Host devices have one kind only. */
 enum mhc_kernels { MHC_KERNELS_AUTO, MHC_KERNELS_BOUNDARY, MHC_KERNELS_PRIMITIVE, MHC_KERNELS_REF };
 struct mhc_rule {
     int64_t streams; /* 2 to MHC_MAX_STREAMS */
@@ -225,7 +225,7 @@ OP_ARGS(mhc_contract_bwd, MHC_CONTRACT_BWD_FIELDS);
     T(op, a_res, OPT, WIDE, "1 @w")                   \
     T(op, beta, OPT, WIDE, "logits @w")               \
     T(op, gain, OPT, WIDE, "d")                       \
-    T(op, y, OPT_OUT, REAL, "rows streams*d +f")      \
+    T(op, y, OPT_OUT, REAL, "rows streams*d")         \
     T(op, stat, OPT_SAVED, WIDE, "rows logits+2 @h")  \
     T(op, coef, OPT_OUT, WIDE, "rows logits @h")      \
     T(op, h, OPT_OUT, REAL, "rows d")                 \

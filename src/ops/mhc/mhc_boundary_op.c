@@ -17,6 +17,7 @@ int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e)
     int64_t n = a->rule.streams, k = (enters ? n : 1) * a->x.dim[1];
     TRY(mhc_width_check(op, k, n, e));
     TRY(op_check_fields(&mhc_boundary_fwd_desc, a, e));
+    TRY(mhc_refuse_if(op, closes && !present(&a->y), "tensor y is missing, f is given", e));
     TRY(mhc_refuse_if(op, enters && a->reuse, "nothing can be reused where a stream enters", e));
     TRY(mhc_refuse_if(op, !a->reuse && (!present(&a->h) || !present(&a->w)), "h or w is missing", e));
     struct tensor like = present(&a->f) ? a->f : present(&a->h) ? a->h : a->x;
