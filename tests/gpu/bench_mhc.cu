@@ -173,7 +173,7 @@ static void open_gates_bwd(struct bench *b, struct data *s, struct job *j)
 static void open_sinkhorn_fwd(struct bench *b, struct data *s, struct job *j) { j->u.sinkhorn_fwd = {s->logits, s->res, s->rule}; }
 static void open_sinkhorn_bwd(struct bench *b, struct data *s, struct job *j) { j->u.sinkhorn_bwd = {s->dres, s->logits, s->dlogits, s->rule}; }
 static void open_aggregate_fwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_fwd = {s->x, s->pre, s->h}; }
-static void open_aggregate_bwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_bwd = {s->dh, s->x, s->pre, s->dx, s->dpre, false}; }
+static void open_aggregate_bwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_bwd = {s->dh, s->x, s->pre, s->dx, false, s->dpre}; }
 static void open_combine_fwd(struct bench *b, struct data *s, struct job *j) { j->u.combine_fwd = {s->x, s->f, {}, s->post, s->res, s->y, s->rule, {}}; }
 static void open_combine_bias_fwd(struct bench *b, struct data *s, struct job *j) { j->u.combine_fwd = {s->x, s->f, s->bias, s->post, s->res, s->y, s->rule, {}}; }
 static void open_back_of_combine(struct bench *b, struct data *s, struct job *j, struct tensor bias, struct tensor dbias)

@@ -241,7 +241,7 @@ static const struct op_sample samples[] = {
     {"rows=21000 d=256 no_bias=1 no_dbias=1 gpu=1"},
     {"rows=100 d=512 no_bias=1 no_dbias=1 gpu=1"}, /* on few multiprocessors (check_ops --sms=2) */
     /* the same pass in lines of blocks that exchange nothing */
-    {"rows=17 d=4352 profile=1 p=0.25 seq=5 gpu=1"},
+    {"rows=17 d=4352 p=0.25 seq=5 gpu=1"},
     {"rows=530 d=7168 no_bias=1 no_dbias=1 gpu=1"},
     {"rows=100 d=4352 no_bias=1 no_dbias=1 p=0.25 seq=5 gpu=1"},
     /* backward only */
