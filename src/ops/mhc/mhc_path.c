@@ -4,35 +4,30 @@
 const struct mhc_device mhc_some_hopper = {.hopper = true, .multiprocessors = 1, .in_clusters = 1}, mhc_some_gpu = {.multiprocessors = 1};
 
 /* Why the fused kernels do not take a shape; NULL: they do. */
-static const char *not_fused(const struct mhc_shape *s)
+static const char *not_fused(const struct mhc_shape *s, const struct mhc_device *d)
 {
+    if (!d->hopper)
+        return "not a Hopper GPU, or gpu.portable";
     if (s->real != DT_BF16)
         return "fused kernels take bf16";
     if (s->streams != 4)
         return "fused kernels take 4 streams";
-    if (s->channels <= 0 || s->channels % 64 != 0)
-        return "fused kernels take model.hidden in multiples of 64";
-    if (!s->aligned)
+    if (s->channels <= 0 || s->channels % MHC_BLOCK_CHANNELS != 0)
+        return "fused kernels take model.hidden in multiples of 256";
+    if (!s->aligned || !s->w_aligned)
         return "fused kernels take rows that are aligned to 16 bytes and have no gaps";
     return s->closes ? NULL : "a boundary that closes no sublayer, or sums a gradient of its bias, has no fused kernels";
 }
 
 bool mhc_may_cluster(const struct mhc_shape *s)
 {
-    return s->maps && s->w_aligned && not_fused(s) == NULL && s->channels % MHC_BLOCK_CHANNELS == 0 &&
-           s->channels / MHC_BLOCK_CHANNELS <= MHC_CLUSTER_BLOCKS;
+    return s->maps && not_fused(s, &mhc_some_hopper) == NULL && s->channels / MHC_BLOCK_CHANNELS <= MHC_CLUSTER_BLOCKS;
 }
 
 /* Of the fused kernels, which take the shape. An H200 runs 7 clusters of 16 blocks on its 132 multiprocessors: 85 %. */
 static struct mhc_choice fused_path(const struct mhc_shape *s, const struct mhc_device *d)
 {
     static const char passes[] = "fused, Hopper's bulk copies";
-    if (!d->hopper)
-        return (struct mhc_choice){MHC_PATH_SLICED, "fused, portable", "not a Hopper GPU, or gpu.portable"};
-    if (s->channels % MHC_BLOCK_CHANNELS != 0)
-        return (struct mhc_choice){MHC_PATH_SLICED, "fused, portable", "Hopper's kernels take model.hidden in multiples of 256"};
-    if (!s->w_aligned)
-        return (struct mhc_choice){MHC_PATH_SLICED, "fused, portable", "Hopper's kernels take weights that are aligned to 16 bytes"};
     if (!s->maps)
         return (struct mhc_choice){MHC_PATH_PASS, passes, "clusters are for a forward boundary that makes coefficients and norm"};
     if (!mhc_may_cluster(s))
@@ -44,7 +39,7 @@ static struct mhc_choice fused_path(const struct mhc_shape *s, const struct mhc_
 
 struct mhc_choice mhc_path_of(const struct mhc_shape *s, const struct mhc_device *d)
 {
-    const char *why = not_fused(s);
+    const char *why = not_fused(s, d);
     if (s->kernels == MHC_KERNELS_PRIMITIVE)
         return (struct mhc_choice){MHC_PATH_ROWS, "separate kernels", "mhc.kernels = primitive"};
     if (s->kernels == MHC_KERNELS_REF)

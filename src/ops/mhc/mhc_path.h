@@ -10,7 +10,6 @@ enum mhc_path {
     MHC_PATH_NONE,    /* fused kernels were asked for, and there are none for this shape */
     MHC_PATH_CLUSTER, /* Hopper: all of the forward boundary in one pass of clusters, whose blocks exchange sums (mhc_cluster.cu) */
     MHC_PATH_PASS,    /* Hopper: passes with bulk copies; forward with a second one for h (mhc_cluster.cu), backward (mhc_pass_bwd.cu) */
-    MHC_PATH_SLICED,  /* any GPU: products against w inside the large passes (mhc_sliced.cu) */
     MHC_PATH_ROWS,    /* any GPU: separate kernels, and a library's products */
     MHC_PATH_PLAIN,   /* the same without vectors: for comparison */
 };

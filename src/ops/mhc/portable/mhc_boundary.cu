@@ -1,10 +1,9 @@
 /* The boundary between two sublayers; see mhc.h. Forward: combine with the root mean square of what it
  * stores; projection; gates and Sinkhorn; aggregate with norm. Backward: the sums of norm and aggregate; coefficients; then in
- * one pass the whole gradient of the stream and combine's backward.
+ * one pass the whole gradient of the stream and combine's backward. Projections are library products.
  *
- * 4 streams of aligned bf16 rows have the projection and its backward inside the large passes: on Hopper and with a multiple of 256
- * channels those of mhc_cluster.cu and mhc_pass_bwd.cu, with a multiple of 64 those of
- * mhc_sliced.cu; otherwise both are library products. mhc_path.c decides. The other kernels are in mhc_mix.cu, mhc_mix_bwd.cu, mhc_coef.cu and mhc_project.cu. */
+ * On Hopper 4 streams of a multiple of 256 aligned bf16 channels have the projection and its backward inside large passes
+ * (../hopper); mhc_path.c decides. */
 #include "ops/mhc/portable/mhc_cuda.cuh"
 #include "ops/gemm/gemm.h"
 
@@ -59,8 +58,8 @@ static int path_bwd(struct lane *l, const struct mhc_boundary_bwd_args *a, enum 
     *path = c.path;
     return ST_OK;
 }
-/* For sizes of scratch, which are asked for before tensors have places and a device is known: does this device take this path, if all is aligned? */
-static bool may_take(const struct mhc_shape *s, const struct mhc_device *d, enum mhc_path path) { return mhc_path_of(s, d).path == path; }
+/* For sizes of scratch, which are asked for before tensors have places and a device is known: would a Hopper GPU take its passes, if all is aligned? */
+static bool may_pass(const struct mhc_shape *s) { return mhc_path_of(s, &mhc_some_hopper).path == MHC_PATH_PASS; }
 
 /* ---- forward ------------------------------------------------------------------------------------------------------ */
 
@@ -68,7 +67,6 @@ static bool may_take(const struct mhc_shape *s, const struct mhc_device *d, enum
 struct fwd_work {
     bf16 *halves;
     float *p;
-    void *sliced;
     void *pass;
 };
 static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work *w)
@@ -82,9 +80,7 @@ static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work
     }
     int64_t d = a->x.dim[1] / a->rule.streams;
     struct mhc_shape s = mhc_shape_of(&a->rule, &a->x, true, a->f.rank > 0);
-    if (may_take(&s, &mhc_some_gpu, MHC_PATH_SLICED) && !a->reuse)
-        w->sliced = carve_bytes(&c, mhc_combine_project_bytes(a->x.dim[0], d));
-    if (may_take(&s, &mhc_some_hopper, MHC_PATH_PASS) && !a->reuse)
+    if (may_pass(&s) && !a->reuse)
         w->pass = carve_bytes(&c, mhc_boundary_cluster_bytes(a->x.dim[0], d));
     return c.used;
 }
@@ -95,8 +91,7 @@ extern "C" int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args
     return mhc_enters_fwd(a) ? mhc_enter_fwd_bytes(a) : divide_fwd(a, &w);
 }
 
-/* Sets *projected where p went to stat on the way. */
-static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct fwd_work *w, enum mhc_path path, bool *projected)
+static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, enum mhc_path path)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n);
     bool projects = present(&b->h) && !b->reuse;
@@ -116,8 +111,7 @@ static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b,
     a.profile_d = b->rule.profile == MHC_D;
     a.drop = drop_rule_of(&b->drop);
     bool aligned = path != MHC_PATH_PLAIN && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->y) && pointer16(a.bias);
-    *projected = projects && path <= MHC_PATH_SLICED;
-    return *projected ? mhc_combine_project(l, &a, &b->w, &b->stat, w->sliced) : mhc_combine_rows(l, &a, b->x.dtype, aligned);
+    return mhc_combine_rows(l, &a, b->x.dtype, aligned);
 }
 
 struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b)
@@ -144,7 +138,7 @@ struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b)
     return a;
 }
 
-static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, const struct fwd_work *w, bool projected)
+static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *b, const struct tensor *stream, const struct fwd_work *w)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n), padded = split_rows(logits), rows = stream->dim[0], k = stream->dim[1];
     struct gemm_args g = {};
@@ -153,7 +147,7 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
     g.a = *stream;
     g.trans_b = true;
     g.alpha = 1;
-    if (!projected && stream->dtype == DT_BF16) {
+    if (stream->dtype == DT_BF16) {
         TRY(mhc_split_matrix(l, &b->w, w->halves, 2));
         g.b = strided_2d(w->halves, DT_BF16, 2 * padded, k, split_stride(k));
         g.c = tensor_2d(w->p, DT_F32, rows, 2 * padded);
@@ -167,8 +161,7 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
         a.hi = stat;
         a.p_stride = b->stat.stride[0];
     }
-    if (!projected)
-        TRY(gemm_cuda(l, &g));
+    TRY(gemm_cuda(l, &g));
     return mhc_coefficients(l, &a);
 }
 
@@ -196,7 +189,6 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
         return mhc_enter_fwd(l, a);
     divide_fwd(a, &w);
     const struct tensor *stream = present(&a->f) ? &a->y : &a->x;
-    bool projected = false;
     enum mhc_path path;
     TRY(path_fwd(l, a, &path));
     if (path == MHC_PATH_CLUSTER)
@@ -205,29 +197,30 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
         TRY(mhc_boundary_ring(l, a, w.pass));
         return open_sublayer(l, a, stream, path, true);
     }
-    TRY(close_sublayer(l, a, &w, path, &projected));
+    TRY(close_sublayer(l, a, path));
     if (!present(&a->h))
         return ST_OK;
     if (!a->reuse)
-        TRY(make_coefficients(l, a, stream, &w, projected));
+        TRY(make_coefficients(l, a, stream, &w));
     return open_sublayer(l, a, stream, path, a->reuse);
 }
 
 /* ---- backward ----------------------------------------------------------------------------------------------------- */
 
+enum { GW_ROWS = 2048 };
 struct bwd_work {
     bf16 *halves, *split; /* of w: high, high, low; of dp: high, low, high (bf16 streams) */
     float *dp;            /* fp32 streams */
     void *gw;             /* [gw_rows, K] real: dp w */
     int64_t gw_rows;
-    void *sliced, *pass, *outer;
+    void *pass, *outer;
     float *partial; /* of sums over rows */
     float *m, *row_scale, *dpre, *dgain, *dbias;
 };
-static bool bwd_may_take(const struct mhc_boundary_bwd_args *a, const struct mhc_device *d, enum mhc_path path)
+static bool bwd_may_pass(const struct mhc_boundary_bwd_args *a)
 {
     struct mhc_shape s = mhc_shape_of(&a->rule, &a->dx, true, a->f.rank > 0 && a->dbias.rank == 0);
-    return may_take(&s, d, path);
+    return may_pass(&s);
 }
 
 static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work *w)
@@ -242,11 +235,7 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
     } else {
         w->dp = carve_floats(&c, rows * logits);
     }
-    w->gw_rows = rows;
-    if (bwd_may_take(a, &mhc_some_gpu, MHC_PATH_SLICED)) {
-        w->sliced = carve_bytes(&c, mhc_mix_bwd_sliced_bytes(rows, d));
-        w->gw_rows = min_i64(rows, 256); /* only for rows that are not aligned: in pieces */
-    }
+    w->gw_rows = bwd_may_pass(a) ? min_i64(rows, GW_ROWS) : rows; /* in pieces, where Hopper's pass would do without it */
     w->gw = carve_bytes(&c, w->gw_rows * split_stride(k) * (int64_t)dtype_bytes(a->dx.dtype));
     w->m = carve_floats(&c, rows);
     w->row_scale = carve_floats(&c, rows);
@@ -255,7 +244,7 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
         w->dgain = carve_floats(&c, blocks * d);
     if (a->dbias.rank > 0)
         w->dbias = carve_floats(&c, blocks * d);
-    if (bwd_may_take(a, &mhc_some_hopper, MHC_PATH_PASS))
+    if (bwd_may_pass(a))
         w->pass = carve_bytes(&c, mhc_boundary_bwd_pass_bytes(a));
     if (a->products.rank > 0) {
         w->outer = carve_bytes(&c, mhc_outer_bytes(rows, logits, k, a->dx.dtype));
@@ -271,12 +260,12 @@ extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args
 }
 
 /* The passes multiply y by dp while they have it. */
-extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return (mhc_enters_bwd(a) || bwd_may_take(a, &mhc_some_hopper, MHC_PATH_PASS)) && a->dx.dim[0] > 0; }
+extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return (mhc_enters_bwd(a) || bwd_may_pass(a)) && a->dx.dim[0] > 0; }
 
 /* Whether the pass will run is not known before its tensors are: if not, what is ready is not used. */
 extern "C" int64_t mhc_boundary_ready_bytes_cuda(const struct mhc_boundary_bwd_args *a)
 {
-    return !mhc_enters_bwd(a) && bwd_may_take(a, &mhc_some_hopper, MHC_PATH_PASS) && a->dx.dim[0] > 0 ? mhc_boundary_bwd_pass_ready_bytes(a) : 0;
+    return !mhc_enters_bwd(a) && bwd_may_pass(a) && a->dx.dim[0] > 0 ? mhc_boundary_bwd_pass_ready_bytes(a) : 0;
 }
 extern "C" int mhc_boundary_ready_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a)
 {
@@ -407,8 +396,6 @@ static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const s
         a.drop = drop_rule_of(&b->drop);
         aligned = aligned && aligned16(&b->x) && aligned16(&b->f) && aligned16(&b->df) && pointer16(a.bias) && pointer16(a.dbias);
     }
-    if (path == MHC_PATH_SLICED)
-        return mhc_mix_bwd_sliced(l, &a, &b->w, w->split, w->sliced);
     if (w->halves != NULL)
         TRY(mhc_split_matrix(l, &b->w, w->halves, 3));
     int64_t rows = a.rows;

@@ -231,15 +231,6 @@ struct mix_bwd_args {
 };
 int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype real, bool aligned);
 
-/* ---- both passes with the products against w inside: mhc_sliced.cu ------------------------------------------------ */
-
-/* combine_rows, and p and rho into stat. */
-int64_t mhc_combine_project_bytes(int64_t rows, int64_t d);
-int mhc_combine_project(struct lane *l, const struct combine_args *a, const struct tensor *w, const struct tensor *stat, void *work);
-/* mix_bwd_rows that opens and closes, without dbias; dp as coef_bwd_args.split, instead of gw. */
-int64_t mhc_mix_bwd_sliced_bytes(int64_t rows, int64_t d);
-int mhc_mix_bwd_sliced(struct lane *l, const struct mix_bwd_args *a, const struct tensor *w, const bf16 *dp, void *work);
-
 /* ---- Hopper's large passes: mhc_cluster.cu, mhc_pass_bwd.cu ------------------------------------------------------------------------------------ */
 
 /* What mhc_path_of asks for; and its choice on this device, an error where there is none. */
