@@ -97,7 +97,7 @@ int mhc_declare_last(struct build *b, struct parts *p, const struct sublayer *pr
         base = head_weight(b, norm_key, "hc_head_base", param_vector("", n, INIT_ZERO));
         scale = head_weight(b, norm_key, "hc_head_scale", param_vector("", 1, INIT_ONE));
     }
-    if (learned && prev->f != NO_SLOT && b->n_depths == 0 && b->ops->mhc_leave_fwd != NULL)
+    if (learned && prev->f != NO_SLOT && b->n_depths == 0)
         return declare_leave(b, p, prev, next, &fn, &base, &scale);
     slot_id one = build_real(b, "contracted", b->rows, d), rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
     slot_id m = learned ? build_wide(b, "m", b->rows, n) : NO_SLOT, m_rstd = learned ? build_wide(b, "m_rstd", b->rows, 1) : NO_SLOT;

@@ -3,7 +3,6 @@
 #define BRAID_OPS_CUDA_INT_H
 
 #include "ops/mhc/mhc.h"
-#include "ops/mhc/mhc_forms.h"
 #include "ops/op.h"
 
 bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a);

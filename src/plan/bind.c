@@ -117,7 +117,7 @@ static bool is_wanted(const struct graph *g, const struct op_desc *op, void *arg
         const struct tensor *t = f->at != OP_NOWHERE ? field_at(f, args) : NULL;
         if (t == NULL || t->data == NULL || !writes(f))
             continue;
-        slot_id s = slot_of(t);
+        slot_id s = graph_slot_of(t);
         bool unwanted = s >= 0 && s < g->n_slots && g->slots[s].unwanted;
         any |= unwanted;
         wanted |= !unwanted;

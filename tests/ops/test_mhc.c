@@ -583,18 +583,6 @@ static void paths_are_chosen_by_shape_and_device(void **state)
     }
 }
 
-/* Gradients that are summed together are added to together. */
-static void sums_of_parameters_are_added_to_together(void **state)
-{
-    (void)state;
-    struct boundary b;
-    open_boundary(&b, DEV_CPU, d4);
-    struct mhc_boundary_dw_args w = {.dz = b.dz, .stat = b.stat, .y = b.y, .a_pre = b.a_pre, .a_post = b.a_post, .a_res = b.a_res, .dw = b.w, .da_pre = b.a_pre,
-                                     .da_post = b.a_post, .da_res = b.a_res, .dbeta = b.beta, .rule = b.rule, .acc_da_pre = true};
-    assert_fails(b.m.ops->mhc_boundary_dw(&b.m.lane, &w), ST_INVALID, &e, "added to together or not at all");
-    close_boundary(&b);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -607,7 +595,6 @@ int main(void)
         cmocka_unit_test(the_boundary_is_the_chain_of_its_primitives),
         cmocka_unit_test(replays_have_the_same_bits),
         cmocka_unit_test(paths_are_chosen_by_shape_and_device),
-        cmocka_unit_test(sums_of_parameters_are_added_to_together),
         cmocka_unit_test(the_gradient_may_replace_the_incoming_one),
         cmocka_unit_test(the_mask_is_that_of_the_dropout_op_over_all_streams),
         cmocka_unit_test(coefficients_are_rounded_to_bf16_on_request),

@@ -57,9 +57,8 @@ struct mhc_rule {
     bool round_bf16;
     enum mhc_kernels kernels;
 };
-struct op_desc;
 /* Views of an op that planners bind fields to: forward boundaries with reuse, and the part of a backward one that can be made before its turn. */
-extern const struct op_desc mhc_boundary_ready_desc, mhc_leave_again_desc;
+OP_C const struct op_desc mhc_boundary_again_desc, mhc_boundary_ready_desc, mhc_leave_again_desc;
 static inline int64_t mhc_logits(int64_t streams) { return streams * streams + 2 * streams; }
 
 /* w may have any number m of rows. */
@@ -193,7 +192,7 @@ OP_ARGS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS);
     T(op, rstd, OPT_SAVED, WIDE, "rows 1 @w")      \
     N(op, double, eps, 1e-5)
 OP_ARGS(mhc_contract_fwd, MHC_CONTRACT_FWD_FIELDS);
-/* Gradients of parameters are all added to, or none. */
+/* Gradients of parameters are added to if any of them is: one that nobody wants may say otherwise. */
 #define MHC_CONTRACT_BWD_FIELDS(T, N, S, op)       \
     T(op, dy, IN, REAL, "rows d")                  \
     T(op, x, OPT, REAL, "rows streams*d +w")       \
@@ -209,6 +208,7 @@ OP_ARGS(mhc_contract_fwd, MHC_CONTRACT_FWD_FIELDS);
     T(op, work, WORK, U8, "")                      \
     N(op, double, eps, 1e-5)
 OP_ARGS(mhc_contract_bwd, MHC_CONTRACT_BWD_FIELDS);
+static inline bool mhc_contract_adds(const struct mhc_contract_bwd_args *a) { return a->acc_dw || a->acc_dbase || a->acc_dscale; }
 
 /* f absent (then coef_in, bias too): nothing is closed. Without y x is the stream itself; with y x [rows, C] enters: it becomes
  * every stream of y first, as expand makes them. gain and eps as in rmsnorm. coef_in: the coefficients the sublayer was opened with.
@@ -278,7 +278,7 @@ static inline bool mhc_enters_fwd(const struct mhc_boundary_fwd_args *a) { retur
 static inline bool mhc_enters_bwd(const struct mhc_boundary_bwd_args *a) { return a->f.rank == 0 && a->x.rank > 0; }
 /* The ready part takes the arguments of boundary_bwd. Of dx and f only the shapes count, and nothing else of what it does not read. */
 OP_C int mhc_boundary_ready_check(const struct mhc_boundary_bwd_args *a, struct err *e);
-/* Gradients of w, a_*, beta from dz. Those beside dw are all added to, or none. */
+/* Gradients of w, a_*, beta from dz. Those beside dw are added to if any of them is: one that nobody wants may say otherwise. */
 #define MHC_BOUNDARY_DW_FIELDS(T, N, S, op)                        \
     T(op, dz, IN, WIDE, "rows logits")                             \
     T(op, stat, IN, WIDE, "rows logits+2")                         \
@@ -295,6 +295,7 @@ OP_C int mhc_boundary_ready_check(const struct mhc_boundary_bwd_args *a, struct 
     T(op, work, WORK, U8, "")                                      \
     S(op, struct mhc_rule rule)
 OP_ARGS(mhc_boundary_dw, MHC_BOUNDARY_DW_FIELDS);
+static inline bool mhc_boundary_adds(const struct mhc_boundary_dw_args *a) { return a->acc_da_pre || a->acc_da_post || a->acc_da_res || a->acc_dbeta; }
 
 /* The last boundary: combine of the last sublayer, contract by learned gates, norm of what is left (gain and eps as in rmsnorm).
  *   stat [rows, n+2]  m | rstd of contract | rstd of the norm        coef [rows, n]  gates
@@ -318,7 +319,7 @@ OP_ARGS(mhc_boundary_dw, MHC_BOUNDARY_DW_FIELDS);
     N(op, bool, zero_centered, 0)                      \
     N(op, bool, reuse, 0)
 OP_ARGS(mhc_leave_fwd, MHC_LEAVE_FWD_FIELDS);
-/* dcoef_in has zeros for pre. y: as forward made it. Gradients of w, base and scale are all added to, or none. */
+/* dcoef_in has zeros for pre. y: as forward made it. Gradients of w, base and scale are added to if any of them is. */
 #define MHC_LEAVE_BWD_FIELDS(T, N, S, op)              \
     T(op, dh, IN, REAL, "rows d")                      \
     T(op, stat, IN, WIDE, "rows streams+2")            \
@@ -344,6 +345,7 @@ OP_ARGS(mhc_leave_fwd, MHC_LEAVE_FWD_FIELDS);
     N(op, double, eps, 1e-5)                           \
     N(op, bool, zero_centered, 0)
 OP_ARGS(mhc_leave_bwd, MHC_LEAVE_BWD_FIELDS);
+static inline bool mhc_leave_adds(const struct mhc_leave_bwd_args *a) { return a->acc_dw || a->acc_dbase || a->acc_dscale; }
 
 /* The streams of several sublayers in a row made again, from what was kept of each: y_l = combine(y_(l-1), f_l), y_0 = x, for
  * l = 1 to layers. Every y has the bits that combine and the boundary store, rounded to the real type between layers

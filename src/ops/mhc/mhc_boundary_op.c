@@ -50,9 +50,6 @@ int mhc_boundary_ready_check(const struct mhc_boundary_bwd_args *a, struct err *
 int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e)
 {
     TRY(mhc_rule_check("mhc_boundary_dw", &a->rule, e));
-    bool acc = a->acc_dbeta;
-    TRY(mhc_refuse_if("mhc_boundary_dw", a->acc_da_pre != acc || a->acc_da_post != acc || a->acc_da_res != acc,
-                      "da_pre, da_post, da_res and dbeta must be added to together or not at all", e));
     return op_check_fields(&mhc_boundary_dw_desc, a, e);
 }
 

@@ -204,9 +204,9 @@ int mhc_boundary_dw_ref(struct lane *l, const struct mhc_boundary_dw_args *a)
     for (int64_t i = 0; !a->acc_dw && i < logits; i++)
         for (int64_t c = 0; c < k; c++)
             f64_row(&a->dw, i)[c] = 0;
-    for (int64_t i = 0; !a->acc_dbeta && i < logits; i++)
+    for (int64_t i = 0; !mhc_boundary_adds(a) && i < logits; i++)
         dbeta[i] = 0;
-    for (int i = 0; !a->acc_dbeta && i < 3; i++)
+    for (int i = 0; !mhc_boundary_adds(a) && i < 3; i++)
         ((double *)dalpha[i]->data)[0] = 0;
     for (int64_t r = 0; r < a->y.dim[0]; r++) {
         const double *dz = f64_row(&a->dz, r), *stat = f64_row(&a->stat, r), *y = f64_row(&a->y, r);

@@ -29,7 +29,7 @@ static inline struct mhc_contract_bwd_args leave_contract_bwd(const struct mhc_l
     int64_t n = a->rule.streams;
     return (struct mhc_contract_bwd_args){.dy = a->df, .x = a->y, .w = a->w, .base = a->base, .scale = a->scale, .m = tensor_cols(&a->stat, 0, n),
                                           .rstd = tensor_cols(&a->stat, n, 1), .dx = a->dx, .dw = a->dw, .dbase = a->dbase, .dscale = a->dscale,
-                                          .eps = a->eps, .acc_dw = a->acc_dw, .acc_dbase = a->acc_dw, .acc_dscale = a->acc_dw};
+                                          .eps = a->eps, .acc_dw = mhc_leave_adds(a)};
 }
 static inline struct mhc_combine_bwd_args leave_combine_bwd(const struct mhc_leave_bwd_args *a)
 {

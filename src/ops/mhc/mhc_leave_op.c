@@ -22,7 +22,6 @@ int mhc_leave_bwd_check(const struct mhc_leave_bwd_args *a, struct err *e)
     TRY(mhc_rule_check(op, &a->rule, e));
     TRY(mhc_width_check(op, a->dx.dim[1], a->rule.streams, e));
     TRY(op_check_fields(&mhc_leave_bwd_desc, a, e));
-    TRY(mhc_refuse_if(op, a->acc_dbase != a->acc_dw || a->acc_dscale != a->acc_dw, "dw, dbase and dscale must be added to together or not at all", e));
     return mhc_drop_check(op, &a->drop, &a->dx, e);
 }
 

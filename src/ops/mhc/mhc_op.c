@@ -123,8 +123,6 @@ int mhc_contract_bwd_check(const struct mhc_contract_bwd_args *a, struct err *e)
     const char *op = "mhc_contract_bwd";
     TRY(op_check_fields(&mhc_contract_bwd_desc, a, e));
     TRY(mhc_refuse_if(op, present(&a->w) && a->w.dim[0] > MHC_MAX_STREAMS, "too many streams", e));
-    TRY(mhc_refuse_if(op, a->acc_dbase != a->acc_dw || a->acc_dscale != a->acc_dw,
-                      "dw, dbase and dscale must be added to together or not at all", e));
     return fan_check(op, &a->dy, &a->dx, e);
 }
 

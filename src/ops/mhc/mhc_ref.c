@@ -450,9 +450,9 @@ int mhc_contract_bwd_ref(struct lane *l, const struct mhc_contract_bwd_args *a)
 {
     TRY(mhc_contract_bwd_check(a, l->err));
     int64_t d = a->dy.dim[1], k = a->dx.dim[1], n = present(&a->w) ? a->w.dim[0] : 0;
-    if (n > 0 && !a->acc_dw)
+    if (n > 0 && !mhc_contract_adds(a))
         zero_rows(&a->dw);
-    for (int64_t i = 0; !a->acc_dw && i < n; i++)
+    for (int64_t i = 0; !mhc_contract_adds(a) && i < n; i++)
         ((double *)a->dbase.data)[i] = ((double *)a->dscale.data)[0] = 0;
     for (int64_t r = 0; r < a->dx.dim[0]; r++) {
         if (n > 0)

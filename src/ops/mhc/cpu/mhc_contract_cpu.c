@@ -148,8 +148,8 @@ static void gate_sums(const struct mhc_contract_bwd_args *a, const float *dv)
         }
     float *dbase = a->dbase.data, *dscale = a->dscale.data;
     for (int64_t i = 0; i < n; i++)
-        dbase[i] = (a->acc_dw ? dbase[i] : 0) + (float)base[i];
-    dscale[0] = (a->acc_dw ? dscale[0] : 0) + (float)scale;
+        dbase[i] = (mhc_contract_adds(a) ? dbase[i] : 0) + (float)base[i];
+    dscale[0] = (mhc_contract_adds(a) ? dscale[0] : 0) + (float)scale;
 }
 
 int CPU_NAME(mhc_contract_bwd_cpu)(struct lane *l, const struct mhc_contract_bwd_args *a)
@@ -175,7 +175,7 @@ int CPU_NAME(mhc_contract_bwd_cpu)(struct lane *l, const struct mhc_contract_bwd
         return ST_OK;
     gate_sums(a, dv);
     struct outer o = {.dp = dm, .dp_step = n, .m = n, .y = &a->x, .dw = &a->dw, .partial = rows > 0 ? dv + rows * n : a->work.data,
-                      .acc = a->acc_dw};
+                      .acc = mhc_contract_adds(a)};
     CPU_NAME(mhc_outer)(&o);
     return ST_OK;
 }

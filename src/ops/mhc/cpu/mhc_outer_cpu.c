@@ -184,10 +184,10 @@ static void small_sums(const struct mhc_boundary_dw_args *a, double *sums, float
             beta += sums[b * 2 * m + k];
             group[group_of(n, k)] += sums[(b * 2 + 1) * m + k];
         }
-        dbeta[k] = (a->acc_dbeta ? dbeta[k] : 0) + (float)beta;
+        dbeta[k] = (mhc_boundary_adds(a) ? dbeta[k] : 0) + (float)beta;
     }
     for (int g = 0; g < 3; g++)
-        dalpha[g][0] = (a->acc_dbeta ? dalpha[g][0] : 0) + (float)group[g];
+        dalpha[g][0] = (mhc_boundary_adds(a) ? dalpha[g][0] : 0) + (float)group[g];
 }
 
 int CPU_NAME(mhc_boundary_dw_cpu)(struct lane *l, const struct mhc_boundary_dw_args *a)

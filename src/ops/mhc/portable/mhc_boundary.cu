@@ -453,7 +453,7 @@ static int add_given(struct lane *l, const struct mhc_boundary_dw_args *a)
     struct add_products_args s = {.products = floats(&a->products), .dw = floats(&a->dw),
         .da_pre = floats(&a->da_pre), .da_post = floats(&a->da_post), .da_res = floats(&a->da_res),
         .dbeta = floats(&a->dbeta), .k = a->dw.dim[1], .products_stride = a->products.stride[0],
-        .dw_stride = a->dw.stride[0], .n = (int)a->rule.streams, .add = a->acc_dbeta, .add_dw = a->acc_dw};
+        .dw_stride = a->dw.stride[0], .n = (int)a->rule.streams, .add = mhc_boundary_adds(a), .add_dw = a->acc_dw};
     return mhc_add_products(l, &s);
 }
 
@@ -475,6 +475,6 @@ extern "C" int mhc_boundary_dw_cuda(struct lane *l, const struct mhc_boundary_dw
     s.da_post = floats(&a->da_post);
     s.da_res = floats(&a->da_res);
     s.dbeta = floats(&a->dbeta);
-    s.add = a->acc_dbeta;
+    s.add = mhc_boundary_adds(a);
     return mhc_param_sums(l, &s);
 }

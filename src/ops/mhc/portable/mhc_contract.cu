@@ -255,14 +255,14 @@ extern "C" int mhc_contract_bwd_cuda(struct lane *l, const struct mhc_contract_b
     a.n = (int)c->w.dim[0];
     a.eps = (float)c->eps;
     a.acc_dx = c->acc_dx;
-    a.acc_params = c->acc_dw;
+    a.acc_params = mhc_contract_adds(c);
     int64_t blocks = ceil_div(a.rows, a.rows_per_block);
     enum dtype real = c->dx.dtype;
     TRY(mhc_stream_dots(l, &c->dy, &c->x, a.dgate, a.n));
     LAUNCH(l, gate_gradients, (unsigned)ceil_div(a.rows, 128), 128, 0, a);
     LAUNCH(l, gate_sums, (unsigned)blocks, 32, 0, a);
     LAUNCH(l, gate_totals, 1, 32, 0, a, blocks);
-    struct outer_args o = {.dp = a.dm, .dp_stride = a.n, .y = c->x, .dw = c->dw, .acc = c->acc_dw};
+    struct outer_args o = {.dp = a.dm, .dp_stride = a.n, .y = c->x, .dw = c->dw, .acc = mhc_contract_adds(c)};
     TRY(mhc_outer(l, &o, outer));
     bool aligned = aligned16(&c->dy) && aligned16(&c->x) && aligned16(&c->dx) && aligned16(&c->w) && whole_vectors(a.d, real);
     MHC_DISPATCH(real, a.n, aligned, T, N, VEC,

@@ -240,7 +240,7 @@ static struct mhc_contract_bwd_args contract_args(const struct mhc_leave_bwd_arg
     int64_t n = a->rule.streams;
     struct mhc_contract_bwd_args c = {.dy = a->df, .x = a->y, .w = a->w, .base = a->base, .scale = a->scale,
         .m = tensor_cols(&a->stat, 0, n), .rstd = tensor_cols(&a->stat, n, 1), .dx = a->dx, .dw = a->dw,
-        .acc_dw = a->acc_dw, .dbase = a->dbase, .acc_dbase = a->acc_dw, .dscale = a->dscale, .acc_dscale = a->acc_dw,
+        .acc_dw = mhc_leave_adds(a), .dbase = a->dbase, .dscale = a->dscale, .acc_dscale = mhc_leave_adds(a),
         .work = w->contract, .eps = a->eps};
     return c;
 }
@@ -311,7 +311,7 @@ static int leave_by_pass(struct lane *l, const struct mhc_leave_bwd_args *a, con
     TRY(make_mapping(l, &a->w, &a->base, w->map));
     LAUNCH(l, give_rows, (unsigned)ceil_div(rows * RECORD, 256), 256, 0, records_of(&a->stat, &a->coef, w->stat, w->coef));
     TRY(mhc_boundary_bwd_pass(l, &b, w->pass));
-    struct param_args p = {w->products, floats(&a->dw), floats(&a->dbase), floats(&a->dscale), k, a->dw.stride[0], a->acc_dw};
+    struct param_args p = {w->products, floats(&a->dw), floats(&a->dbase), floats(&a->dscale), k, a->dw.stride[0], mhc_leave_adds(a)};
     LAUNCH(l, leave_params, dim3((unsigned)ceil_div(k, 256), STREAMS), 256, 0, p);
     return ST_OK;
 }
