@@ -363,7 +363,6 @@ docs: $(B)/braid
 # Sources as tests/budget.txt counts them; tests/cmd/test_size.sh holds the budgets.
 SOURCE_NAMES := \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' -o -name '*.def' \)
 size:
-<<<<<<< HEAD
 	@printf "%-9s %7s %7s\n" folder lines budget; grep -vE '^(#|$$)' tests/budget.txt | while read -r f budget why; do \
 	  printf "%-9s %7d %7d\n" $$f $$(find src/$$f -type f $(SOURCE_NAMES) -exec cat {} + | wc -l) $$budget; done
 	@printf "%-9s %7d\n" src $$(find src -type f $(SOURCE_NAMES) -exec cat {} + | wc -l) tests $$(find tests -type f $(SOURCE_NAMES) -exec cat {} + | wc -l)
@@ -373,10 +372,6 @@ size:
 .PHONY: spills
 spills:
 	@tools/spills $(B)
-=======
-	@for f in $(FOLDERS); do printf "%-8s %6d lines\n" $$f $$(cat src/$$f/*.[ch] src/$$f/*/*.[ch] src/$$f/*/*/*.[ch] 2>/dev/null | wc -l); done
-	@echo "longest files:"; find src tests -name '*.[ch]' | xargs wc -l | sort -rn | sed -n 2,11p
->>>>>>> 9de4bf4 (ops, layers: mHC ops are described once, one choice of kernels with its reason)
 
 format:
 	@tools/format
