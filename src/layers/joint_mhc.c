@@ -11,7 +11,7 @@
  * norm of the one after. Backward in the opposite direction: dstream is the mix part of a stream's gradient,
  * written by the joint after it; the joint's own backward adds the rest, in one pass.
  *
- * Streams and norms can be made again from what is kept: coefficients and core outputs never are dropped by
+ * Streams and norms can be recomputed from what is kept: coefficients and core outputs never are dropped by
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/joint_mhc_int.h"
 #include "ops/mhc/mhc.h"
@@ -132,7 +132,7 @@ static slot_id declare_health(struct build *b, const struct joint *last, slot_id
             a.layer[l].out[i] = of(g, j->health[i]);
     }
     /* Not on the side lane: nothing waits for this node, so a stream it reads there could never be known to be
-     * done with, and streams that are made again later would share no memory. */
+     * done with, and streams that are recomputed later would share no memory. */
     int node = graph_node(g, "health", LANE_COMPUTE, last);
     graph_op(g, node, PH_FWD, &mhc_health_desc, &a);
     graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * last->rule.streams * b->cfg->model.hidden * last->waiting) * (double)dtype_bytes(b->dev->real));
@@ -223,7 +223,7 @@ static void declare_expand(struct build *b, const struct parts *p, const struct 
     graph_cost(g, n, PH_BWD, bytes / (double)dtype_bytes(b->dev->real), bytes);
 }
 
-/* Of the boundary: the way back, and the gradients of its parameters. Returns whether something of it can be made before its turn. */
+/* Nodes of the boundary: its backward pass, and the gradients of its parameters. Returns whether something of it can be made before its turn. */
 static bool declare_boundary_bwd(struct build *b, const struct parts *p, const struct sublayer *prev, const struct sublayer *next, int n)
 {
     struct graph *g = b->g;
@@ -241,7 +241,7 @@ static bool declare_boundary_bwd(struct build *b, const struct parts *p, const s
         .coef_in = of(g, closes ? prev->aux[AUX_COEF] : NO_SLOT), .dx = of(g, prev->dx), .df = of(g, closes ? prev->df : NO_SLOT),
         .dcoef_in = of(g, closes ? prev->aux[AUX_DCOEF] : NO_SLOT), .dz = of(g, dz), .dgain = of(g, p->gain.dw), .rule = p->j->rule,
         .drop = drop_rule(g, p), .zero_centered = p->j->zero_centered};
-    /* Where the way back leaves products of the stream for the gradient of w, if the device does that. */
+    /* Where the backward pass leaves products of the stream for the gradient of w, if the device does that. */
     bool multiplied = b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
     int64_t ready = b->ops->mhc_boundary_ready_bytes != NULL ? b->ops->mhc_boundary_ready_bytes(&a) : 0;
     a.products = of(g, multiplied ? build_wide_grad(b, "products", logits + 1, wide) : NO_SLOT);
@@ -271,13 +271,13 @@ static int declare_boundary(struct build *b, const struct parts *p, const struct
              .gain = of(g, p->gain.w), .y = of(g, made), .stat = of(g, p->stat), .coef = of(g, p->coef), .h = of(g, p->norm), .rule = p->j->rule,
              .drop = drop_rule(g, p), .eps = p->j->eps, .zero_centered = p->j->zero_centered);
     if (closes)
-        graph_inplace(g, n, PH_FWD, prev->x, made); /* where nobody looks back: eval, decode */
+        graph_inplace(g, n, PH_FWD, prev->x, made); /* where no backward step reads it: eval, decode */
     graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
     next->aux[AUX_READY] = training(b) && declare_boundary_bwd(b, p, prev, next, n) ? n + 1 : 0;
     return n;
 }
 
-/* The way back through Sinkhorn of the joint in front of prev's core: as soon as the joint behind it has its gradient, beside the core's own way back. */
+/* The backward pass through Sinkhorn of the joint in front of prev's core: as soon as the joint behind it has its gradient, beside the core's own backward pass. */
 static void declare_ready(struct build *b, const struct sublayer *prev)
 {
     if (prev->f == NO_SLOT || prev->aux[AUX_READY] == 0 || b->g->err.code != ST_OK)
@@ -376,13 +376,13 @@ static void mhc_arrive(struct build *b, struct sublayer *entry)
 
 /* ---- dropped streams of several layers by one replay ------------------------------------------------------------------- */
 
-/* How layers are combined into this slot when it is made again; NULL: it is kept, or made in another way. */
+/* How layers are combined into this slot when it is recomputed; NULL: it is kept, or made in another way. */
 static const struct mhc_combine_fwd_args *combine_of(const struct graph *g, slot_id s)
 {
     return g->slots[s].dropped ? graph_call(g, g->slots[s].replay, PH_REPLAY, &mhc_combine_fwd_desc) : NULL;
 }
 
-/* Does `next` go on where `last` ended? One whose core's output is made again too cannot: that needs the stream before it. */
+/* Does `next` go on where `last` ended? One whose core's output is recomputed too cannot: that needs the stream before it. */
 static bool goes_on(const struct graph *g, const struct mhc_combine_fwd_args *last, const struct mhc_combine_fwd_args *next)
 {
     return next->x.data == last->y.data && !g->slots[graph_slot_of(&next->f)].dropped;

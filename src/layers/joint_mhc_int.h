@@ -6,8 +6,8 @@
 #include "ops/dropout/dropout.h"
 #include "ops/mhc/mhc.h"
 
-/* In sublayer.aux; the last three are numbers: layer within its part; 1 + node of the joint in front, if its health is still to be asked for, else 0; the same, if
- * its way back can begin before its turn. */
+/* In sublayer.aux; the last three are numbers: layer within its part; 1 + node of the joint in front, if its health is still to be requested, else 0; the same, if
+ * its backward pass can begin before its turn. */
 enum { AUX_COEF, AUX_DCOEF, AUX_PRODUCT = AUX_CARRY, AUX_INDEX, AUX_HEALTH, AUX_READY };
 
 /* Parameters of one mapping. */

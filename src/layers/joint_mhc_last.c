@@ -60,7 +60,7 @@ static int declare_leave(struct build *b, struct parts *p, const struct sublayer
              .base = of(g, base->w), .scale = of(g, scale->w), .gain = of(g, p->gain.w), .y = of(g, p->stream), .stat = of(g, p->stat),
              .coef = of(g, p->coef), .h = of(g, p->norm), .rule = p->j->rule, .drop = drop_rule(g, p), .eps = p->j->eps,
              .zero_centered = p->j->zero_centered);
-    graph_inplace(g, n, PH_FWD, prev->x, p->stream); /* where nobody looks back */
+    graph_inplace(g, n, PH_FWD, prev->x, p->stream); /* where no backward step reads it */
     graph_cost(g, n, PH_FWD, flops, 2.5 * wide * size);
     if (!training(b))
         return g->err.code;

@@ -1,4 +1,4 @@
-/* What recompute relies on: streams and norms of an mHC boundary made again, from coefficients that were kept, have the same
+/* What recompute relies on: streams and norms of an mHC boundary recomputed, from coefficients that were kept, have the same
  * bits, whichever kernels made them first. And fused kernels against separate ones. Needs a GPU;
  * "N passed, N failed" comes last.
  *

@@ -1,4 +1,4 @@
-/* Streams of several layers made again in one launch have the bits of combine after combine, aligned or not. Needs a GPU;
+/* Streams of several layers recomputed in one launch have the bits of combine after combine, aligned or not. Needs a GPU;
  * "N passed, N failed" comes last.
  *
  *   check_mhc_rebuild */

@@ -338,7 +338,7 @@ static void the_boundary_is_the_chain_of_its_primitives(void **state)
         }
 }
 
-/* What recompute relies on: streams and norms made again have the same bits. */
+/* What recompute relies on: streams and norms recomputed have the same bits. */
 static void replays_have_the_same_bits(void **state)
 {
     (void)state;

@@ -22,7 +22,7 @@
  * Primitives, each the inverse order of the next in backward:
  *   project    p = x w^T, rho = sqrt(mean x^2)
  *   gates      z = p * A / (rho + eps) + beta, A = a_pre, a_post or a_res by row; pre, post, logits
- *   sinkhorn   res from logits, T iterations; backward makes the iterates again
+ *   sinkhorn   res from logits, T iterations; backward recomputes the iterates
  *   aggregate  a = sum_i pre_i x_i
  *   combine    y_i = mix_i + dropout(post_i (f + bias)), one mask over [rows, K]: channel i C + c
  *   expand     y_i = x;   contract   mean over streams, or learned gates (profile D's head)
@@ -212,7 +212,7 @@ static inline bool mhc_contract_adds(const struct mhc_contract_bwd_args *a) { re
 
 /* f absent (then coef_in, bias too): nothing is closed. Without y x is the stream itself; with y x [rows, C] enters: it becomes
  * every stream of y first, as expand makes them. gain and eps as in rmsnorm. coef_in: the coefficients the sublayer was opened with.
- * reuse: coef and stat are inputs from an earlier run, and only y and h are made again, the same bits; a device may take rstd from
+ * reuse: coef and stat are inputs from an earlier run, and only y and h are recomputed, the same bits; a device may take rstd from
  * stat instead of summing again. h absent with reuse: close only. */
 #define MHC_BOUNDARY_FWD_FIELDS(T, N, S, op)          \
     T(op, x, IN, REAL, "rows *")                      \
@@ -242,7 +242,7 @@ OP_ARGS(mhc_boundary_fwd, MHC_BOUNDARY_FWD_FIELDS);
  * products: where a device that looks at y anyway leaves what boundary_dw sums over rows: dp^T y (dp: the gradient of p), and in the last
  * row sums of dz (N numbers) and of dz p / (rho + eps) (N more). Given to both or to neither; worth giving where ops has
  * mhc_boundary_products and it says so. Others leave it alone, and boundary_dw reads y.
- * ready: what mhc_boundary_ready has made of stat, coef, dcoef and parameters, which are known long before dh: the way back
+ * ready: what mhc_boundary_ready has made of stat, coef, dcoef and parameters, which are known long before dh: the backward pass
  * through Sinkhorn. The same bits come out with it and without. */
 #define MHC_BOUNDARY_BWD_FIELDS(T, N, S, op)                       \
     T(op, dh, IN, REAL, "rows d")                                  \
@@ -299,7 +299,7 @@ static inline bool mhc_boundary_adds(const struct mhc_boundary_dw_args *a) { ret
 
 /* The last boundary: combine of the last sublayer, contract by learned gates, norm of what is left (gain and eps as in rmsnorm).
  *   stat [rows, n+2]  m | rstd of contract | rstd of the norm        coef [rows, n]  gates
- * reuse: y, stat and coef are inputs, and only h is made again, the same bits. */
+ * reuse: y, stat and coef are inputs, and only h is recomputed, the same bits. */
 #define MHC_LEAVE_FWD_FIELDS(T, N, S, op)              \
     T(op, x, OPT, REAL, "rows streams*d")              \
     T(op, f, OPT, REAL, "rows d @x")                   \
@@ -347,7 +347,7 @@ OP_ARGS(mhc_leave_fwd, MHC_LEAVE_FWD_FIELDS);
 OP_ARGS(mhc_leave_bwd, MHC_LEAVE_BWD_FIELDS);
 static inline bool mhc_leave_adds(const struct mhc_leave_bwd_args *a) { return a->acc_dw || a->acc_dbase || a->acc_dscale; }
 
-/* The streams of several sublayers in a row made again, from what was kept of each: y_l = combine(y_(l-1), f_l), y_0 = x, for
+/* The streams of several sublayers in a row recomputed, from what was kept of each: y_l = combine(y_(l-1), f_l), y_0 = x, for
  * l = 1 to layers. Every y has the bits that combine and the boundary store, rounded to the real type between layers
  * too; where a layer's y is absent, it is passed through and not stored. The last layer's y must be given. Outputs
  * overlap nothing. coef [rows, N]: what the layer was opened with. drop: for all layers, but with each layer's key. */

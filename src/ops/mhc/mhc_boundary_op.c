@@ -256,7 +256,7 @@ static const struct op_sample samples[] = {
     {"rows=300 d=256 acc_dgain=1 acc_params=1 gpu=1 products=1 " ENTERS},
     {"rows=35 d=24 no_dy=1 no_dcoef=1 products=1 " ENTERS},
     {"rows=19 d=33 streams=3 profile=1 strided=1 products=1 " OPEN_ONLY},
-    /* the way back through Sinkhorn made before: with products and without, where it cannot be, and where it then is not used */
+    /* the backward pass through Sinkhorn made before: with products and without, where it cannot be, and where it then is not used */
     {"rows=300 d=512 acc_dgain=1 acc_params=1 no_bias=1 no_dbias=1 gpu=1 products=1 ready=1"},
     {"rows=67 d=256 profile=1 no_bias=1 no_dbias=1 no_dcoef=1 gpu=1 ready=1"},
     {"rows=33 d=64 no_bias=1 no_dbias=1 ready=1"},
@@ -278,7 +278,7 @@ const struct op_desc mhc_boundary_fwd_desc = {
     .number = mhc_boundary_fwd_number, .sample_shapes = x_shape, .infer = fwd_infer, .backward = "mhc_boundary_bwd", .tolerance = 2e-5,
     .narrow = 1e-2, .samples = samples, .n_samples = countof(samples) - BACKWARD_ONLY, OP_LIST(bench, bench)};
 const struct op_desc mhc_boundary_again_desc = {
-    OP_NAMED("mhc_boundary_again", mhc_boundary_again, mhc_boundary_fwd), .summary = "the norm behind an mHC boundary made again from its stream",
+    OP_NAMED("mhc_boundary_again", mhc_boundary_again, mhc_boundary_fwd), .summary = "the norm behind an mHC boundary recomputed from its stream",
     .cost = again_cost, .sample_fill = again_fill, OP_LIST(dims, mhc_dims), .number = mhc_boundary_fwd_number, .prepare = again, .infer = mhc_infer,
     .tolerance = 1e-5, OP_LIST(samples, again_samples), OP_LIST(bench, small_bench)};
 /* In bf16 the projection's share of the stream's gradient may be rounded before it is added; sums of it partly cancel. */

@@ -85,11 +85,11 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
 
 /* ---- backward ------------------------------------------------------------------------------------ */
 
-/* Of all streams. */
+/* Sums over all streams. */
 static int64_t width_of(const struct mhc_boundary_bwd_args *a) { return mhc_enters_bwd(a) ? a->rule.streams * a->dx.dim[1] : a->dx.dim[1]; }
 
 /* Scratch: the aggregate, its gradient, rstd, the whole gradient of the stream, and per row: logits of res,
- * dpre, dp, drho, and the gates made again. */
+ * dpre, dp, drho, and the gates recomputed. */
 int64_t mhc_boundary_bwd_work_ref(const struct mhc_boundary_bwd_args *a)
 {
     int64_t n = a->rule.streams, k = width_of(a);

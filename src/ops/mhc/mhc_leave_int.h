@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-/* Its steps as calls of other ops. one: what is left of the streams, [rows, C]. On the way back its gradient has the place of df, and that of the streams the
+/* Its steps as calls of other ops. one: what is left of the streams, [rows, C]. In the backward pass its gradient has the place of df, and that of the streams the
  * place of dx. */
 static inline struct mhc_combine_fwd_args leave_combine(const struct mhc_leave_fwd_args *a)
 {
@@ -38,7 +38,7 @@ static inline struct mhc_combine_bwd_args leave_combine_bwd(const struct mhc_lea
                                          .dx = a->dx, .df = a->df, .dpre = tensor_cols(&a->dcoef_in, 0, n), .dpost = tensor_cols(&a->dcoef_in, n, n),
                                          .dres = tensor_cols(&a->dcoef_in, 2 * n, n * n), .rule = a->rule, .drop = a->drop};
 }
-/* Of a row. */
+/* Learned gates of one row. */
 static inline double leave_gate(const struct tensor *stat, const struct tensor *base, const struct tensor *scale, double eps, int64_t row, int64_t i)
 {
     int64_t n = base->dim[0], at = row * (n + 2);

@@ -1,4 +1,4 @@
-/* Argument checks, descriptors, test samples and bench shapes of the last boundary, of streams made again, and of the health
+/* Argument checks, descriptors, test samples and bench shapes of the last boundary, of streams recomputed, and of the health
  * numbers; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
 #include "ops/mhc/mhc_leave_int.h"
@@ -66,7 +66,7 @@ const struct op_desc mhc_leave_bwd_desc = {
 /* For the planner alone: tests of replays run it. */
 const struct op_desc mhc_leave_again_desc = {OP_NAMED("mhc_leave_again", mhc_leave_again, mhc_leave_fwd), .number = mhc_leave_fwd_number};
 
-/* ---- streams made again -------------------------------------------------------------------------------------------- */
+/* ---- streams recomputed -------------------------------------------------------------------------------------------- */
 
 int mhc_rebuild_check(const struct mhc_rebuild_args *a, struct err *e)
 {
@@ -163,7 +163,7 @@ static const struct op_sample rebuild_bench[] = {
 
 /* narrow: bf16 rounds the streams between layers, 1.1e-3 each, and the samples' mixing matrices let that grow. */
 const struct op_desc mhc_rebuild_desc = {
-    OP_IS(mhc_rebuild), .summary = "streams of several sublayers made again from their outputs and coefficients", .cost = mhc_rebuild_cost,
+    OP_IS(mhc_rebuild), .summary = "streams of several sublayers recomputed from their outputs and coefficients", .cost = mhc_rebuild_cost,
     .sample_fill = mhc_sample_fill, OP_LIST(dims, rebuild_dims), .number = mhc_rebuild_number, .sample_shapes = rebuild_shapes,
     .prepare = rebuild_prepare, .infer = rebuild_infer, .tolerance = 1e-5, .narrow = 5e-3, OP_LIST(samples, rebuild_samples), OP_LIST(bench, rebuild_bench)};
 

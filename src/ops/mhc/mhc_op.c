@@ -152,7 +152,7 @@ static bool is_input(const struct op_arg *a) { return a->role == ARG_IN || a->ro
 /* Step 3, the first sample's index beyond 32 bits. */
 static const double sample_info[] = {3, 4294967296.0 + 11, 0, 0};
 
-/* The stream that x, f and coef_in give: the backward pass may make it again instead of reading it. */
+/* The stream that x, f and coef_in give: the backward pass may recompute it instead of reading it. */
 static void fill_stream(const struct op_call *c, struct tensor *y)
 {
     struct dropout_rule drop = {.p = op_attr(c, "p"), .key = (uint64_t)op_attr(c, "key"), .seq = (int64_t)op_attr(c, "seq")};

@@ -24,7 +24,7 @@ bool mhc_may_cluster(const struct mhc_shape *s)
     return s->maps && not_fused(s, &mhc_some_hopper) == NULL && s->channels / MHC_BLOCK_CHANNELS <= MHC_CLUSTER_BLOCKS;
 }
 
-/* Of the fused kernels, which take the shape. An H200 runs 7 clusters of 16 blocks on its 132 multiprocessors: 85 %. */
+/* Which of the fused kernels take the shape. An H200 runs 7 clusters of 16 blocks on its 132 multiprocessors: 85 %. */
 static struct mhc_choice fused_path(const struct mhc_shape *s, const struct mhc_device *d)
 {
     static const char passes[] = "fused, Hopper's bulk copies";

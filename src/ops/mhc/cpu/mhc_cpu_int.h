@@ -189,7 +189,7 @@ static inline void bring_rows(const struct bring *b, int64_t first, int64_t coun
                 (void)row[c];
         }
 }
-/* Of how many rows at once, a multiple of VL; 0, none, where rows are too long. */
+/* Number of rows at once, a multiple of VL; 0 where rows are too long. */
 static inline int64_t bring_count(const struct bring *b)
 {
     int64_t floats = 1;

@@ -1,4 +1,4 @@
-/* Streams of several sublayers made again on the CPU; see mhc.h. A row goes through all layers while its streams are in the
+/* Streams of several sublayers recomputed on the CPU; see mhc.h. A row goes through all layers while its streams are in the
  * second-level cache, by the function that combine and the boundary use: so the bits are theirs. */
 #include "ops/mhc/cpu/mhc_cpu_int.h"
 #include "ops/mhc/mhc.h"

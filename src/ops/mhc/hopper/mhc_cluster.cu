@@ -469,7 +469,7 @@ static int launched_together(int ranks) { return ranks == 1 ? 2 : ranks; }
 /* What the clusters of a line leave in memory. */
 int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d) { return round_up(rows, TOKENS) * (d / CL_COLS / ranks_of(d, false)) * FOURS * 16; }
 
-/* Of the kernel with dropout or that without, which is ready to be launched then. */
+/* Prepares the kernel with dropout, or the one without, for its launch. */
 template <bool OPEN> static int clusters_of(struct lane *l, int64_t d, bool drops, int *count)
 {
     int ranks = ranks_of(d, OPEN), blocks = launched_together(ranks);

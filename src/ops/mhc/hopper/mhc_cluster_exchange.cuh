@@ -179,7 +179,7 @@ static __device__ __forceinline__ struct opener opener_of(const struct cluster_f
     struct opener o = {*a.a_pre, a.beta[part % CL_N], (uint32_t)(0x00ed9c84fa500000ull >> (8 * part)), part < 2 || part == 7 ? 0.0f : part < 4 ? 1.0f : 2.0f};
     return o;
 }
-/* Of four tokens, 8 lanes each: pre of stream part % 4, and 1 / rms. */
+/* Values of four tokens, 8 lanes each: pre of stream part % 4, and 1 / rms. */
 static __device__ __forceinline__ float2 open_tokens(const struct cluster_fwd &a, const struct opener &o, float2 sum, float *p, float *rho)
 {
     int i = (int)threadIdx.x % 4;

@@ -51,7 +51,7 @@ static __device__ __forceinline__ float rstd_of(const struct cluster_fwd &a, flo
 
 __device__ __forceinline__ float4 add4(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-/* Of one row: what h needs. */
+/* Values of one row that h needs. */
 static __device__ __forceinline__ void write_opened(const struct cluster_fwd &a, int64_t row, float4 p, float4 pre, float rho, float rstd)
 {
     float *stat = a.stat + row * a.stat_stride;

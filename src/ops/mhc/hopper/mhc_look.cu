@@ -1,5 +1,5 @@
 /* One look at the stream y before the boundary's large backward pass, for 4 streams of bf16 on Hopper: the sums over channels that norm and
- * aggregate need on their way back, dgain, and dw = dp^T y as far as dp is known without those sums: rows of post and res. (Those of pre are left to
+ * aggregate need in their backward pass, dgain, and dw = dp^T y as far as dp is known without those sums: rows of post and res. (Those of pre are left to
  * the pass, which has y again.)
  *
  * Blocks side by side own 256 channels of all streams each; a line of C / 256 blocks walks down tiles of 16 tokens, which bulk copies bring into a ring of
@@ -70,7 +70,7 @@ static __device__ __forceinline__ float sum_dots(float (&v)[DOTS], int lane)
     return v[0] + __shfl_xor_sync(0xffffffffu, v[0], 1);
 }
 
-/* Of one token, 8 channels a lane. */
+/* Values of one token, 8 channels a lane. */
 static __device__ __forceinline__ void make_dots(const struct look &a, const struct look_shared *s, int token, int lane, int stage, int64_t row, int rank, float (&dgain)[8])
 {
     const struct look_tile *t = &s->tile[stage];
@@ -172,7 +172,7 @@ static __global__ void __launch_bounds__(THREADS, 1) look_at_stream(const __grid
     struct look_shared *s = (struct look_shared *)shared;
     int rank = (int)blockIdx.x % a.ranks, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     float acc[4][TILES][4] = {}, dgain[8] = {};
-    /* Of the last tile, records beyond the last row stay what they were: zeros, or those of an earlier tile; y is zero there. */
+    /* In the last tile, records beyond the last row stay what they were: zeros, or those of an earlier tile; y is zero there. */
     for (int i = (int)threadIdx.x; i < STAGES * TOKENS * MHC_RECORD; i += THREADS)
         (&s->record[0][0][0])[i] = 0;
     fence_async_proxy();

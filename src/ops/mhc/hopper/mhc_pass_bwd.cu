@@ -5,7 +5,7 @@
  * down its tiles of 8 tokens. Two groups of 8 warps work on tiles of their own, each with two stages, which a helper thread fills and empties by bulk copies, one for a
  * tensor's part of a tile: the time it takes to ask for them counts. A group's warps meet once a tile; groups do not wait for each other.
  *   prepare_rows   what does not need sums over channels: back through Sinkhorn and the gates of post and res, dz, dp; w as an operand. A step calls it long before
- *                  (mhc_boundary_ready), beside the way back of the sublayer between
+ *                  (mhc_boundary_ready), beside the backward pass of the sublayer between
  *   the look       (mhc_look.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is known by then
  *   close_records  the gates of pre
  *   the pass       y again; g = dy + pre da + dp w + scale y, the whole gradient of the stream; dx, df, and sums for dcoef_in. dw's rows of pre: workers leave y
@@ -247,7 +247,7 @@ static __device__ __forceinline__ void leave_dw(const struct pass_bwd &a, int ra
 }
 
 /* By four warps: bring tiles, take them away, and multiply y, which the workers leave in place of dy. Tiles come in order, those of the groups in turn.
- * One thread copies whole tiles: memory likes lines that belong together to be asked for together (with each warp bringing its own 64 channels as soon as it
+ * One thread copies whole tiles: memory likes lines that belong together to be requested together (with each warp bringing its own 64 channels as soon as it
  * could, the pass was slower by 8 %). */
 static __device__ __forceinline__ void help(const struct pass_bwd &a, struct bwd_shared *s, int rank, const struct bwd_maps &m)
 {

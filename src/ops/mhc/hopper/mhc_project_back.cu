@@ -1,4 +1,4 @@
-/* The way back through the projection for bf16 streams on Hopper, in one look at x: dx = dp w + (drho / (K rho)) x, and dw = dp^T x from the same boxes.
+/* The backward pass through the projection for bf16 streams on Hopper, in one look at x: dx = dp w + (drho / (K rho)) x, and dw = dp^T x from the same boxes.
  *
  * A block owns 256 columns and a range of rows, and walks over tiles of 64 rows. Four groups of four warps have 64 columns each, with a ring of boxes of their
  * own: a group multiplies dp by its part of w, which stays in shared memory, and x by dp; puts dx in the place of x, and sends it off. Four more warps split
@@ -88,7 +88,7 @@ static __device__ __forceinline__ float2 take_rho(const struct back_args &a, int
     bool there = t < count && thread < ROWS && row < a.rows;
     return make_float2(there ? a.rho[row] : 1.0f, there ? a.drho[row] : 0.0f);
 }
-/* Of 96 threads, each has a pair of columns of every eighth row. */
+/* Each of 96 threads has a pair of columns of every eighth row. */
 static __device__ __forceinline__ void split_dp(const struct back_shared *s, char *tile, int t, int thread, int64_t left)
 {
     int row = thread / (LOGITS / 2), c = thread % (LOGITS / 2) * 2;

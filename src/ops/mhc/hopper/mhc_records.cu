@@ -4,7 +4,7 @@
 
 enum {
     ROW_THREADS = 128,
-    KEPT = 32, /* iterations of Sinkhorn whose divisors are kept for the way back */
+    KEPT = 32, /* iterations of Sinkhorn whose divisors are kept for the backward pass */
 };
 
 /* What the records of rows are made from. */

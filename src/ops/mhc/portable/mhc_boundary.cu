@@ -311,7 +311,7 @@ static int through_norm(struct lane *l, const struct mhc_boundary_bwd_args *b, c
     return a.dgain == NULL ? ST_OK : add_partials(l, a.dgain, mhc_row_blocks(a.rows, a.d, real), a.d, floats(&b->dgain), a.d, 0, b->acc_dgain);
 }
 
-/* Of boundary and coefficients, both as the op has them; dpre: that part of pre's gradient which comes through h, without gaps. */
+/* Arguments of boundary and coefficients, both as the op has them; dpre: that part of pre's gradient which comes through h, without gaps. */
 struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp)
 {
     int64_t n = b->rule.streams, logits = mhc_logits(n);

@@ -236,14 +236,14 @@ int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype re
 /* What mhc_path_of asks for; and its choice on this device, an error where there is none. */
 struct mhc_shape mhc_shape_of(const struct mhc_rule *r, const struct tensor *stream, bool aligned, bool closes);
 int mhc_path_on(struct lane *l, const struct mhc_shape *s, struct mhc_choice *out);
-/* The coefficients' part of the boundary's way back, without what it leaves beside dz and dp. */
+/* The coefficients' part of the boundary's backward pass, without what it leaves beside dz and dp. */
 struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp);
 /* All of the boundary forward in one pass. */
 int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d);
 int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
 /* Everything but h, for any number of channels. */
 int mhc_boundary_ring(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
-/* All of the way back, without dbias. */
+/* All of the backward pass, without dbias. */
 int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b);
 /* What of it can be made before dh is known, to b->ready. */
 int mhc_boundary_bwd_pass_ready(struct lane *l, const struct mhc_boundary_bwd_args *b);
@@ -298,7 +298,7 @@ struct coef_args { /* gates and Sinkhorn of all rows */
     bool profile_d, round_bf16, sinkhorn;
 };
 int mhc_coefficients(struct lane *l, const struct coef_args *a);
-/* Of the boundary, but for where the products are. */
+/* Scratch of the boundary, without the place of the products. */
 struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b);
 
 /* Back through Sinkhorn (sinkhorn true: dres is the gradient of its result, else of the logits) and gates. Absent
@@ -321,7 +321,7 @@ enum { MHC_PARAM_BLOCKS = 256 };
 struct param_sum_args {
     const float *dz, *p, *rho;
     int64_t dz_stride, p_stride, rho_stride;
-    /* the primitive makes dz again */
+    /* the primitive recomputes dz */
     const float *a_pre, *a_post, *a_res, *beta, *dpre, *dpost, *dlogits;
     int64_t dpre_stride, dpost_stride, dlogits_stride;
     float *partial; /* MHC_PARAM_BLOCKS x 2 x N */

@@ -44,7 +44,7 @@ struct enter_args {
     float one, eps;
 };
 
-/* sum over streams of pre_i v, in the order in which the norm of a stream is made again (mhc_mix.cu). */
+/* sum over streams of pre_i v, in the order in which the norm of a stream is recomputed (mhc_mix.cu). */
 template <int N, int VEC> __device__ __forceinline__ void weigh(const float *pre, int n, const float (&v)[VEC], float (&out)[VEC])
 {
 #pragma unroll

@@ -1,4 +1,4 @@
-/* Gates of 4 streams without the Sinkhorn, and the way back, for aligned rows: eight lanes to a row, of which six have four logits each, so that all that is
+/* Gates of 4 streams without the Sinkhorn, and the backward pass, for aligned rows: eight lanes to a row, of which six have four logits each, so that all that is
  * read and written lies side by side.
  *
  * Gradients of alphas and beta are sums over all rows, but the primitive has no scratch for partial ones. They lie in the first rows of dp meanwhile: a first launch

@@ -1,4 +1,4 @@
-/* What moves streams: combine, aggregate (with the norm behind it), expand, the mean, and the way back through them. A block
+/* What moves streams: combine, aggregate (with the norm behind it), expand, the mean, and the backward pass through them. A block
  * takes one row, or a fixed run of rows where sums over channels follow; a thread takes the same channels of all streams, so
  * outputs may lie where inputs did. */
 #include "ops/mhc/portable/mhc_cuda.cuh"

@@ -1,4 +1,4 @@
-/* The way back through norm, aggregate and combine. A block takes a fixed run of rows, one after the other; a thread takes the
+/* The backward pass through norm, aggregate and combine. A block takes a fixed run of rows, one after the other; a thread takes the
  * same channels of all streams and all rows. Sums over channels are left per warp in shared memory and finished for a group of
  * rows at once, so that warps wait for each other once per group and not once per row. Sums over rows (dgain, dbias) are one
  * partial row per block.

@@ -1,4 +1,4 @@
-/* Streams of several sublayers made again in one launch; see mhc.h. A channel of a token never meets another one on its way, so a
+/* Streams of several sublayers recomputed in one launch; see mhc.h. A channel of a token never meets another one on its way, so a
  * thread takes VEC channels of all streams into registers and walks through the layers with them: of each layer it reads f and writes
  * y, where combine after combine would read y again. Rounding and the order of sums are combine's (mhc_mix.cu).
  *

@@ -78,7 +78,7 @@ template <int N, bool ROWS> __device__ __forceinline__ void undo_lines(float *m,
 }
 
 /* Gradient of the logits in place of the gradient of the result. For 4 streams the divisors are kept and the matrix is
- * walked back by multiplying; otherwise, for want of room, every half step is made again from the start. */
+ * walked back by multiplying; otherwise, for want of room, every half step is recomputed from the start. */
 template <int N> __device__ __forceinline__ void sinkhorn_gradient(const float *logits, float *g, int n, int iterations, bool d)
 {
     constexpr int MAX = streams<N>::MAX, KEPT = N > 0 ? 32 : 1;
@@ -143,7 +143,7 @@ __device__ __forceinline__ float2 quad_divide(float (&m)[4], int lane, bool d, b
     }
     return make_float2(row, column);
 }
-/* The way back, as undo_lines. */
+/* The backward pass, as undo_lines. */
 __device__ __forceinline__ void quad_undo(float (&m)[4], float (&g)[4], float2 by, bool d, bool soft)
 {
     float kappa = 0, added = soft ? (float)MHC_EPS : 0.0f, across = reciprocal_fast(by.y), inverse = reciprocal_fast(by.x);
@@ -163,7 +163,7 @@ __device__ __forceinline__ void quad_undo(float (&m)[4], float (&g)[4], float2 b
     }
 }
 /* z: this lane's row of logits; g: its row of the gradient of the result, which becomes that of the logits. kept: room for the divisors of `room`
- * iterations, `stride` apart; with more iterations every step is made again from the start. All lanes of a warp come here. */
+ * iterations, `stride` apart; with more iterations every step is recomputed from the start. All lanes of a warp come here. */
 __device__ __forceinline__ void quad_gradient(const float (&z)[4], float (&g)[4], int lane, int iterations, bool d, float2 *kept, int stride, int room)
 {
     float start[4], m[4], most = fmaxf(fmaxf(z[0], z[1]), fmaxf(z[2], z[3]));
