@@ -67,7 +67,7 @@ CUDA_HOME := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 CUDA_CFLAGS := -DBRAID_CUDA -isystem $(CUDA_HOME)/include
 PTX_80 := -gencode=arch=compute_80,code=compute_80
 NVFLAGS = -std=c++17 -O3 -lineinfo -DBRAID_CUDA -Isrc -MMD -MP --threads 1 -Werror all-warnings \
-          -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-fPIE $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
+          -Xcompiler -Wall,-Wextra,-Wno-unused-parameter,-Wno-missing-field-initializers,-fPIE $(foreach a,$(CUDA_ARCHS),-gencode=arch=compute_$(a),code=sm_$(a)) \
           $(if $(filter 80,$(CUDA_ARCHS)),$(PTX_80))
 LIBS += -L$(CUDA_HOME)/lib64 -lcudart_static -ldl -lrt -lstdc++
 endif
@@ -135,8 +135,8 @@ cuda_aware := $(shell grep -rlE 'BRAID_CUDA|comm/gpu_int\.h' --include='*.c' src
 cuda_only := src/dev/cuda.c src/dev/cublas.c src/dev/cudnn.c src/dev/cudnn_graph.c src/ops/ops_cuda.c
 mpi_only := src/comm/mpi.c
 http_only := src/serve/http.c
-sources = $(filter-out $(if $(filter no,$(CUDA)),$(cuda_only)) $(if $(filter no,$(MPI)),$(mpi_only)) $(if $(filter no,$(HTTP)),$(http_only)),$(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c)))
-cuda_objects = $(if $(filter yes,$(CUDA)),$(patsubst src/%.cu,$(B)/%.cu.o,$(sort $(wildcard src/$(1)/*.cu src/$(1)/*/*.cu))))
+sources = $(filter-out $(if $(filter no,$(CUDA)),$(cuda_only)) $(if $(filter no,$(MPI)),$(mpi_only)) $(if $(filter no,$(HTTP)),$(http_only)),$(sort $(wildcard src/$(1)/*.c src/$(1)/*/*.c src/$(1)/*/*/*.c)))
+cuda_objects = $(if $(filter yes,$(CUDA)),$(patsubst src/%.cu,$(B)/%.cu.o,$(sort $(wildcard src/$(1)/*.cu src/$(1)/*/*.cu src/$(1)/*/*/*.cu))))
 isa_sources = $(filter %_cpu.c,$(call sources,$(1)))
 objects = $(patsubst src/%.c,$(B)/%.o,$(filter-out $(if $(filter ops,$(1)),%_cpu.c),$(call sources,$(1)))) \
           $(call cuda_objects,$(1)) \
@@ -263,13 +263,13 @@ check-gpu: $(B)/braid gpu-tests
 EMU_CXX ?= g++
 EMU_OPT ?= -O1
 EMU_FLAGS := -std=c++17 -g1 $(EMU_OPT) -fno-strict-aliasing -fno-ipa-reference -ffp-contract=fast $(if $(shell grep -ow -m1 fma /proc/cpuinfo 2>/dev/null),-march=x86-64-v3) \
-             -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-unused-function -Wno-sign-compare -Wno-maybe-uninitialized -Wno-dangling-pointer -Wno-psabi \
+             -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -Wno-missing-field-initializers -Wno-unused-function -Wno-sign-compare -Wno-maybe-uninitialized -Wno-dangling-pointer -Wno-psabi \
              -DBRAID_CUDA -Itests/emu/include -Isrc -MMD -MP \
              $(if $(SAN),-fsanitize=$(SAN) -fno-sanitize-recover=all -fno-sanitize=vptr -fno-omit-frame-pointer)
 # Calls at every memory access, which end in tests/emu/watch.cc: not in the sanitizer's library, which is not linked.
 EMU_WATCH := $(if $(SAN),,-fsanitize=thread --param tsan-instrument-func-entry-exit=0)
 EMU_C := src/dev/dev.c src/dev/cuda.c src/ops/ops.c src/ops/ops_cuda.c tests/emu/vendor.c
-EMU_CU := $(sort $(wildcard src/ops/*/*.cu))
+EMU_CU := $(sort $(wildcard src/ops/*/*.cu src/ops/*/*/*.cu))
 EMU_OBJECTS := $(patsubst src/%,$(B)/emu/%.o,$(EMU_CU)) $(patsubst %.c,$(B)/emu/%.o,$(EMU_C:src/%=%)) \
                $(filter-out %.cu.o $(patsubst src/%.c,$(B)/%.o,$(EMU_C) $(cuda_only)),$(foreach f,ops dev tensor base,$(call objects,$(f))))
 EMU_MACHINE := $(patsubst tests/emu/%,$(B)/emu/%.o,$(sort $(wildcard tests/emu/*.cc)))

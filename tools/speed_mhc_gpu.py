@@ -29,7 +29,7 @@ import time
 N = 4
 # op: what of each is measured
 OPS = ["project", "combine", "combine_bias", "aggregate", "gates", "sinkhorn"]
-BOUNDARY = [("boundary_fwd", "boundary forward"), ("boundary_fwd_ring", "  in two passes"), ("boundary_fwd_single", "  in one pass"), ("boundary_back", "boundary backward, parameters"),
+BOUNDARY = [("boundary_fwd", "boundary forward"), ("boundary_back", "boundary backward, parameters"),
             ("boundary_back_graph", "  as a captured graph"), ("boundary_bwd", "  streams alone"), ("boundary_dw", "  parameters alone")]
 
 
@@ -254,8 +254,6 @@ def boundaries(braid, clock, shapes, a):
     for rows, d in shapes:
         braid.ask(f"shape {rows} {d}")
         for op, name in BOUNDARY:
-            if op == "boundary_fwd_single" and (d % 256 != 0 or d > 4096):
-                continue
             took = [braid.row(op, a.ms) for _ in range(a.rounds)]
             us, moved = statistics.median(us for us, _ in took), took[0][1]
             print(f"| {name:31s} | {f'{rows} x {d}':>14s} | {us:9.1f} | {moved / 1e6:9.1f} | {moved / us / 1e6:6.2f} | {100 * moved / us / 1e6 / clock.copy_rate(a.ms):6.1f} |", flush=True)

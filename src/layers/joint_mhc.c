@@ -11,7 +11,7 @@
  * norm of the one after. Backward in the opposite direction: dstream is the mix part of a stream's gradient,
  * written by the joint after it; the joint's own backward adds the rest, in one pass.
  *
- * Streams and norms can be made again from what is kept: coefficients and core outputs never are dropped by
+ * Streams and norms can be recomputed from what is kept: coefficients and core outputs never are dropped by
  * this file, so that a replay is one cheap pass without projections, or one for several layers (mhc_settle). */
 #include "layers/joint_mhc_int.h"
 #include "ops/mhc/mhc.h"
@@ -19,128 +19,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-
-/* ---- the boundary ------------------------------------------------------------------------------------------ */
-
-enum {
-    BOUNDARY_FWD_X, BOUNDARY_FWD_F, BOUNDARY_FWD_COEF_IN, BOUNDARY_FWD_INFO, BOUNDARY_FWD_W, BOUNDARY_FWD_A_PRE,
-    BOUNDARY_FWD_A_POST, BOUNDARY_FWD_A_RES, BOUNDARY_FWD_BETA, BOUNDARY_FWD_GAIN, BOUNDARY_FWD_STREAM,
-    BOUNDARY_FWD_STAT, BOUNDARY_FWD_COEF, BOUNDARY_FWD_H, BOUNDARY_FWD_WORK
-};
-static int boundary_fwd(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct mhc_boundary_fwd_args a = {
-        .x = c->t[BOUNDARY_FWD_X], .f = c->t[BOUNDARY_FWD_F], .coef_in = c->t[BOUNDARY_FWD_COEF_IN], .w = c->t[BOUNDARY_FWD_W], .a_pre = c->t[BOUNDARY_FWD_A_PRE], .a_post = c->t[BOUNDARY_FWD_A_POST],
-        .a_res = c->t[BOUNDARY_FWD_A_RES], .beta = c->t[BOUNDARY_FWD_BETA], .gain = c->t[BOUNDARY_FWD_GAIN], .y = c->t[BOUNDARY_FWD_STREAM], .stat = c->t[BOUNDARY_FWD_STAT], .coef = c->t[BOUNDARY_FWD_COEF],
-        .h = c->t[BOUNDARY_FWD_H], .work = c->t[BOUNDARY_FWD_WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[BOUNDARY_FWD_INFO]), .eps = j->eps, .zero_centered = j->zero_centered};
-    return c->ops->mhc_boundary_fwd(c->lane, &a);
-}
-
-/* The norm again, from stream and coefficients; stat is read only. */
-enum { NORM_REPLAY_STREAM, NORM_REPLAY_COEF, NORM_REPLAY_STAT, NORM_REPLAY_GAIN, NORM_REPLAY_H, NORM_REPLAY_WORK };
-static int norm_replay(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct mhc_boundary_fwd_args a = {.x = c->t[NORM_REPLAY_STREAM], .gain = c->t[NORM_REPLAY_GAIN], .stat = c->t[NORM_REPLAY_STAT], .coef = c->t[NORM_REPLAY_COEF], .h = c->t[NORM_REPLAY_H],
-                                      .work = c->t[NORM_REPLAY_WORK], .rule = j->rule, .eps = j->eps, .zero_centered = j->zero_centered, .reuse = true};
-    return c->ops->mhc_boundary_fwd(c->lane, &a);
-}
-
-int mhc_combine_again(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    const struct tensor *coef = &c->t[COMBINE_COEF];
-    struct mhc_combine_fwd_args a = {.x = c->t[COMBINE_X], .f = c->t[COMBINE_F], .post = post_of(j, coef), .res = res_of(j, coef),
-                                     .y = c->t[COMBINE_STREAM], .rule = j->rule, .drop = drop_rule(j, &c->t[COMBINE_INFO])};
-    return c->ops->mhc_combine_fwd(c->lane, &a);
-}
-
-/* The streams of several layers in a row again. */
-struct rebuild {
-    int n;
-    const struct joint *j[MHC_REBUILD_LAYERS];
-};
-enum rebuild_use { REBUILD_X, REBUILD_INFO, REBUILD_LAYER, /* then for each layer: */ REBUILD_F = 0, REBUILD_COEF, REBUILD_STREAM, REBUILD_EACH };
-static int rebuild_fwd(const struct step_ctx *c)
-{
-    const struct rebuild *r = c->self;
-    struct mhc_rebuild_args a = {.x = c->t[REBUILD_X], .layers = r->n, .rule = r->j[0]->rule, .drop = drop_rule(r->j[0], &c->t[REBUILD_INFO])};
-    for (int l = 0; l < r->n; l++) {
-        const struct tensor *t = &c->t[REBUILD_LAYER + REBUILD_EACH * l];
-        a.layer[l] = (struct mhc_rebuild_layer){.f = t[REBUILD_F], .coef = t[REBUILD_COEF], .y = t[REBUILD_STREAM], .key = r->j[l]->key};
-    }
-    return c->ops->mhc_rebuild(c->lane, &a);
-}
-
-enum {
-    BOUNDARY_BWD_DH, BOUNDARY_BWD_DSTREAM, BOUNDARY_BWD_DCOEF, BOUNDARY_BWD_STREAM, BOUNDARY_BWD_STAT,
-    BOUNDARY_BWD_COEF, BOUNDARY_BWD_GAIN, BOUNDARY_BWD_W, BOUNDARY_BWD_A_PRE, BOUNDARY_BWD_A_POST,
-    BOUNDARY_BWD_A_RES, BOUNDARY_BWD_BETA, BOUNDARY_BWD_X, BOUNDARY_BWD_F, BOUNDARY_BWD_COEF_IN, BOUNDARY_BWD_INFO,
-    BOUNDARY_BWD_DX, BOUNDARY_BWD_DF, BOUNDARY_BWD_DCOEF_IN, BOUNDARY_BWD_DZ, BOUNDARY_BWD_DGAIN,
-    BOUNDARY_BWD_PRODUCTS, BOUNDARY_BWD_READY, BOUNDARY_BWD_WORK
-};
-static int boundary_bwd(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct mhc_boundary_bwd_args a = {
-        .dh = c->t[BOUNDARY_BWD_DH], .dy = c->t[BOUNDARY_BWD_DSTREAM], .dcoef = c->t[BOUNDARY_BWD_DCOEF], .y = c->t[BOUNDARY_BWD_STREAM], .stat = c->t[BOUNDARY_BWD_STAT], .coef = c->t[BOUNDARY_BWD_COEF],
-        .gain = c->t[BOUNDARY_BWD_GAIN], .w = c->t[BOUNDARY_BWD_W], .a_pre = c->t[BOUNDARY_BWD_A_PRE], .a_post = c->t[BOUNDARY_BWD_A_POST], .a_res = c->t[BOUNDARY_BWD_A_RES], .beta = c->t[BOUNDARY_BWD_BETA],
-        .x = c->t[BOUNDARY_BWD_X], .f = c->t[BOUNDARY_BWD_F], .coef_in = c->t[BOUNDARY_BWD_COEF_IN], .dx = c->t[BOUNDARY_BWD_DX], .df = c->t[BOUNDARY_BWD_DF], .dcoef_in = c->t[BOUNDARY_BWD_DCOEF_IN], .dz = c->t[BOUNDARY_BWD_DZ],
-        .dgain = c->t[BOUNDARY_BWD_DGAIN], .products = c->t[BOUNDARY_BWD_PRODUCTS], .ready = c->t[BOUNDARY_BWD_READY], .work = c->t[BOUNDARY_BWD_WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[BOUNDARY_BWD_INFO]),
-        .zero_centered = j->zero_centered, .acc_dgain = c->add[BOUNDARY_BWD_DGAIN]};
-    return c->ops->mhc_boundary_bwd(c->lane, &a);
-}
-
-/* What of boundary_bwd needs no gradient of the sublayer that this joint opened. */
-enum {
-    BOUNDARY_READY_DCOEF, BOUNDARY_READY_STAT, BOUNDARY_READY_COEF, BOUNDARY_READY_W, BOUNDARY_READY_A_PRE,
-    BOUNDARY_READY_A_POST, BOUNDARY_READY_A_RES, BOUNDARY_READY_BETA, BOUNDARY_READY_READY
-};
-static int boundary_ready(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct tensor streams = tensor_2d(NULL, c->ops->real, c->t[BOUNDARY_READY_COEF].dim[0], c->t[BOUNDARY_READY_W].dim[1]), one = tensor_2d(NULL, c->ops->real, streams.dim[0], streams.dim[1] / j->rule.streams);
-    struct mhc_boundary_bwd_args a = {.dcoef = c->t[BOUNDARY_READY_DCOEF], .stat = c->t[BOUNDARY_READY_STAT], .coef = c->t[BOUNDARY_READY_COEF], .w = c->t[BOUNDARY_READY_W], .a_pre = c->t[BOUNDARY_READY_A_PRE], .a_post = c->t[BOUNDARY_READY_A_POST],
-                                      .a_res = c->t[BOUNDARY_READY_A_RES], .beta = c->t[BOUNDARY_READY_BETA], .dx = streams, .f = one, .ready = c->t[BOUNDARY_READY_READY], .rule = j->rule};
-    return c->ops->mhc_boundary_ready(c->lane, &a);
-}
-
-enum {
-    BOUNDARY_DW_DZ, BOUNDARY_DW_STAT, BOUNDARY_DW_STREAM, BOUNDARY_DW_PRODUCTS, BOUNDARY_DW_A_PRE,
-    BOUNDARY_DW_A_POST, BOUNDARY_DW_A_RES, BOUNDARY_DW_DW, BOUNDARY_DW_DA_PRE, BOUNDARY_DW_DA_POST,
-    BOUNDARY_DW_DA_RES, BOUNDARY_DW_DBETA, BOUNDARY_DW_WORK
-};
-static int boundary_dw(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct mhc_boundary_dw_args a = {.dz = c->t[BOUNDARY_DW_DZ], .stat = c->t[BOUNDARY_DW_STAT], .y = c->t[BOUNDARY_DW_STREAM], .products = c->t[BOUNDARY_DW_PRODUCTS], .a_pre = c->t[BOUNDARY_DW_A_PRE],
-                                     .a_post = c->t[BOUNDARY_DW_A_POST], .a_res = c->t[BOUNDARY_DW_A_RES], .dw = c->t[BOUNDARY_DW_DW], .da_pre = c->t[BOUNDARY_DW_DA_PRE], .da_post = c->t[BOUNDARY_DW_DA_POST],
-                                     .da_res = c->t[BOUNDARY_DW_DA_RES], .dbeta = c->t[BOUNDARY_DW_DBETA], .work = c->t[BOUNDARY_DW_WORK], .rule = j->rule,
-                                     .acc_dw = c->add[BOUNDARY_DW_DW],
-                                     /* One flag for all: of those that are trained, which add or do not together. */
-                                     .acc_params = c->add[BOUNDARY_DW_DA_PRE] || c->add[BOUNDARY_DW_DA_POST] || c->add[BOUNDARY_DW_DA_RES] ||
-                                                   c->add[BOUNDARY_DW_DBETA]};
-    return c->ops->mhc_boundary_dw(c->lane, &a);
-}
-
-enum health_use { HEALTH_PRODUCT_IN, HEALTH_PRODUCT, HEALTH_WORK, HEALTH_LAYER, /* then for each layer: */
-                  HEALTH_COEF = 0, HEALTH_STREAM, HEALTH_OUT, HEALTH_EACH = HEALTH_OUT + MHC_HEALTH_ITEMS };
-static int health_fwd(const struct step_ctx *c)
-{
-    const struct joint *j = c->self; /* the last one */
-    struct mhc_health_args a = {.layers = j->waiting, .comp_in = c->t[HEALTH_PRODUCT_IN], .comp = c->t[HEALTH_PRODUCT], .work = c->t[HEALTH_WORK],
-                                .rule = j->rule, .acc_out = c->add[HEALTH_LAYER + HEALTH_OUT]};
-    for (int l = 0; l < a.layers; l++) {
-        const struct tensor *t = &c->t[HEALTH_LAYER + HEALTH_EACH * l];
-        a.layer[l] = (struct mhc_health_layer){.coef = t[HEALTH_COEF], .y = t[HEALTH_STREAM]};
-        memcpy(a.layer[l].out, &t[HEALTH_OUT], sizeof a.layer[l].out);
-    }
-    return c->ops->mhc_health(c->lane, &a);
-}
-
-/* ---- one stream to several ------------------------------------------------------------------------------------- */
-
 
 /* ---- recompute by blocks ------------------------------------------------------------------------------------------ */
 
@@ -229,63 +107,6 @@ static struct mapping declare_mapping(struct build *b)
 enum start { CLOSES, ENTERS, OPENS };
 static enum start start_of(const struct sublayer *prev) { return prev->f != NO_SLOT ? CLOSES : prev->wide ? OPENS : ENTERS; }
 
-/* Shapes of a boundary, for the sizes of its scratch. */
-static struct mhc_boundary_bwd_args boundary_shapes(const struct build *b, const struct joint *j, enum start start)
-{
-    enum dtype real = b->dev->real;
-    int64_t d = b->cfg->model.hidden, n = mhc_logits(j->rule.streams), k = d * j->rule.streams;
-    struct tensor wide = tensor_2d(NULL, real, b->rows, k), thin = tensor_2d(NULL, real, b->rows, d), coef = tensor_2d(NULL, b->dev->wide, b->rows, n);
-    struct mhc_boundary_bwd_args a = {.dh = thin, .y = wide, .dx = wide, .coef = coef, .dz = coef, .w = tensor_2d(NULL, b->dev->wide, n, k),
-                                      .dgain = tensor_1d(NULL, b->dev->wide, d), .rule = j->rule};
-    if (start == CLOSES)
-        a.f = thin;
-    if (start == ENTERS)
-        a.x = a.dx = thin;
-    return a;
-}
-
-static slot_id fwd_work(struct build *b, const struct joint *j, const char *name, enum start start, bool reuse)
-{
-    struct mhc_boundary_bwd_args s = boundary_shapes(b, j, start == ENTERS ? ENTERS : CLOSES);
-    struct mhc_boundary_fwd_args a = {.x = s.dx, .f = s.f, .y = s.y, .h = s.dh, .rule = j->rule, .reuse = reuse};
-    return b->ops->mhc_boundary_fwd_work ? build_work(b, name, b->ops->mhc_boundary_fwd_work(&a)) : NO_SLOT;
-}
-
-static struct tensor products_shape(const struct mhc_boundary_bwd_args *a) { return tensor_2d(NULL, a->w.dtype, a->w.dim[0] + 1, a->w.dim[1]); }
-/* Where the way back leaves products of the stream for the gradient of w, if the device does that. */
-static slot_id products_slot(struct build *b, const struct joint *j, enum start start)
-{
-    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, start);
-    bool worth = b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
-    return worth ? build_wide_grad(b, "products", a.w.dim[0] + 1, a.w.dim[1]) : NO_SLOT;
-}
-
-/* Of what can be made before this joint's turn. */
-static int64_t ready_bytes(const struct build *b, const struct joint *j, enum start start)
-{
-    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, start);
-    return b->ops->mhc_boundary_ready_bytes != NULL ? b->ops->mhc_boundary_ready_bytes(&a) : 0;
-}
-
-static slot_id bwd_work(struct build *b, const struct joint *j, enum start start, bool products)
-{
-    struct mhc_boundary_bwd_args a = boundary_shapes(b, j, start);
-    if (products)
-        a.products = products_shape(&a);
-    if (ready_bytes(b, j, start) > 0)
-        a.ready = tensor_1d(NULL, DT_U8, ready_bytes(b, j, start));
-    return b->ops->mhc_boundary_bwd_work ? build_work(b, "bwd_work", b->ops->mhc_boundary_bwd_work(&a)) : NO_SLOT;
-}
-
-static slot_id dw_work(struct build *b, const struct joint *j, bool products)
-{
-    struct mhc_boundary_bwd_args s = boundary_shapes(b, j, CLOSES);
-    struct mhc_boundary_dw_args a = {.dz = s.dz, .y = s.y, .dw = s.w, .rule = j->rule};
-    if (products)
-        a.products = products_shape(&s);
-    return b->ops->mhc_boundary_dw_work ? build_work(b, "dw_work", b->ops->mhc_boundary_dw_work(&a)) : NO_SLOT;
-}
-
 static bool has_health(const struct build *b) { return training(b) && b->ops->mhc_health != NULL; }
 
 static slot_id product_slot(struct build *b)
@@ -302,24 +123,18 @@ static int health_layers(const struct build *b) { return b->streams.stay ? MHC_H
 static slot_id declare_health(struct build *b, const struct joint *last, slot_id before)
 {
     struct graph *g = b->g;
-    struct use use[HEALTH_LAYER + HEALTH_EACH * MHC_HEALTH_LAYERS];
     slot_id product = product_slot(b);
-    use[HEALTH_PRODUCT_IN] = (struct use)READS(before);
-    use[HEALTH_PRODUCT] = (struct use)WRITES(product);
-    struct mhc_health_args shape = {.layers = last->waiting, .rule = last->rule};
-    use[HEALTH_WORK] = (struct use)WRITES(b->ops->mhc_health_work ? build_work(b, "health_work", b->ops->mhc_health_work(&shape)) : NO_SLOT);
+    struct mhc_health_args a = {.layers = last->waiting, .comp_in = of(g, before), .comp = of(g, product), .rule = last->rule};
     const struct joint *j = last;
     for (int l = last->waiting - 1; l >= 0; l--, j = j->before) {
-        struct use *u = &use[HEALTH_LAYER + HEALTH_EACH * l];
-        u[HEALTH_COEF] = (struct use)READS(j->coef);
-        u[HEALTH_STREAM] = (struct use)READS(j->stream);
+        a.layer[l] = (struct mhc_health_layer){.coef = of(g, j->coef), .y = of(g, j->stream)};
         for (int i = 0; i < MHC_HEALTH_ITEMS; i++)
-            u[HEALTH_OUT + i] = (struct use)ADDS(j->health[i]);
+            a.layer[l].out[i] = of(g, j->health[i]);
     }
     /* Not on the side lane: nothing waits for this node, so a stream it reads there could never be known to be
-     * done with, and streams that are made again later would share no memory. */
+     * done with, and streams that are recomputed later would share no memory. */
     int node = graph_node(g, "health", LANE_COMPUTE, last);
-    graph_phase(g, node, PH_FWD, health_fwd, use, HEALTH_LAYER + HEALTH_EACH * last->waiting);
+    graph_op(g, node, PH_FWD, &mhc_health_desc, &a);
     graph_cost(g, node, PH_FWD, 0, (double)(MHC_HEALTH_ROWS * last->rule.streams * b->cfg->model.hidden * last->waiting) * (double)dtype_bytes(b->dev->real));
     return product;
 }
@@ -356,13 +171,15 @@ static void add_health(struct build *b, const struct parts *p, const struct subl
         next->aux[AUX_HEALTH] = node + 1;
 }
 
-void mhc_declare_stream_replay(struct build *b, const struct parts *p, const struct sublayer *prev, int node)
+void mhc_declare_combine(struct build *b, const struct parts *p, const struct sublayer *prev, int node, enum phase_id ph)
 {
+    struct tensor coef = of(b->g, prev->aux[AUX_COEF]);
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams);
-    GRAPH_PHASE(b->g, node, PH_REPLAY, mhc_combine_again, [COMBINE_X] = READS(prev->x), [COMBINE_F] = READS(prev->f),
-                [COMBINE_COEF] = READS(prev->aux[AUX_COEF]), [COMBINE_INFO] = READS(p->info), [COMBINE_STREAM] = WRITES(p->stream));
-    graph_cost(b->g, node, PH_REPLAY, 2 * wide * (double)(p->j->rule.streams + 1), 2.25 * wide * (double)dtype_bytes(b->dev->real));
-    graph_replay(b->g, p->stream, node);
+    GRAPH_OP(b->g, node, ph, mhc_combine_fwd, .x = of(b->g, prev->x), .f = of(b->g, prev->f), .post = post_of(p->j, &coef),
+             .res = res_of(p->j, &coef), .y = of(b->g, p->stream), .rule = p->j->rule, .drop = drop_rule(b->g, p));
+    graph_cost(b->g, node, ph, 2 * wide * (double)(p->j->rule.streams + 1), 2.25 * wide * (double)dtype_bytes(b->dev->real));
+    if (ph == PH_REPLAY)
+        graph_replay(b->g, p->stream, node);
 }
 
 /* The streams of one: the first joint's again, or in front of a cut. */
@@ -378,10 +195,9 @@ static void declare_replays(struct build *b, const struct parts *p, const struct
     struct graph *g = b->g;
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_REPLAY, norm_replay, [NORM_REPLAY_STREAM] = READS(p->stream),
-                [NORM_REPLAY_COEF] = READS(p->coef), [NORM_REPLAY_STAT] = READS(p->stat),
-                [NORM_REPLAY_GAIN] = READS(p->gain.w), [NORM_REPLAY_H] = WRITES(p->norm),
-                [NORM_REPLAY_WORK] = WRITES(fwd_work(b, p->j, "replay_work", CLOSES, true)));
+    const struct mhc_boundary_fwd_args again = {.x = of(g, p->stream), .gain = of(g, p->gain.w), .stat = of(g, p->stat), .coef = of(g, p->coef), .h = of(g, p->norm),
+                                                .rule = p->j->rule, .eps = p->j->eps, .zero_centered = p->j->zero_centered, .reuse = true};
+    graph_op(g, n, PH_REPLAY, &mhc_boundary_again_desc, &again);
     graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
     graph_replay(g, p->norm, n);
     if (start_of(prev) == OPENS)
@@ -389,7 +205,7 @@ static void declare_replays(struct build *b, const struct parts *p, const struct
     if (start_of(prev) == ENTERS)
         declare_expand_replay(b, p, prev, graph_node(g, "replay_stream", LANE_COMPUTE, p->j));
     else
-        mhc_declare_stream_replay(b, p, prev, graph_node(g, "replay_stream", LANE_COMPUTE, p->j));
+        mhc_declare_combine(b, p, prev, graph_node(g, "replay_stream", LANE_COMPUTE, p->j), PH_REPLAY);
 }
 
 /* In front of a cut that follows the embedding. */
@@ -407,78 +223,75 @@ static void declare_expand(struct build *b, const struct parts *p, const struct 
     graph_cost(g, n, PH_BWD, bytes / (double)dtype_bytes(b->dev->real), bytes);
 }
 
-static int declare_boundary(struct build *b, const struct parts *p, const struct sublayer *prev, const struct sublayer *next)
+/* Nodes of the boundary: its backward pass, and the gradients of its parameters. Returns whether something of it can be made before its turn. */
+static bool declare_boundary_bwd(struct build *b, const struct parts *p, const struct sublayer *prev, const struct sublayer *next, int n)
 {
     struct graph *g = b->g;
     const struct mapping *m = &p->map;
     enum start start = start_of(prev);
     bool closes = start == CLOSES;
-    double rows = (double)b->rows, k = (double)(b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
-    double map = 2 * rows * k * (double)mhc_logits(p->j->rule.streams), mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
-    slot_id coef_in = closes ? prev->aux[AUX_COEF] : NO_SLOT, made = start == OPENS ? NO_SLOT : p->stream;
-    int n = graph_node(g, "joint", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_FWD, boundary_fwd, [BOUNDARY_FWD_X] = READS(prev->x), [BOUNDARY_FWD_F] = READS(prev->f),
-                [BOUNDARY_FWD_COEF_IN] = READS(coef_in), [BOUNDARY_FWD_INFO] = READS(p->info),
-                [BOUNDARY_FWD_W] = READS(m->w.w), [BOUNDARY_FWD_A_PRE] = READS(m->a_pre.w),
-                [BOUNDARY_FWD_A_POST] = READS(m->a_post.w), [BOUNDARY_FWD_A_RES] = READS(m->a_res.w),
-                [BOUNDARY_FWD_BETA] = READS(m->beta.w), [BOUNDARY_FWD_GAIN] = READS(p->gain.w),
-                [BOUNDARY_FWD_STREAM] = WRITES(made), [BOUNDARY_FWD_STAT] = WRITES(p->stat),
-                [BOUNDARY_FWD_COEF] = WRITES(p->coef), [BOUNDARY_FWD_H] = WRITES(p->norm),
-                [BOUNDARY_FWD_WORK] = WRITES(fwd_work(b, p->j, "fwd_work", start, false)));
-    if (closes)
-        graph_inplace(g, n, PH_FWD, prev->x, made); /* where nobody looks back: eval, decode */
-    graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
-    if (!training(b))
-        return n;
-    slot_id dz = build_wide_grad(b, "dz", b->rows, mhc_logits(p->j->rule.streams)), products = products_slot(b, p->j, start);
-    bool multiplied = products != NO_SLOT;
-    p->j->ready = build_work(b, "ready", ready_bytes(b, p->j, start));
-    p->j->map = p->map;
-    p->j->stat = p->stat;
-    p->j->coef = p->coef;
-    GRAPH_PHASE(g, n, PH_BWD, boundary_bwd, [BOUNDARY_BWD_DH] = READS(next->dh),
-                [BOUNDARY_BWD_DSTREAM] = READS(next->dx), [BOUNDARY_BWD_DCOEF] = READS(next->aux[AUX_DCOEF]),
-                [BOUNDARY_BWD_STREAM] = READS(p->stream), [BOUNDARY_BWD_STAT] = READS(p->stat),
-                [BOUNDARY_BWD_COEF] = READS(p->coef), [BOUNDARY_BWD_GAIN] = READS(p->gain.w),
-                [BOUNDARY_BWD_W] = READS(m->w.w), [BOUNDARY_BWD_A_PRE] = READS(m->a_pre.w),
-                [BOUNDARY_BWD_A_POST] = READS(m->a_post.w), [BOUNDARY_BWD_A_RES] = READS(m->a_res.w),
-                [BOUNDARY_BWD_BETA] = READS(m->beta.w), [BOUNDARY_BWD_X] = READS(start == OPENS ? NO_SLOT : prev->x),
-                [BOUNDARY_BWD_F] = READS(prev->f), [BOUNDARY_BWD_COEF_IN] = READS(coef_in),
-                [BOUNDARY_BWD_INFO] = READS(p->info), [BOUNDARY_BWD_DX] = WRITES(prev->dx),
-                [BOUNDARY_BWD_DF] = WRITES(closes ? prev->df : NO_SLOT),
-                [BOUNDARY_BWD_DCOEF_IN] = WRITES(closes ? prev->aux[AUX_DCOEF] : NO_SLOT),
-                [BOUNDARY_BWD_DZ] = WRITES(dz), [BOUNDARY_BWD_DGAIN] = ADDS(p->gain.dw),
-                [BOUNDARY_BWD_PRODUCTS] = WRITES(products), [BOUNDARY_BWD_READY] = READS(p->j->ready),
-                [BOUNDARY_BWD_WORK] = WRITES(bwd_work(b, p->j, start, multiplied)));
+    int64_t logits = mhc_logits(p->j->rule.streams), wide = b->cfg->model.hidden * p->j->rule.streams;
+    double rows = (double)b->rows, k = (double)wide, size = (double)dtype_bytes(b->dev->real);
+    double map = 2 * rows * k * (double)logits, mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
+    slot_id dz = build_wide_grad(b, "dz", b->rows, logits);
+    struct mhc_boundary_bwd_args a = {
+        .dh = of(g, next->dh), .dy = of(g, next->dx), .dcoef = of(g, next->aux[AUX_DCOEF]), .y = of(g, p->stream), .stat = of(g, p->stat),
+        .coef = of(g, p->coef), .gain = of(g, p->gain.w), .w = of(g, m->w.w), .a_pre = of(g, m->a_pre.w), .a_post = of(g, m->a_post.w),
+        .a_res = of(g, m->a_res.w), .beta = of(g, m->beta.w), .x = of(g, start == OPENS ? NO_SLOT : prev->x), .f = of(g, prev->f),
+        .coef_in = of(g, closes ? prev->aux[AUX_COEF] : NO_SLOT), .dx = of(g, prev->dx), .df = of(g, closes ? prev->df : NO_SLOT),
+        .dcoef_in = of(g, closes ? prev->aux[AUX_DCOEF] : NO_SLOT), .dz = of(g, dz), .dgain = of(g, p->gain.dw), .rule = p->j->rule,
+        .drop = drop_rule(g, p), .zero_centered = p->j->zero_centered};
+    /* Where the backward pass leaves products of the stream for the gradient of w, if the device does that. */
+    bool multiplied = b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
+    int64_t ready = b->ops->mhc_boundary_ready_bytes != NULL ? b->ops->mhc_boundary_ready_bytes(&a) : 0;
+    a.products = of(g, multiplied ? build_wide_grad(b, "products", logits + 1, wide) : NO_SLOT);
+    a.ready = of(g, build_work(b, "ready", ready));
+    graph_op(g, n, PH_BWD, &mhc_boundary_bwd_desc, &a);
     if (start != ENTERS)
         graph_inplace(g, n, PH_BWD, next->dx, prev->dx); /* the gradient that came in becomes the one that goes out */
     graph_cost(g, n, PH_BWD, (multiplied ? 2 : 1) * map + 2 * mix + 10 * rows * k, 5 * rows * k * size);
-    GRAPH_PHASE(g, n, PH_DW, boundary_dw, [BOUNDARY_DW_DZ] = READS(dz), [BOUNDARY_DW_STAT] = READS(p->stat),
-                [BOUNDARY_DW_STREAM] = READS(p->stream), [BOUNDARY_DW_PRODUCTS] = READS(products),
-                [BOUNDARY_DW_A_PRE] = READS(m->a_pre.w), [BOUNDARY_DW_A_POST] = READS(m->a_post.w),
-                [BOUNDARY_DW_A_RES] = READS(m->a_res.w), [BOUNDARY_DW_DW] = ADDS(m->w.dw),
-                [BOUNDARY_DW_DA_PRE] = ADDS(m->a_pre.dw), [BOUNDARY_DW_DA_POST] = ADDS(m->a_post.dw),
-                [BOUNDARY_DW_DA_RES] = ADDS(m->a_res.dw), [BOUNDARY_DW_DBETA] = ADDS(m->beta.dw),
-                [BOUNDARY_DW_WORK] = WRITES(dw_work(b, p->j, multiplied)));
-    graph_cost(g, n, PH_DW, multiplied ? 0 : map, multiplied ? 12 * k * (double)mhc_logits(p->j->rule.streams) : rows * k * size);
+    GRAPH_OP(g, n, PH_DW, mhc_boundary_dw, .dz = a.dz, .stat = a.stat, .y = a.y, .products = a.products, .a_pre = a.a_pre, .a_post = a.a_post,
+             .a_res = a.a_res, .dw = of(g, m->w.dw), .da_pre = of(g, m->a_pre.dw), .da_post = of(g, m->a_post.dw), .da_res = of(g, m->a_res.dw),
+             .dbeta = of(g, m->beta.dw), .rule = p->j->rule);
+    graph_cost(g, n, PH_DW, multiplied ? 0 : map, multiplied ? 12 * k * (double)logits : rows * k * size);
+    return ready > 0;
+}
+
+static int declare_boundary(struct build *b, const struct parts *p, const struct sublayer *prev, struct sublayer *next)
+{
+    struct graph *g = b->g;
+    const struct mapping *m = &p->map;
+    bool closes = start_of(prev) == CLOSES;
+    double rows = (double)b->rows, k = (double)(b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
+    double map = 2 * rows * k * (double)mhc_logits(p->j->rule.streams), mix = 2 * rows * k * (double)(p->j->rule.streams + 1);
+    slot_id made = start_of(prev) == OPENS ? NO_SLOT : p->stream;
+    int n = graph_node(g, "joint", LANE_COMPUTE, p->j);
+    GRAPH_OP(g, n, PH_FWD, mhc_boundary_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .coef_in = of(g, closes ? prev->aux[AUX_COEF] : NO_SLOT),
+             .w = of(g, m->w.w), .a_pre = of(g, m->a_pre.w), .a_post = of(g, m->a_post.w), .a_res = of(g, m->a_res.w), .beta = of(g, m->beta.w),
+             .gain = of(g, p->gain.w), .y = of(g, made), .stat = of(g, p->stat), .coef = of(g, p->coef), .h = of(g, p->norm), .rule = p->j->rule,
+             .drop = drop_rule(g, p), .eps = p->j->eps, .zero_centered = p->j->zero_centered);
+    if (closes)
+        graph_inplace(g, n, PH_FWD, prev->x, made); /* where no backward step reads it: eval, decode */
+    graph_cost(g, n, PH_FWD, map + mix + 4 * rows * k, 2.5 * rows * k * size);
+    next->aux[AUX_READY] = training(b) && declare_boundary_bwd(b, p, prev, next, n) ? n + 1 : 0;
     return n;
 }
 
-/* The way back through Sinkhorn of the joint in front of prev's core: as soon as the joint behind it has its gradient, beside the core's own way back. */
+/* The backward pass through Sinkhorn of the joint in front of prev's core: as soon as the joint behind it has its gradient, beside the core's own backward pass. */
 static void declare_ready(struct build *b, const struct sublayer *prev)
 {
     if (prev->f == NO_SLOT || prev->aux[AUX_READY] == 0 || b->g->err.code != ST_OK)
         return;
     struct graph *g = b->g;
-    const struct joint *j = g->nodes[prev->aux[AUX_READY] - 1].self;
-    const struct mapping *m = &j->map;
-    int n = graph_node(g, "sinkhorn", LANE_SIDE, j);
-    GRAPH_PHASE(g, n, PH_BWD, boundary_ready, [BOUNDARY_READY_DCOEF] = READS(prev->aux[AUX_DCOEF]),
-                [BOUNDARY_READY_STAT] = READS(j->stat), [BOUNDARY_READY_COEF] = READS(j->coef),
-                [BOUNDARY_READY_W] = READS(m->w.w), [BOUNDARY_READY_A_PRE] = READS(m->a_pre.w),
-                [BOUNDARY_READY_A_POST] = READS(m->a_post.w), [BOUNDARY_READY_A_RES] = READS(m->a_res.w),
-                [BOUNDARY_READY_BETA] = READS(m->beta.w), [BOUNDARY_READY_READY] = WRITES(j->ready));
-    graph_cost(g, n, PH_BWD, 0, (double)(b->rows * mhc_logits(j->rule.streams)) * 20);
+    const struct mhc_boundary_bwd_args *a = graph_call(g, prev->aux[AUX_READY] - 1, PH_BWD, &mhc_boundary_bwd_desc);
+    if (a == NULL)
+        return;
+    struct mhc_boundary_bwd_args r = {.dcoef = a->dcoef, .stat = a->stat, .coef = a->coef, .w = a->w, .a_pre = a->a_pre, .a_post = a->a_post,
+                                      .a_res = a->a_res, .beta = a->beta, .dx = a->y, .f = a->dh, .ready = a->ready, .rule = a->rule};
+    r.dx.data = r.f.data = NULL; /* only shapes */
+    int n = graph_node(g, "sinkhorn", LANE_SIDE, NULL);
+    graph_op(g, n, PH_BWD, &mhc_boundary_ready_desc, &r);
+    graph_cost(g, n, PH_BWD, 0, (double)(b->rows * mhc_logits(a->rule.streams)) * 20);
 }
 
 static int declare_open(struct build *b, struct parts *p, const struct sublayer *prev, struct sublayer *next)
@@ -494,7 +307,6 @@ static int declare_open(struct build *b, struct parts *p, const struct sublayer 
     next->aux[AUX_COEF] = p->coef;
     next->aux[AUX_DCOEF] = build_wide_grad(b, "dcoef", b->rows, logits);
     int node = declare_boundary(b, p, prev, next);
-    next->aux[AUX_READY] = training(b) && p->j->ready != NO_SLOT ? node + 1 : 0;
     add_health(b, p, prev, next, node);
     if (training(b))
         declare_replays(b, p, prev);
@@ -507,8 +319,6 @@ static int mhc_declare(struct build *b, const struct sublayer *prev, struct subl
     struct parts p = {.j = sizes(b)};
     if (p.j == NULL)
         return ST_NOMEM;
-    if (b->ops->mhc_boundary_fwd == NULL)
-        return err_set(b->e, ST_USAGE, "device '%s' has no hyper-connections (model.mhc_streams)", b->ops->name);
     if (b->dev->kind != DEV_CUDA && (p.j->rule.kernels == MHC_KERNELS_PRIMITIVE || p.j->rule.kernels == MHC_KERNELS_REF))
         return err_set(b->e, ST_USAGE, "mhc.kernels = primitive or ref needs a GPU: device '%s' has fused hyper-connections only", b->ops->name);
     bool closes = prev->f != NO_SLOT;
@@ -542,8 +352,6 @@ static int mhc_close(struct build *b, const struct sublayer *prev, struct sublay
     struct parts p = {.j = sizes(b)};
     if (p.j == NULL)
         return ST_NOMEM;
-    if (b->ops->mhc_combine_fwd == NULL)
-        return err_set(b->e, ST_USAGE, "device '%s' has no hyper-connections (model.mhc_streams)", b->ops->name);
     graph_scope(b->g, b->layer, "joint");
     declare_ready(b, prev);
     int64_t wide = p.j->rule.streams * b->cfg->model.hidden;
@@ -568,19 +376,16 @@ static void mhc_arrive(struct build *b, struct sublayer *entry)
 
 /* ---- dropped streams of several layers by one replay ------------------------------------------------------------------- */
 
-/* The node that combines layers into this slot when it is made again; -1: it is kept, or made in another way. */
-static int combine_node(const struct graph *g, slot_id s)
+/* How layers are combined into this slot when it is recomputed; NULL: it is kept, or made in another way. */
+static const struct mhc_combine_fwd_args *combine_of(const struct graph *g, slot_id s)
 {
-    int node = g->slots[s].dropped ? g->slots[s].replay : -1;
-    return node >= 0 && g->nodes[node].phase[PH_REPLAY].fn == mhc_combine_again ? node : -1;
+    return g->slots[s].dropped ? graph_call(g, g->slots[s].replay, PH_REPLAY, &mhc_combine_fwd_desc) : NULL;
 }
 
-static slot_id combine_slot(const struct graph *g, int node, enum combine_use use) { return g->nodes[node].phase[PH_REPLAY].use[use].slot; }
-
-/* Does `node` go on where `last` ended? One whose core's output is made again too cannot: that needs the stream before it. */
-static bool goes_on(const struct graph *g, int last, int node)
+/* Does `next` go on where `last` ended? One whose core's output is recomputed too cannot: that needs the stream before it. */
+static bool goes_on(const struct graph *g, const struct mhc_combine_fwd_args *last, const struct mhc_combine_fwd_args *next)
 {
-    return combine_slot(g, node, COMBINE_X) == combine_slot(g, last, COMBINE_STREAM) && !g->slots[combine_slot(g, node, COMBINE_F)].dropped;
+    return next->x.data == last->y.data && !g->slots[graph_slot_of(&next->f)].dropped;
 }
 
 /* read[slot]: something after the forward half reads it. A stream that was closed in front of a cut is only sent. */
@@ -595,34 +400,28 @@ static void find_readers(const struct graph *g, bool *read)
         }
 }
 
-static void join_replays(struct graph *g, const int *run, int n)
+static void join_replays(struct graph *g, const struct mhc_combine_fwd_args *const *run, int n)
 {
-    struct use use[REBUILD_LAYER + REBUILD_EACH * MHC_REBUILD_LAYERS];
-    struct rebuild *r = n > 1 ? graph_own(g, sizeof *r) : NULL;
-    if (r == NULL)
+    if (n < 2)
         return;
-    *r = (struct rebuild){.n = n};
-    use[REBUILD_X] = (struct use)READS(combine_slot(g, run[0], COMBINE_X));
-    use[REBUILD_INFO] = (struct use)READS(combine_slot(g, run[0], COMBINE_INFO));
-    double flops = 0, stream = (double)tensor_bytes(&g->slots[combine_slot(g, run[0], COMBINE_STREAM)].shape), bytes = stream;
+    struct mhc_rebuild_args a = {.x = run[0]->x, .layers = n, .rule = run[0]->rule, .drop = run[0]->drop};
+    int last = g->slots[graph_slot_of(&run[n - 1]->y)].replay;
+    double flops = 0, stream = (double)tensor_bytes(&run[0]->y), bytes = stream;
     for (int l = 0; l < n; l++) {
-        struct use *u = &use[REBUILD_LAYER + REBUILD_EACH * l];
-        u[REBUILD_F] = (struct use)READS(combine_slot(g, run[l], COMBINE_F));
-        u[REBUILD_COEF] = (struct use)READS(combine_slot(g, run[l], COMBINE_COEF));
-        u[REBUILD_STREAM] = (struct use)WRITES(combine_slot(g, run[l], COMBINE_STREAM));
-        r->j[l] = g->nodes[run[l]].self;
-        flops += g->nodes[run[l]].phase[PH_REPLAY].flops;
-        bytes += stream * (1 + 1 / (double)r->j[l]->rule.streams);
+        a.layer[l] = (struct mhc_rebuild_layer){
+            .f = run[l]->f, .coef = of(g, graph_slot_of(&run[l]->post)), .y = run[l]->y, .key = run[l]->drop.key};
+        flops += g->nodes[g->slots[graph_slot_of(&run[l]->y)].replay].phase[PH_REPLAY].flops;
+        bytes += stream * (1 + 1 / (double)a.rule.streams);
     }
-    int chunk = g->chunk, last = run[n - 1];
+    int chunk = g->chunk;
     g->chunk = g->nodes[last].chunk;
     graph_scope(g, g->nodes[last].layer, "joint");
-    int node = graph_node(g, "rebuild", LANE_COMPUTE, r);
+    int node = graph_node(g, "rebuild", LANE_COMPUTE, NULL);
     g->chunk = chunk;
-    graph_phase(g, node, PH_REPLAY, rebuild_fwd, use, REBUILD_LAYER + REBUILD_EACH * n);
+    graph_op(g, node, PH_REPLAY, &mhc_rebuild_desc, &a);
     graph_cost(g, node, PH_REPLAY, flops, bytes);
     for (int l = 0; l < n; l++)
-        graph_replay(g, combine_slot(g, run[l], COMBINE_STREAM), node);
+        graph_replay(g, graph_slot_of(&run[l]->y), node);
 }
 
 /* The first reader of a block's dropped streams is the joint behind them, so all of them are made before any is done with, one by one or
@@ -631,20 +430,21 @@ static int mhc_settle(struct build *b)
 {
     struct graph *g = b->g;
     bool *read = NULL;
-    int run[MHC_REBUILD_LAYERS], n = 0, kernels = b->cfg->mhc.kernels;
+    const struct mhc_combine_fwd_args *run[MHC_REBUILD_LAYERS];
+    int n = 0, kernels = b->cfg->mhc.kernels;
     if (!b->cfg->mhc.rebuild || b->ops->mhc_rebuild == NULL || kernels == CFG_MHC_KERNELS_PRIMITIVE || kernels == CFG_MHC_KERNELS_REF)
         return ST_OK;
     TRY(mem_array((void **)&read, (size_t)g->n_slots + 1, sizeof *read, &g->err));
     find_readers(g, read);
     for (slot_id s = 0; s < g->n_slots; s++) {
-        int node = combine_node(g, s);
-        if (node < 0 || !read[s])
+        const struct mhc_combine_fwd_args *made = combine_of(g, s);
+        if (made == NULL || !read[s])
             continue;
-        if (n == MHC_REBUILD_LAYERS || (n > 0 && !goes_on(g, run[n - 1], node))) {
+        if (n == MHC_REBUILD_LAYERS || (n > 0 && !goes_on(g, run[n - 1], made))) {
             join_replays(g, run, n);
             n = 0;
         }
-        run[n++] = node;
+        run[n++] = made;
     }
     join_replays(g, run, n);
     free(read);

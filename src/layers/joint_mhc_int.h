@@ -6,11 +6,11 @@
 #include "ops/dropout/dropout.h"
 #include "ops/mhc/mhc.h"
 
-/* In sublayer.aux; the last three are numbers: layer within its part; 1 + node of the joint in front, if its health is still to be asked for, else 0; the same, if
- * its way back can begin before its turn. */
+/* In sublayer.aux; the last three are numbers: layer within its part; 1 + node of the joint in front, if its health is still to be requested, else 0; the same, if
+ * its backward pass can begin before its turn. */
 enum { AUX_COEF, AUX_DCOEF, AUX_PRODUCT = AUX_CARRY, AUX_INDEX, AUX_HEALTH, AUX_READY };
 
-/* Parameters of one mapping, in the order in which phases list them. */
+/* Parameters of one mapping. */
 struct mapping {
     struct weight w, a_pre, a_post, a_res, beta;
 };
@@ -22,8 +22,6 @@ struct joint {
     double dropout;
     uint64_t key;
     int64_t seq;
-    struct mapping map;
-    slot_id stat, ready; /* NO_SLOT: nothing of its way back is made before its turn */
     /* Health is asked for after several joints: what it needs of this one, and the ones before it that wait too. */
     slot_id coef, stream, health[MHC_HEALTH_ITEMS];
     const struct joint *before;
@@ -37,9 +35,9 @@ struct parts {
     slot_id stream, coef, stat, norm, info;
 };
 
-static inline struct dropout_rule drop_rule(const struct joint *j, const struct tensor *info)
+static inline struct dropout_rule drop_rule(const struct graph *g, const struct parts *p)
 {
-    return (struct dropout_rule){.p = info->data ? j->dropout : 0, .key = j->key, .seq = j->seq, .info = *info};
+    return (struct dropout_rule){.p = p->info != NO_SLOT ? p->j->dropout : 0, .key = p->j->key, .seq = p->j->seq, .info = of(g, p->info)};
 }
 
 static inline struct tensor columns(const struct tensor *t, int64_t first, int64_t n)
@@ -52,10 +50,8 @@ static inline struct tensor res_of(const struct joint *j, const struct tensor *c
     return columns(coef, 2 * j->rule.streams, j->rule.streams * j->rule.streams);
 }
 
-/* A stream again, from the one before it: a step. */
-enum combine_use { COMBINE_X, COMBINE_F, COMBINE_COEF, COMBINE_INFO, COMBINE_STREAM };
-int mhc_combine_again(const struct step_ctx *c);
-void mhc_declare_stream_replay(struct build *b, const struct parts *p, const struct sublayer *prev, int node);
+/* A stream from the one before it, as a forward phase or to make it again. */
+void mhc_declare_combine(struct build *b, const struct parts *p, const struct sublayer *prev, int node, enum phase_id ph);
 
 /* A matrix with the initial values of a mapping. */
 struct param mhc_matrix(const char *key, int64_t out, int64_t in);

@@ -2,107 +2,10 @@
  * wants the streams, combine, contraction and final norm are one op; otherwise two nodes, between which multi-token prediction takes the streams. */
 #include "layers/joint_mhc_int.h"
 #include "ops/mhc/mhc.h"
-#include "ops/ops.h"
 #include "ops/rmsnorm/rmsnorm.h"
 
 #include <math.h>
 #include <string.h>
-
-enum {
-    COMBINE_BWD_G, COMBINE_BWD_X, COMBINE_BWD_F, COMBINE_BWD_COEF_IN, COMBINE_BWD_INFO, COMBINE_BWD_DX,
-    COMBINE_BWD_DF, COMBINE_BWD_DCOEF_IN, COMBINE_BWD_WORK
-};
-static int combine_bwd(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct dev *d = c->lane->dev;
-    struct mhc_combine_bwd_args a = {
-        .dy = c->t[COMBINE_BWD_G], .x = c->t[COMBINE_BWD_X], .f = c->t[COMBINE_BWD_F], .post = post_of(j, &c->t[COMBINE_BWD_COEF_IN]), .res = res_of(j, &c->t[COMBINE_BWD_COEF_IN]), .dx = c->t[COMBINE_BWD_DX],
-        .df = c->t[COMBINE_BWD_DF], .dpost = post_of(j, &c->t[COMBINE_BWD_DCOEF_IN]), .dres = res_of(j, &c->t[COMBINE_BWD_DCOEF_IN]), .work = c->t[COMBINE_BWD_WORK], .rule = j->rule,
-        .drop = drop_rule(j, &c->t[COMBINE_BWD_INFO])};
-    /* Nothing but the aggregate, which is not this joint's, depends on pre. */
-    TRY(d->vt->fill(d, c->t[COMBINE_BWD_DCOEF_IN].data, 0, tensor_bytes(&c->t[COMBINE_BWD_DCOEF_IN]), c->lane->err));
-    return c->ops->mhc_combine_bwd(c->lane, &a);
-}
-
-enum {
-    CONTRACT_FWD_STREAM, CONTRACT_FWD_FN, CONTRACT_FWD_BASE, CONTRACT_FWD_SCALE, CONTRACT_FWD_GAIN,
-    CONTRACT_FWD_ONE, CONTRACT_FWD_M, CONTRACT_FWD_M_RSTD, CONTRACT_FWD_H, CONTRACT_FWD_RSTD
-};
-static int contract_fwd(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct mhc_contract_fwd_args a = {.x = c->t[CONTRACT_FWD_STREAM], .w = c->t[CONTRACT_FWD_FN], .base = c->t[CONTRACT_FWD_BASE], .scale = c->t[CONTRACT_FWD_SCALE], .y = c->t[CONTRACT_FWD_ONE],
-                                      .m = c->t[CONTRACT_FWD_M], .rstd = c->t[CONTRACT_FWD_M_RSTD], .eps = j->eps};
-    struct rmsnorm_fwd_args n = {.x = c->t[CONTRACT_FWD_ONE], .w = c->t[CONTRACT_FWD_GAIN], .y = c->t[CONTRACT_FWD_H], .rstd = c->t[CONTRACT_FWD_RSTD], .eps = j->eps,
-                                 .zero_centered = j->zero_centered};
-    TRY(c->ops->mhc_contract_fwd(c->lane, &a));
-    return c->ops->rmsnorm_fwd(c->lane, &n);
-}
-
-enum {
-    CONTRACT_BWD_DH, CONTRACT_BWD_STREAM, CONTRACT_BWD_FN, CONTRACT_BWD_BASE, CONTRACT_BWD_SCALE,
-    CONTRACT_BWD_GAIN, CONTRACT_BWD_ONE, CONTRACT_BWD_M, CONTRACT_BWD_M_RSTD, CONTRACT_BWD_RSTD, CONTRACT_BWD_DONE,
-    CONTRACT_BWD_G, CONTRACT_BWD_DFN, CONTRACT_BWD_DBASE, CONTRACT_BWD_DSCALE, CONTRACT_BWD_DGAIN,
-    CONTRACT_BWD_WORK, CONTRACT_BWD_NORM_WORK
-};
-static int contract_bwd(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct rmsnorm_bwd_args n = {.dy = c->t[CONTRACT_BWD_DH], .x = c->t[CONTRACT_BWD_ONE], .w = c->t[CONTRACT_BWD_GAIN], .rstd = c->t[CONTRACT_BWD_RSTD], .dx = c->t[CONTRACT_BWD_DONE], .dw = c->t[CONTRACT_BWD_DGAIN],
-                                 .work = c->t[CONTRACT_BWD_NORM_WORK], .zero_centered = j->zero_centered, .acc_dw = c->add[CONTRACT_BWD_DGAIN]};
-    struct mhc_contract_bwd_args a = {.dy = c->t[CONTRACT_BWD_DONE], .x = c->t[CONTRACT_BWD_STREAM], .w = c->t[CONTRACT_BWD_FN], .base = c->t[CONTRACT_BWD_BASE], .scale = c->t[CONTRACT_BWD_SCALE],
-                                      .m = c->t[CONTRACT_BWD_M], .rstd = c->t[CONTRACT_BWD_M_RSTD], .dx = c->t[CONTRACT_BWD_G], .dw = c->t[CONTRACT_BWD_DFN], .dbase = c->t[CONTRACT_BWD_DBASE],
-                                      .dscale = c->t[CONTRACT_BWD_DSCALE], .work = c->t[CONTRACT_BWD_WORK], .eps = j->eps,
-                                      .acc_dx = c->add[CONTRACT_BWD_G], /* a prediction depth read the streams too, and came first */
-                                      .acc_params = c->add[CONTRACT_BWD_DFN] || c->add[CONTRACT_BWD_DBASE] || c->add[CONTRACT_BWD_DSCALE]};
-    TRY(c->ops->rmsnorm_bwd(c->lane, &n));
-    return c->ops->mhc_contract_bwd(c->lane, &a);
-}
-
-/* All of the last joint at once; and its norm again, from streams and gates. */
-enum {
-    LEAVE_FWD_X, LEAVE_FWD_F, LEAVE_FWD_COEF_IN, LEAVE_FWD_INFO, LEAVE_FWD_FN, LEAVE_FWD_BASE, LEAVE_FWD_SCALE,
-    LEAVE_FWD_GAIN, LEAVE_FWD_STREAM, LEAVE_FWD_STAT, LEAVE_FWD_COEF, LEAVE_FWD_H, LEAVE_FWD_WORK
-};
-static int leave_fwd(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct mhc_leave_fwd_args a = {.x = c->t[LEAVE_FWD_X], .f = c->t[LEAVE_FWD_F], .coef_in = c->t[LEAVE_FWD_COEF_IN], .w = c->t[LEAVE_FWD_FN], .base = c->t[LEAVE_FWD_BASE], .scale = c->t[LEAVE_FWD_SCALE],
-                                   .gain = c->t[LEAVE_FWD_GAIN], .y = c->t[LEAVE_FWD_STREAM], .stat = c->t[LEAVE_FWD_STAT], .coef = c->t[LEAVE_FWD_COEF], .h = c->t[LEAVE_FWD_H], .work = c->t[LEAVE_FWD_WORK],
-                                   .rule = j->rule, .drop = drop_rule(j, &c->t[LEAVE_FWD_INFO]), .eps = j->eps, .zero_centered = j->zero_centered};
-    return c->ops->mhc_leave_fwd(c->lane, &a);
-}
-
-enum {
-    LEAVE_REPLAY_STREAM, LEAVE_REPLAY_STAT, LEAVE_REPLAY_COEF, LEAVE_REPLAY_GAIN, LEAVE_REPLAY_H,
-    LEAVE_REPLAY_WORK
-};
-static int leave_replay(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct mhc_leave_fwd_args a = {.gain = c->t[LEAVE_REPLAY_GAIN], .y = c->t[LEAVE_REPLAY_STREAM], .stat = c->t[LEAVE_REPLAY_STAT], .coef = c->t[LEAVE_REPLAY_COEF], .h = c->t[LEAVE_REPLAY_H], .work = c->t[LEAVE_REPLAY_WORK],
-                                   .rule = j->rule, .eps = j->eps, .zero_centered = j->zero_centered, .reuse = true};
-    return c->ops->mhc_leave_fwd(c->lane, &a);
-}
-
-enum {
-    LEAVE_BWD_DH, LEAVE_BWD_STREAM, LEAVE_BWD_STAT, LEAVE_BWD_COEF, LEAVE_BWD_GAIN, LEAVE_BWD_FN, LEAVE_BWD_BASE,
-    LEAVE_BWD_SCALE, LEAVE_BWD_X, LEAVE_BWD_F, LEAVE_BWD_COEF_IN, LEAVE_BWD_INFO, LEAVE_BWD_DX, LEAVE_BWD_DF,
-    LEAVE_BWD_DCOEF_IN, LEAVE_BWD_DGAIN, LEAVE_BWD_DFN, LEAVE_BWD_DBASE, LEAVE_BWD_DSCALE, LEAVE_BWD_WORK
-};
-static int leave_bwd(const struct step_ctx *c)
-{
-    const struct joint *j = c->self;
-    struct mhc_leave_bwd_args a = {
-        .dh = c->t[LEAVE_BWD_DH], .y = c->t[LEAVE_BWD_STREAM], .stat = c->t[LEAVE_BWD_STAT], .coef = c->t[LEAVE_BWD_COEF], .gain = c->t[LEAVE_BWD_GAIN], .w = c->t[LEAVE_BWD_FN], .base = c->t[LEAVE_BWD_BASE], .scale = c->t[LEAVE_BWD_SCALE],
-        .x = c->t[LEAVE_BWD_X], .f = c->t[LEAVE_BWD_F], .coef_in = c->t[LEAVE_BWD_COEF_IN], .dx = c->t[LEAVE_BWD_DX], .df = c->t[LEAVE_BWD_DF], .dcoef_in = c->t[LEAVE_BWD_DCOEF_IN], .dgain = c->t[LEAVE_BWD_DGAIN],
-        .dw = c->t[LEAVE_BWD_DFN], .dbase = c->t[LEAVE_BWD_DBASE], .dscale = c->t[LEAVE_BWD_DSCALE], .work = c->t[LEAVE_BWD_WORK], .rule = j->rule, .drop = drop_rule(j, &c->t[LEAVE_BWD_INFO]),
-        .eps = j->eps, .zero_centered = j->zero_centered, .acc_params = c->add[LEAVE_BWD_DFN] || c->add[LEAVE_BWD_DBASE] || c->add[LEAVE_BWD_DSCALE], .acc_dgain = c->add[LEAVE_BWD_DGAIN]};
-    return c->ops->mhc_leave_bwd(c->lane, &a);
-}
-
-/* ---- declaration ------------------------------------------------------------------------------------------------ */
 
 struct param mhc_matrix(const char *key, int64_t out, int64_t in)
 {
@@ -115,48 +18,18 @@ void mhc_declare_close(struct build *b, const struct parts *p, const struct subl
 {
     struct graph *g = b->g;
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
-    double flops = 2 * wide * (double)(p->j->rule.streams + 1);
     int n = graph_node(g, "close", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_FWD, mhc_combine_again, [COMBINE_X] = READS(prev->x), [COMBINE_F] = READS(prev->f),
-                [COMBINE_COEF] = READS(prev->aux[AUX_COEF]), [COMBINE_INFO] = READS(p->info), [COMBINE_STREAM] = WRITES(p->stream));
+    mhc_declare_combine(b, p, prev, n, PH_FWD);
     graph_inplace(g, n, PH_FWD, prev->x, p->stream);
-    graph_cost(g, n, PH_FWD, flops, 2.25 * wide * size);
     if (!training(b))
         return;
-    mhc_declare_stream_replay(b, p, prev, n);
-    GRAPH_PHASE(g, n, PH_BWD, combine_bwd, [COMBINE_BWD_G] = READS(g_stream), [COMBINE_BWD_X] = READS(prev->x),
-                [COMBINE_BWD_F] = READS(prev->f), [COMBINE_BWD_COEF_IN] = READS(prev->aux[AUX_COEF]),
-                [COMBINE_BWD_INFO] = READS(p->info), [COMBINE_BWD_DX] = WRITES(prev->dx),
-                [COMBINE_BWD_DF] = WRITES(prev->df), [COMBINE_BWD_DCOEF_IN] = WRITES(prev->aux[AUX_DCOEF]),
-                [COMBINE_BWD_WORK] = WRITES(NO_SLOT));
+    mhc_declare_combine(b, p, prev, n, PH_REPLAY);
+    struct tensor coef = of(g, prev->aux[AUX_COEF]), dcoef = of(g, prev->aux[AUX_DCOEF]);
+    GRAPH_OP(g, n, PH_BWD, mhc_combine_bwd, .dy = of(g, g_stream), .x = of(g, prev->x), .f = of(g, prev->f), .post = post_of(p->j, &coef),
+             .res = res_of(p->j, &coef), .dx = of(g, prev->dx), .df = of(g, prev->df), .dpre = tensor_cols(&dcoef, 0, p->j->rule.streams),
+             .dpost = post_of(p->j, &dcoef), .dres = res_of(p->j, &dcoef), .rule = p->j->rule, .drop = drop_rule(g, p));
     graph_inplace(g, n, PH_BWD, g_stream, prev->dx);
-    graph_cost(g, n, PH_BWD, 2 * flops, 3.5 * wide * size);
-}
-
-static struct mhc_leave_bwd_args leave_shapes(const struct build *b, const struct joint *j)
-{
-    enum dtype real = b->dev->real, wide = b->dev->wide;
-    int64_t d = b->cfg->model.hidden, n = j->rule.streams;
-    struct tensor streams = tensor_2d(NULL, real, b->rows, n * d), thin = tensor_2d(NULL, real, b->rows, d), coef = tensor_2d(NULL, wide, b->rows, mhc_logits(n));
-    return (struct mhc_leave_bwd_args){.dh = thin, .y = streams, .stat = tensor_2d(NULL, wide, b->rows, n + 2), .coef = tensor_2d(NULL, wide, b->rows, n),
-                                       .gain = tensor_1d(NULL, wide, d), .w = tensor_2d(NULL, wide, n, n * d), .base = tensor_1d(NULL, wide, n),
-                                       .scale = tensor_1d(NULL, wide, 1), .x = streams, .f = thin, .coef_in = coef, .dx = streams, .df = thin, .dcoef_in = coef,
-                                       .dgain = tensor_1d(NULL, wide, d), .dw = tensor_2d(NULL, wide, n, n * d), .dbase = tensor_1d(NULL, wide, n),
-                                       .dscale = tensor_1d(NULL, wide, 1), .rule = j->rule};
-}
-
-static slot_id leave_work(struct build *b, const struct joint *j, const char *name, bool reuse)
-{
-    struct mhc_leave_bwd_args s = leave_shapes(b, j);
-    struct mhc_leave_fwd_args a = {.x = s.x, .f = s.f, .coef_in = s.coef_in, .w = s.w, .base = s.base, .scale = s.scale, .gain = s.gain, .y = s.y,
-                                   .stat = s.stat, .coef = s.coef, .h = s.dh, .rule = j->rule, .reuse = reuse};
-    return b->ops->mhc_leave_fwd_work ? build_work(b, name, b->ops->mhc_leave_fwd_work(&a)) : NO_SLOT;
-}
-
-static slot_id leave_bwd_work(struct build *b, const struct joint *j)
-{
-    struct mhc_leave_bwd_args a = leave_shapes(b, j);
-    return b->ops->mhc_leave_bwd_work ? build_work(b, "leave_bwd_work", b->ops->mhc_leave_bwd_work(&a)) : NO_SLOT;
+    graph_cost(g, n, PH_BWD, 4 * wide * (double)(p->j->rule.streams + 1), 3.5 * wide * size);
 }
 
 static void declare_leave_replays(struct build *b, const struct parts *p, const struct sublayer *prev)
@@ -164,13 +37,12 @@ static void declare_leave_replays(struct build *b, const struct parts *p, const 
     struct graph *g = b->g;
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_REPLAY, leave_replay, [LEAVE_REPLAY_STREAM] = READS(p->stream),
-                [LEAVE_REPLAY_STAT] = READS(p->stat), [LEAVE_REPLAY_COEF] = READS(p->coef),
-                [LEAVE_REPLAY_GAIN] = READS(p->gain.w), [LEAVE_REPLAY_H] = WRITES(p->norm),
-                [LEAVE_REPLAY_WORK] = WRITES(leave_work(b, p->j, "replay_work", true)));
+    const struct mhc_leave_fwd_args again = {.gain = of(g, p->gain.w), .y = of(g, p->stream), .stat = of(g, p->stat), .coef = of(g, p->coef), .h = of(g, p->norm),
+                                             .rule = p->j->rule, .eps = p->j->eps, .zero_centered = p->j->zero_centered, .reuse = true};
+    graph_op(g, n, PH_REPLAY, &mhc_leave_again_desc, &again);
     graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
     graph_replay(g, p->norm, n);
-    mhc_declare_stream_replay(b, p, prev, graph_node(g, "replay_stream", LANE_COMPUTE, p->j));
+    mhc_declare_combine(b, p, prev, graph_node(g, "replay_stream", LANE_COMPUTE, p->j), PH_REPLAY);
 }
 
 /* Nobody but the head wants what is left of the streams, and gates are learned: one op for all of it. */
@@ -184,45 +56,22 @@ static int declare_leave(struct build *b, struct parts *p, const struct sublayer
     p->coef = build_wide(b, "left_coef", b->rows, streams);
     next->dx = NO_SLOT;
     int n = graph_node(g, "leave", LANE_COMPUTE, p->j);
-    GRAPH_PHASE(g, n, PH_FWD, leave_fwd, [LEAVE_FWD_X] = READS(prev->x), [LEAVE_FWD_F] = READS(prev->f),
-                [LEAVE_FWD_COEF_IN] = READS(prev->aux[AUX_COEF]), [LEAVE_FWD_INFO] = READS(p->info),
-                [LEAVE_FWD_FN] = READS(fn->w), [LEAVE_FWD_BASE] = READS(base->w),
-                [LEAVE_FWD_SCALE] = READS(scale->w), [LEAVE_FWD_GAIN] = READS(p->gain.w),
-                [LEAVE_FWD_STREAM] = WRITES(p->stream), [LEAVE_FWD_STAT] = WRITES(p->stat),
-                [LEAVE_FWD_COEF] = WRITES(p->coef), [LEAVE_FWD_H] = WRITES(p->norm),
-                [LEAVE_FWD_WORK] = WRITES(leave_work(b, p->j, "leave_work", false)));
-    graph_inplace(g, n, PH_FWD, prev->x, p->stream); /* where nobody looks back */
+    GRAPH_OP(g, n, PH_FWD, mhc_leave_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .coef_in = of(g, prev->aux[AUX_COEF]), .w = of(g, fn->w),
+             .base = of(g, base->w), .scale = of(g, scale->w), .gain = of(g, p->gain.w), .y = of(g, p->stream), .stat = of(g, p->stat),
+             .coef = of(g, p->coef), .h = of(g, p->norm), .rule = p->j->rule, .drop = drop_rule(g, p), .eps = p->j->eps,
+             .zero_centered = p->j->zero_centered);
+    graph_inplace(g, n, PH_FWD, prev->x, p->stream); /* where no backward step reads it */
     graph_cost(g, n, PH_FWD, flops, 2.5 * wide * size);
     if (!training(b))
         return g->err.code;
     declare_leave_replays(b, p, prev);
-    GRAPH_PHASE(g, n, PH_BWD, leave_bwd, [LEAVE_BWD_DH] = READS(next->dh), [LEAVE_BWD_STREAM] = READS(p->stream),
-                [LEAVE_BWD_STAT] = READS(p->stat), [LEAVE_BWD_COEF] = READS(p->coef),
-                [LEAVE_BWD_GAIN] = READS(p->gain.w), [LEAVE_BWD_FN] = READS(fn->w),
-                [LEAVE_BWD_BASE] = READS(base->w), [LEAVE_BWD_SCALE] = READS(scale->w),
-                [LEAVE_BWD_X] = READS(prev->x), [LEAVE_BWD_F] = READS(prev->f),
-                [LEAVE_BWD_COEF_IN] = READS(prev->aux[AUX_COEF]), [LEAVE_BWD_INFO] = READS(p->info),
-                [LEAVE_BWD_DX] = WRITES(prev->dx), [LEAVE_BWD_DF] = WRITES(prev->df),
-                [LEAVE_BWD_DCOEF_IN] = WRITES(prev->aux[AUX_DCOEF]), [LEAVE_BWD_DGAIN] = ADDS(p->gain.dw),
-                [LEAVE_BWD_DFN] = ADDS(fn->dw), [LEAVE_BWD_DBASE] = ADDS(base->dw),
-                [LEAVE_BWD_DSCALE] = ADDS(scale->dw), [LEAVE_BWD_WORK] = WRITES(leave_bwd_work(b, p->j)));
+    GRAPH_OP(g, n, PH_BWD, mhc_leave_bwd, .dh = of(g, next->dh), .stat = of(g, p->stat), .w = of(g, fn->w), .base = of(g, base->w),
+             .scale = of(g, scale->w), .gain = of(g, p->gain.w), .x = of(g, prev->x), .f = of(g, prev->f), .coef_in = of(g, prev->aux[AUX_COEF]),
+             .y = of(g, p->stream), .coef = of(g, p->coef), .dx = of(g, prev->dx), .df = of(g, prev->df), .dcoef_in = of(g, prev->aux[AUX_DCOEF]),
+             .dgain = of(g, p->gain.dw), .dw = of(g, fn->dw), .dbase = of(g, base->dw), .dscale = of(g, scale->dw), .rule = p->j->rule,
+             .drop = drop_rule(g, p), .eps = p->j->eps, .zero_centered = p->j->zero_centered);
     graph_cost(g, n, PH_BWD, 3 * flops, 4.75 * wide * size);
     return g->err.code;
-}
-
-static slot_id contract_work(struct build *b, const struct joint *j)
-{
-    int64_t d = b->cfg->model.hidden, n = j->rule.streams;
-    struct mhc_contract_bwd_args a = {.dy = tensor_2d(NULL, b->dev->real, b->rows, d), .dx = tensor_2d(NULL, b->dev->real, b->rows, n * d),
-                                      .w = tensor_2d(NULL, b->dev->wide, n, n * d)};
-    return b->ops->mhc_contract_bwd_work ? build_work(b, "contract_work", b->ops->mhc_contract_bwd_work(&a)) : NO_SLOT;
-}
-
-static slot_id norm_work(struct build *b)
-{
-    struct tensor t = tensor_2d(NULL, b->dev->real, b->rows, b->cfg->model.hidden), w = tensor_1d(NULL, b->dev->wide, t.dim[1]);
-    struct rmsnorm_bwd_args a = {.dy = t, .x = t, .w = w, .dx = t, .dw = w};
-    return b->ops->rmsnorm_bwd_work ? build_work(b, "norm_work", b->ops->rmsnorm_bwd_work(&a)) : NO_SLOT;
 }
 
 /* Keys beside the final norm's: "decoder.final_norm.weight" gives "decoder.hc_head_fn". */
@@ -248,7 +97,7 @@ int mhc_declare_last(struct build *b, struct parts *p, const struct sublayer *pr
         base = head_weight(b, norm_key, "hc_head_base", param_vector("", n, INIT_ZERO));
         scale = head_weight(b, norm_key, "hc_head_scale", param_vector("", 1, INIT_ONE));
     }
-    if (learned && prev->f != NO_SLOT && b->n_depths == 0 && b->ops->mhc_leave_fwd != NULL)
+    if (learned && prev->f != NO_SLOT && b->n_depths == 0)
         return declare_leave(b, p, prev, next, &fn, &base, &scale);
     slot_id one = build_real(b, "contracted", b->rows, d), rstd = graph_slot(g, "rstd", tensor_1d(NULL, b->dev->wide, b->rows));
     slot_id m = learned ? build_wide(b, "m", b->rows, n) : NO_SLOT, m_rstd = learned ? build_wide(b, "m_rstd", b->rows, 1) : NO_SLOT;
@@ -259,34 +108,21 @@ int mhc_declare_last(struct build *b, struct parts *p, const struct sublayer *pr
         mhc_declare_close(b, p, prev, next->dx);
     double wide = (double)(b->rows * n * d), size = (double)dtype_bytes(b->dev->real);
     int node = graph_node(g, "contract", LANE_COMPUTE, j);
-    GRAPH_PHASE(g, node, PH_FWD, contract_fwd, [CONTRACT_FWD_STREAM] = READS(p->stream),
-                [CONTRACT_FWD_FN] = READS(fn.w), [CONTRACT_FWD_BASE] = READS(base.w),
-                [CONTRACT_FWD_SCALE] = READS(scale.w), [CONTRACT_FWD_GAIN] = READS(p->gain.w),
-                [CONTRACT_FWD_ONE] = WRITES(one), [CONTRACT_FWD_M] = WRITES(m),
-                [CONTRACT_FWD_M_RSTD] = WRITES(m_rstd), [CONTRACT_FWD_H] = WRITES(p->norm),
-                [CONTRACT_FWD_RSTD] = WRITES(rstd));
+    GRAPH_OP(g, node, PH_FWD, mhc_contract_fwd, .x = of(g, p->stream), .w = of(g, fn.w), .base = of(g, base.w), .scale = of(g, scale.w),
+             .y = of(g, one), .m = of(g, m), .rstd = of(g, m_rstd), .eps = j->eps);
+    GRAPH_OP(g, node, PH_FWD, rmsnorm_fwd, .x = of(g, one), .w = of(g, p->gain.w), .y = of(g, p->norm), .rstd = of(g, rstd), .eps = j->eps,
+             .zero_centered = j->zero_centered);
     graph_cost(g, node, PH_FWD, wide * (double)(2 * n + 4), 1.5 * wide * size);
     if (!training(b))
         return g->err.code;
-    GRAPH_PHASE(g, node, PH_REPLAY, contract_fwd, [CONTRACT_FWD_STREAM] = READS(p->stream),
-                [CONTRACT_FWD_FN] = READS(fn.w), [CONTRACT_FWD_BASE] = READS(base.w),
-                [CONTRACT_FWD_SCALE] = READS(scale.w), [CONTRACT_FWD_GAIN] = READS(p->gain.w),
-                [CONTRACT_FWD_ONE] = WRITES(one), [CONTRACT_FWD_M] = WRITES(m),
-                [CONTRACT_FWD_M_RSTD] = WRITES(m_rstd), [CONTRACT_FWD_H] = WRITES(p->norm),
-                [CONTRACT_FWD_RSTD] = WRITES(rstd));
-    graph_cost(g, node, PH_REPLAY, wide * (double)(2 * n + 4), 1.5 * wide * size);
-    graph_replay(g, p->norm, node);
-    graph_replay(g, one, node);
-    GRAPH_PHASE(g, node, PH_BWD, contract_bwd, [CONTRACT_BWD_DH] = READS(next->dh),
-                [CONTRACT_BWD_STREAM] = READS(p->stream), [CONTRACT_BWD_FN] = READS(fn.w),
-                [CONTRACT_BWD_BASE] = READS(base.w), [CONTRACT_BWD_SCALE] = READS(scale.w),
-                [CONTRACT_BWD_GAIN] = READS(p->gain.w), [CONTRACT_BWD_ONE] = READS(one), [CONTRACT_BWD_M] = READS(m),
-                [CONTRACT_BWD_M_RSTD] = READS(m_rstd), [CONTRACT_BWD_RSTD] = READS(rstd),
-                [CONTRACT_BWD_DONE] = WRITES(done), [CONTRACT_BWD_G] = ADDS(next->dx),
-                [CONTRACT_BWD_DFN] = ADDS(fn.dw), [CONTRACT_BWD_DBASE] = ADDS(base.dw),
-                [CONTRACT_BWD_DSCALE] = ADDS(scale.dw), [CONTRACT_BWD_DGAIN] = ADDS(p->gain.dw),
-                [CONTRACT_BWD_WORK] = WRITES(learned ? contract_work(b, j) : NO_SLOT),
-                [CONTRACT_BWD_NORM_WORK] = WRITES(norm_work(b)));
+    graph_again(g, node, p->norm);
+    graph_again(g, node, one);
+    graph_sum(g, next->dx); /* a prediction depth reads the streams too, and comes first */
+    GRAPH_OP(g, node, PH_BWD, rmsnorm_bwd, .dy = of(g, next->dh), .x = of(g, one), .w = of(g, p->gain.w), .rstd = of(g, rstd), .dx = of(g, done),
+             .dw = of(g, p->gain.dw), .zero_centered = j->zero_centered);
+    GRAPH_OP(g, node, PH_BWD, mhc_contract_bwd, .dy = of(g, done), .x = of(g, learned ? p->stream : NO_SLOT), .w = of(g, fn.w), .base = of(g, base.w),
+             .scale = of(g, scale.w), .m = of(g, m), .rstd = of(g, m_rstd), .dx = of(g, next->dx), .dw = of(g, fn.dw), .dbase = of(g, base.dw),
+             .dscale = of(g, scale.dw), .eps = j->eps);
     graph_cost(g, node, PH_BWD, wide * (double)(4 * n + 6), 2.5 * wide * size);
     return g->err.code;
 }

@@ -6,7 +6,8 @@
 #include "ops/expert/expert.h"
 #include "dev/cuda.h"
 #include "model/model.h"
-#include "ops/mhc/mhc_choose.h"
+#include "ops/mhc/mhc_path.h"
+#include "ops/ops.h"
 
 #include <string.h>
 
@@ -107,42 +108,39 @@ static void print_experts(const struct config *cfg, const struct dev *d, const s
 /* ---- hyper-connections
  * ---------------------------------------------------------------------------------------------------- */
 
-/* How many clusters run at once is looked up by the first call: here there are none. */
-static enum mhc_way streams_way(const struct config *cfg, const struct dev *d, bool hopper)
+/* The boundary between two layers, forward, on this device; one on paper runs as many clusters as it likes. */
+static struct mhc_choice streams_path(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, struct mhc_shape *s)
 {
-    struct mhc_shape s = {.real = d->real,
-                          .streams = cfg->model.mhc_streams,
-                          .channels = cfg->model.hidden,
-                          .hopper = hopper,
-                          .aligned = true,
-                          .multiprocessors = 1};
-    return mhc_choose((enum mhc_kernels)cfg->mhc.kernels, &s);
+    const struct cuda_dev *gpu = d->impl;
+    struct mhc_device there = g->hopper ? mhc_some_hopper : mhc_some_gpu;
+    *s = (struct mhc_shape){.kernels = (enum mhc_kernels)cfg->mhc.kernels, .real = d->real, .streams = cfg->model.mhc_streams,
+                            .channels = cfg->model.hidden, .aligned = true, .w_aligned = true, .closes = true, .maps = true};
+    const struct ops *ops = gpu != NULL && gpu->sm_count > 0 ? ops_for(d) : NULL;
+    if (ops != NULL && ops->mhc_boundary_clusters != NULL && g->hopper && mhc_may_cluster(s)) {
+        struct err e = {0};
+        struct lane lane = {.dev = (struct dev *)(uintptr_t)d, .err = &e};
+        there.multiprocessors = gpu->sm_count;
+        if (ops->mhc_boundary_clusters(&lane, s->channels, &there.in_clusters) != ST_OK)
+            there.in_clusters = 0; /* the first step will say what is wrong */
+    }
+    return mhc_path_of(s, &there);
 }
 
 static void print_streams(const struct config *cfg, const struct dev *d, const struct gpu_facts *g, struct buf *out)
 {
-    enum mhc_way way = streams_way(cfg, d, g->hopper);
-    const char *why = NULL;
-    if (cfg->mhc.kernels != CFG_MHC_KERNELS_AUTO)
-        why = "mhc.kernels";
-    else if (way == MHC_WAY_ROWS)
-        why = "fused ones take bf16, 4 streams, and model.hidden in multiples of 64";
-    else if (way == MHC_WAY_SLICED)
-        why = g->hopper ? "Hopper's take model.hidden in multiples of 256" : "not a Hopper GPU, or gpu.portable";
-    bool clusters = way == MHC_WAY_PASS && cfg->model.hidden <= MHC_BLOCK_CHANNELS * MHC_CLUSTER_BLOCKS;
-    line(out, "hyper-connections",
-         clusters ? "fused, Hopper's clusters, or bulk copies where too few clusters fit" : mhc_way_name(way), why);
+    struct mhc_shape s;
+    struct mhc_choice c = streams_path(cfg, d, g, &s);
+    line(out, "hyper-connections", c.kernels, c.why);
 }
 
 int model_check_kernels(const struct config *cfg, const struct dev *d, struct err *e)
 {
-    if (d->kind != DEV_CUDA || cfg->model.mhc_streams == 0 ||
-        streams_way(cfg, d, facts_of(cfg, d).hopper) != MHC_WAY_NONE)
+    if (d->kind != DEV_CUDA || cfg->model.mhc_streams == 0)
         return ST_OK;
-    err_set(e, ST_USAGE, "mhc.kernels = boundary: there is no fused kernel for %lld streams of %lld channels of %s",
-            (long long)cfg->model.mhc_streams, (long long)cfg->model.hidden, dtype_name(d->real));
-    return err_hint(e, "fused kernels take bf16, 4 streams, and model.hidden in multiples of 64; mhc.kernels = auto "
-                       "takes what there is");
+    struct gpu_facts g = facts_of(cfg, d);
+    struct mhc_shape s;
+    struct mhc_choice c = streams_path(cfg, d, &g, &s);
+    return mhc_refuse_path(&s, &c, e) != ST_OK ? (e->code = ST_USAGE) : ST_OK;
 }
 
 /* ---- all of them

@@ -146,6 +146,9 @@ struct op_dim {
 /* A tensor inside a member, and one that only samples have: OP_FIELD_IN(dropout, "info", rule.info, OPT, I64, "4"). */
 #define OP_FIELD_IN(op, fname, path, frole, ftype, fshape) \
     {.name = fname, .type = ARG_##ftype, .shape = fshape, .at = offsetof(struct op##_args, path), OP_ROLE_##frole},
+/* A sum inside a member, and its flag. */
+#define OP_SUM_IN(op, fname, path, acc, frole, ftype, fshape) \
+    {.name = fname, .type = ARG_##ftype, .shape = fshape, .at = offsetof(struct op##_args, path), .acc_at = offsetof(struct op##_args, acc), OP_ROLE_##frole},
 #define OP_EXTRA(fname, frole, ftype, fshape) {.name = fname, .type = ARG_##ftype, .shape = fshape, .at = OP_NOWHERE, OP_ROLE_##frole},
 /* A number inside a member: OP_ATTR_IN(act_fwd, double, "clamp", rule.clamp, 0). */
 #define OP_ATTR_IN(op, ctype, aname, path, avalue) {.name = aname, .value = avalue, .kind = ATTR_##ctype, .at = offsetof(struct op##_args, path)},

@@ -4,7 +4,6 @@
 #define BRAID_OPS_CPU_INT_H
 
 #include "ops/check.h"
-#include "ops/mhc/mhc_forms.h"
 #include "ops/op.h"
 
 #endif

@@ -16,6 +16,7 @@
 #define ALIAS(name, op)
 #define MHC_EXTRAS \
     .mhc_boundary_products = mhc_boundary_products_cuda, .mhc_boundary_ready = mhc_boundary_ready_cuda, \
+    .mhc_boundary_clusters = mhc_boundary_clusters_cuda, \
     .mhc_boundary_ready_bytes = mhc_boundary_ready_bytes_cuda
 
 const struct ops ops_cuda_bf16 = {

@@ -3,7 +3,6 @@
 #define BRAID_OPS_REF_INT_H
 
 #include "ops/check.h"
-#include "ops/mhc/mhc_forms.h"
 #include "ops/op.h"
 
 #endif

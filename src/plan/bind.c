@@ -18,7 +18,7 @@ struct tensor of(const struct graph *g, slot_id slot)
     return t;
 }
 
-static slot_id slot_of(const struct tensor *t) { return (slot_id)((uintptr_t)t->data >> SLOT_SHIFT) - 1; }
+slot_id graph_slot_of(const struct tensor *t) { return (slot_id)((uintptr_t)t->data >> SLOT_SHIFT) - 1; }
 static int64_t offset_of(const struct tensor *t)
 {
     return (int64_t)((uintptr_t)t->data & (((uintptr_t)1 << SLOT_SHIFT) - 1));
@@ -35,6 +35,19 @@ static void failed(struct graph *g, int node, enum phase_id ph, const char *what
 
 static bool writes(const struct op_arg *f) { return f->role == ARG_OUT || f->role == ARG_OOUT; }
 
+/* Do two tensors of a call stand for the same memory, or for parts of a matrix that have elements in common? */
+static bool share(const struct tensor *a, const struct tensor *b)
+{
+    if (a->data == b->data || graph_slot_of(a) != graph_slot_of(b))
+        return a->data == b->data;
+    int64_t size = (int64_t)dtype_bytes(a->dtype), line = a->stride[0] * size;
+    if (a->rank != 2 || b->rank != 2 || a->dtype != b->dtype || a->stride[0] != b->stride[0] || line <= 0)
+        return false;
+    int64_t row[2] = {offset_of(a) / line, offset_of(b) / line}, first[2] = {offset_of(a) % line, offset_of(b) % line};
+    return row[0] < row[1] + b->dim[0] && row[1] < row[0] + a->dim[0] && first[0] < first[1] + b->dim[1] * size &&
+           first[1] < first[0] + a->dim[1] * size;
+}
+
 /* Every required field is there, and no two results go to one place. */
 static bool bound_well(struct graph *g, int node, enum phase_id ph, const struct op_desc *op, void *args)
 {
@@ -47,13 +60,13 @@ static bool bound_well(struct graph *g, int node, enum phase_id ph, const struct
             failed(g, node, ph, "is not bound to a slot", op->name, f->name, "");
             return false;
         }
-        if (t->data != NULL && (slot_of(t) < 0 || slot_of(t) >= g->n_slots)) {
+        if (t->data != NULL && (graph_slot_of(t) < 0 || graph_slot_of(t) >= g->n_slots)) {
             failed(g, node, ph, "is bound to memory that is no slot of the graph", op->name, f->name, "");
             return false;
         }
         for (int k = 0; k < i; k++)
             if (t->data != NULL && writes(f) && op->args[k].at != OP_NOWHERE && writes(&op->args[k]) &&
-                field_at(&op->args[k], args)->data == t->data) {
+                field_at(&op->args[k], args)->data != NULL && share(field_at(&op->args[k], args), t)) {
                 failed(g, node, ph, "is bound to the same place as field ", op->name, f->name, op->args[k].name);
                 return false;
             }
@@ -104,7 +117,7 @@ static bool is_wanted(const struct graph *g, const struct op_desc *op, void *arg
         const struct tensor *t = f->at != OP_NOWHERE ? field_at(f, args) : NULL;
         if (t == NULL || t->data == NULL || !writes(f))
             continue;
-        slot_id s = slot_of(t);
+        slot_id s = graph_slot_of(t);
         bool unwanted = s >= 0 && s < g->n_slots && g->slots[s].unwanted;
         any |= unwanted;
         wanted |= !unwanted;
@@ -196,13 +209,19 @@ void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc 
                 continue;
             struct bound_field *b = &c->field[c->n_fields++];
             int known = p->n_uses;
-            *b = (struct bound_field){.field = i, .use = use_of(g, p, slot_of(t)), .offset = offset_of(t)};
+            *b = (struct bound_field){.field = i, .use = use_of(g, p, graph_slot_of(t)), .offset = offset_of(t)};
             if (b->use < 0)
                 return;
             note_field(g, p, f, b, b->use == known);
         }
     p->n_calls++;
     p->fn = graph_run_ops;
+}
+
+const void *graph_call(const struct graph *g, int node, enum phase_id ph, const struct op_desc *op)
+{
+    const struct phase *p = node >= 0 ? &g->nodes[node].phase[ph] : NULL;
+    return p != NULL && p->n_calls == 1 && p->call[0].op == op ? p->call[0].args : NULL;
 }
 
 void graph_sum(struct graph *g, slot_id slot)

@@ -176,6 +176,9 @@ struct tensor of(const struct graph *g, slot_id slot);
  * bound, two fields written to one place and wrong shapes are errors that name the fields. */
 void graph_op(struct graph *g, int node, enum phase_id ph, const struct op_desc *op, const void *args);
 #define GRAPH_OP(g, node, ph, op, ...) graph_op(g, node, ph, &op##_desc, &(const struct op##_args){__VA_ARGS__})
+/* The args that a phase was declared with, if it is one call of this op, else NULL; which slot a tensor of them stands for (NO_SLOT: none). */
+const void *graph_call(const struct graph *g, int node, enum phase_id ph, const struct op_desc *op);
+slot_id graph_slot_of(const struct tensor *t);
 /* Several nodes, or one in several microbatches, add to this slot; an op that cannot add must come first. Gradients of
  * parameters are sums without being told. */
 void graph_sum(struct graph *g, slot_id slot);

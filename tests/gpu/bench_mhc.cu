@@ -9,7 +9,7 @@
  *     quit
  *
  * OP: a row of the table `ops` below. Bytes are what an op must move at least: each tensor read or written once.
- * The boundary is timed as it is chosen, forward also in two passes (_ring) and, up to 4096 channels, in one pass of clusters (_single). Backward leaves products of the stream
+ * The boundary is timed as it is chosen. Backward leaves products of the stream
  * for the parameters' gradients: a training step runs boundary_bwd and then boundary_dw, together boundary_back; _bare are those two without products.
  *
  * Needs a GPU; not part of check-gpu. */
@@ -154,8 +154,10 @@ static int call_combines(struct bench *b, struct job *j)
 static void open_project_fwd(struct bench *b, struct data *s, struct job *j) { j->u.project_fwd = {s->x, s->w, s->p, s->rho}; }
 static void open_project_bwd(struct bench *b, struct data *s, struct job *j)
 {
-    j->u.project_bwd = {s->p, s->drho, s->x, s->w, s->rho, s->dx, s->dw, {}, false, false};
-    j->u.project_bwd.work = work_of(b, mhc_project_bwd_work_cuda(&j->u.project_bwd));
+    struct mhc_project_bwd_args a = {};
+    a.dp = s->p, a.drho = s->drho, a.x = s->x, a.w = s->w, a.rho = s->rho, a.dx = s->dx, a.dw = s->dw;
+    a.work = work_of(b, mhc_project_bwd_work_cuda(&a));
+    j->u.project_bwd = a;
 }
 static void open_gates_fwd(struct bench *b, struct data *s, struct job *j)
 {
@@ -163,49 +165,39 @@ static void open_gates_fwd(struct bench *b, struct data *s, struct job *j)
 }
 static void open_gates_bwd(struct bench *b, struct data *s, struct job *j)
 {
-    j->u.gates_bwd = {s->dpre, s->dpost, s->dlogits, s->p, s->rho, s->a[0], s->a[1], s->a[2], s->beta, s->dcoef, s->drho, {}, s->da[0], s->da[1], s->da[2], s->dbeta, s->rule, false};
+    struct mhc_gates_bwd_args a = {};
+    a.dpre = s->dpre, a.dpost = s->dpost, a.dlogits = s->dlogits, a.p = s->p, a.rho = s->rho, a.a_pre = s->a[0], a.a_post = s->a[1], a.a_res = s->a[2];
+    a.beta = s->beta, a.dp = s->dcoef, a.drho = s->drho, a.da_pre = s->da[0], a.da_post = s->da[1], a.da_res = s->da[2], a.dbeta = s->dbeta, a.rule = s->rule;
+    j->u.gates_bwd = a;
 }
 static void open_sinkhorn_fwd(struct bench *b, struct data *s, struct job *j) { j->u.sinkhorn_fwd = {s->logits, s->res, s->rule}; }
 static void open_sinkhorn_bwd(struct bench *b, struct data *s, struct job *j) { j->u.sinkhorn_bwd = {s->dres, s->logits, s->dlogits, s->rule}; }
 static void open_aggregate_fwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_fwd = {s->x, s->pre, s->h}; }
-static void open_aggregate_bwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_bwd = {s->dh, s->x, s->pre, s->dx, s->dpre, false}; }
+static void open_aggregate_bwd(struct bench *b, struct data *s, struct job *j) { j->u.aggregate_bwd = {s->dh, s->x, s->pre, s->dx, false, s->dpre}; }
 static void open_combine_fwd(struct bench *b, struct data *s, struct job *j) { j->u.combine_fwd = {s->x, s->f, {}, s->post, s->res, s->y, s->rule, {}}; }
 static void open_combine_bias_fwd(struct bench *b, struct data *s, struct job *j) { j->u.combine_fwd = {s->x, s->f, s->bias, s->post, s->res, s->y, s->rule, {}}; }
-static void open_combine_bwd(struct bench *b, struct data *s, struct job *j)
+static void open_back_of_combine(struct bench *b, struct data *s, struct job *j, struct tensor bias, struct tensor dbias)
 {
-    j->u.combine_bwd = {s->dy, s->x, s->f, {}, s->post, s->res, s->dx, s->df, s->dpost, s->dres, {}, {}, s->rule, {}, false};
-    j->u.combine_bwd.work = work_of(b, mhc_combine_bwd_work_cuda(&j->u.combine_bwd));
+    struct mhc_combine_bwd_args a = {};
+    a.dy = s->dy, a.x = s->x, a.f = s->f, a.bias = bias, a.post = s->post, a.res = s->res, a.dx = s->dx, a.df = s->df, a.dpost = s->dpost, a.dres = s->dres;
+    a.dbias = dbias, a.rule = s->rule;
+    a.work = work_of(b, mhc_combine_bwd_work_cuda(&a));
+    j->u.combine_bwd = a;
 }
-static void open_combine_bias_bwd(struct bench *b, struct data *s, struct job *j)
-{
-    j->u.combine_bwd = {s->dy, s->x, s->f, s->bias, s->post, s->res, s->dx, s->df, s->dpost, s->dres, s->dbias, {}, s->rule, {}, false};
-    j->u.combine_bwd.work = work_of(b, mhc_combine_bwd_work_cuda(&j->u.combine_bwd));
-}
+static void open_combine_bwd(struct bench *b, struct data *s, struct job *j) { open_back_of_combine(b, s, j, {}, {}); }
+static void open_combine_bias_bwd(struct bench *b, struct data *s, struct job *j) { open_back_of_combine(b, s, j, s->bias, s->dbias); }
 
-static void open_fwd(struct bench *b, struct data *s, struct job *j, struct mhc_rule rule)
+static void open_boundary_fwd(struct bench *b, struct data *s, struct job *j)
 {
     struct mhc_boundary_fwd_args f = {};
     f.x = s->x, f.f = s->f, f.y = s->y, f.h = s->h, f.coef_in = s->coef_in, f.coef = s->coef, f.stat = s->stat, f.w = s->w, f.beta = s->beta, f.gain = s->gain;
-    f.a_pre = s->a[0], f.a_post = s->a[1], f.a_res = s->a[2], f.rule = rule, f.eps = 1e-5;
+    f.a_pre = s->a[0], f.a_post = s->a[1], f.a_res = s->a[2], f.rule = s->rule, f.eps = 1e-5;
     f.work = work_of(b, mhc_boundary_fwd_work_cuda(&f));
     j->u.boundary_fwd = f;
 }
-static void open_boundary_fwd(struct bench *b, struct data *s, struct job *j) { open_fwd(b, s, j, s->rule); }
-static void open_boundary_fwd_ring(struct bench *b, struct data *s, struct job *j)
-{
-    struct mhc_rule rule = s->rule;
-    rule.ring = true;
-    open_fwd(b, s, j, rule);
-}
-static void open_boundary_fwd_single(struct bench *b, struct data *s, struct job *j)
-{
-    struct mhc_rule rule = s->rule;
-    rule.single_pass = true;
-    open_fwd(b, s, j, rule);
-}
 static void open_norm_again(struct bench *b, struct data *s, struct job *j)
 {
-    open_fwd(b, s, j, s->rule);
+    open_boundary_fwd(b, s, j);
     struct mhc_boundary_fwd_args *f = &j->u.boundary_fwd;
     f->reuse = true, f->x = s->y, f->f = {}, f->coef_in = {}, f->y = {};
 }
@@ -265,8 +257,6 @@ static const struct op {
     double streams, floats, weights; /* bytes it must move, in units of ROWS x C bf16, ROWS floats, the size of w */
 } ops[] = {
     {"boundary_fwd", open_boundary_fwd, call_boundary_fwd, 10, 74, 1},
-    {"boundary_fwd_ring", open_boundary_fwd_ring, call_boundary_fwd, 10, 74, 1},
-    {"boundary_fwd_single", open_boundary_fwd_single, call_boundary_fwd, 10, 74, 1},
     {"norm_again", open_norm_again, call_boundary_fwd, 5, 5, 0},
     {"boundary_back", open_boundary_back, call_back, 15, 146, 2},
     {"boundary_back_graph", open_boundary_graph, call_graph, 15, 146, 2},
@@ -305,8 +295,6 @@ static double op_bytes(const struct op *o, const struct data *s)
 }
 static bool op_possible(const struct op *o, const struct data *s)
 {
-    if (o->open == open_boundary_fwd_single)
-        return s->d % 256 == 0 && s->d <= 4096;
     return !op_keeps(o) || s->d <= 4096;
 }
 

@@ -171,7 +171,7 @@ static int check_op(struct dev *dev, const char *op, const struct input *in, uin
     TRY_OUT(one_open(&exact, op, in->text, &ops_ref, seed, e));
     for (int w = -1; ways[w < 0 ? 0 : w] != NULL; w++) {
         struct one *o = w < 0 ? separate : &fused;
-        snprintf(text, sizeof text, "%s %s", in->text, w < 0 ? "primitive=1" : ways[w]);
+        snprintf(text, sizeof text, "%s %s", in->text, w < 0 ? "kernels=2" : ways[w]);
         TRY_OUT(one_open(o, op, text, ops, seed, e));
         scale_values(&o->call, "w", in->w);
         scale_values(&o->call, "a_pre", in->alpha), scale_values(&o->call, "a_post", in->alpha), scale_values(&o->call, "a_res", in->alpha);
@@ -193,7 +193,7 @@ out:
 
 static void check(struct dev *dev, const struct input *in, uint64_t seed, struct counts *n)
 {
-    static const char *const forward[] = {"", "single_pass=1", "ring=1", NULL}, *const backward[] = {"", "products=1", NULL};
+    static const char *const forward[] = {"", NULL}, *const backward[] = {"", "products=1", NULL};
     struct err e = {0};
     struct one ahead = {0}, back = {0};
     struct input plain = *in;

@@ -1,4 +1,4 @@
-/* Streams of several layers made again in one launch have the bits of combine after combine, aligned or not. Needs a GPU;
+/* Streams of several layers recomputed in one launch have the bits of combine after combine, aligned or not. Needs a GPU;
  * "N passed, N failed" comes last.
  *
  *   check_mhc_rebuild */
@@ -62,7 +62,8 @@ static bool check(struct dev *dev, const char *text, bool strided)
               op_guards_intact(&host, &block) && (first = malloc(block.bytes)) != NULL;
     if (ok) {
         memcpy(first, block.base, block.bytes);
-        struct mhc_rebuild_args a = mhc_rebuild_pack(&there);
+        OP_UNPACK(mhc_rebuild, packed, &there);
+        struct mhc_rebuild_args a = *packed;
         ok = wipe(dev, &there, &e) == ST_OK && combine_all(ops, &lane, &a) == ST_OK && op_fetch(&block, dev, base, &e) == ST_OK;
         which = ok ? first_difference(&host, &block, first) : -1;
     }

@@ -321,7 +321,7 @@ static void streams_of_several_layers_are_made_again_at_once(void **state)
         {"model.pattern=*-*-/*-*-/*-*- model.mhc_streams=2 model.dropout=0.1", "plan.recompute=mhc plan.recompute_block=3", true},
         {"model.pattern=*-*-/*-*- model.mhc_streams=4 model.experts=4", "plan.recompute=joint.*", true},
         {"model.pattern=[*E][*-][*E] model.mhc_streams=2 model.experts=4", "plan.recompute=mhc,moe.act,core_attn", true},
-        /* A core whose output is made again needs the stream before it: what follows begins a new replay, here each layer or every other. */
+        /* A core whose output is recomputed needs the stream before it: what follows begins a new replay, here each layer or every other. */
         {"model.pattern=*-*-*- model.mhc_streams=4 model.dropout=0.1", "plan.recompute_block=6 plan.recompute=full", false},
         {"model.pattern=*-*-*- model.mhc_streams=4 model.dropout=0.1", "plan.recompute_block=6 plan.recompute=mlp", true},
     };

@@ -61,9 +61,9 @@ static void reasons_are_printed(void **state)
         {"model.pattern=*- gpu.fast=on", false, false, "algorithms by timing (gpu.fast)"},
         {"model.pattern=+-", false, false, "latent attention   cuDNN\n"},
         {"model.pattern=+- model.mla_nope=250", false, false, "without tensor cores: cuDNN takes heads of at most 256"},
-        {"model.pattern=*- model.mhc_streams=4", false, false, "hyper-connections  fused, Hopper"},
-        {"model.pattern=*- model.mhc_streams=4", true, false, "fused, portable: not a Hopper GPU"},
-        {"model.pattern=*- model.mhc_streams=3", false, false, "separate kernels: fused ones take bf16, 4 streams"},
+        {"model.pattern=*- model.mhc_streams=4", false, false, "hyper-connections  fused, one pass of Hopper's clusters: clusters of this width fill the GPU"},
+        {"model.pattern=*- model.mhc_streams=4", true, false, "separate kernels: not a Hopper GPU"},
+        {"model.pattern=*- model.mhc_streams=3", false, false, "separate kernels: fused kernels take 4 streams"},
         {"model.pattern=*- model.mhc_streams=4 mhc.kernels=primitive", false, false, "separate kernels: mhc.kernels"},
     };
     for (int i = 0; i < countof(cases); i++) {

@@ -1,6 +1,6 @@
 /* mhc beyond the descriptors' samples: values from the specification, extreme inputs, the boundary against its
  * primitives, masks, aliasing, rejected arguments. */
-#include "ops/mhc/mhc_choose.h"
+#include "ops/mhc/mhc_path.h"
 #include "ops/dropout/dropout.h"
 #include "ops/mhc/mhc.h"
 #include "ops/ops.h"
@@ -338,7 +338,7 @@ static void the_boundary_is_the_chain_of_its_primitives(void **state)
         }
 }
 
-/* What recompute relies on: streams and norms made again have the same bits. */
+/* What recompute relies on: streams and norms recomputed have the same bits. */
 static void replays_have_the_same_bits(void **state)
 {
     (void)state;
@@ -520,7 +520,7 @@ static void bad_arguments_are_refused_with_the_reason(void **state)
     assert_fails(b.m.ops->mhc_boundary_fwd(&b.m.lane, &a), ST_INVALID, &e, "not a multiple of 3 streams");
     a = forward(&b);
     a.coef_in.data = NULL;
-    assert_fails(b.m.ops->mhc_boundary_fwd(&b.m.lane, &a), ST_INVALID, &e, "f, coef_in and y must be given together");
+    assert_fails(b.m.ops->mhc_boundary_fwd(&b.m.lane, &a), ST_INVALID, &e, "tensor coef_in is missing, f is given");
     a = forward(&b);
     a.w.dim[0] = 23;
     assert_fails(b.m.ops->mhc_boundary_fwd(&b.m.lane, &a), ST_INVALID, &e, "tensor w is");
@@ -529,7 +529,7 @@ static void bad_arguments_are_refused_with_the_reason(void **state)
     assert_fails(b.m.ops->mhc_boundary_fwd(&b.m.lane, &a), ST_INVALID, &e, "p is 1");
     struct mhc_boundary_bwd_args g = backward(&b);
     g.df.data = NULL;
-    assert_fails(b.m.ops->mhc_boundary_bwd(&b.m.lane, &g), ST_INVALID, &e, "must be given together");
+    assert_fails(b.m.ops->mhc_boundary_bwd(&b.m.lane, &g), ST_INVALID, &e, "tensor df is missing, f is given");
     g = backward(&b);
     g.work.data = NULL;
     assert_fails(b.m.ops->mhc_boundary_bwd(&b.m.lane, &g), ST_INVALID, &e, "work has 0 bytes");
@@ -539,49 +539,48 @@ static void bad_arguments_are_refused_with_the_reason(void **state)
     close_boundary(&b);
 }
 
-/* Which kernels a GPU would run, for every shape that matters: no GPU is needed to know. */
-static void kernels_are_chosen_by_shape(void **state)
+/* Which kernels a GPU would run and why, for every shape that matters: no GPU is needed to know. */
+static void paths_are_chosen_by_shape_and_device(void **state)
 {
     (void)state;
+    static const struct mhc_device h200 = {true, 132, 128}, narrow = {true, 132, 96}, no_clusters = {true, 132, 0}, a100 = {false, 108, 0};
     static const struct {
-        enum mhc_kernels want;
-        struct mhc_shape shape;
-        enum mhc_way way;
+        struct mhc_shape shape; /* kernels, type, streams, channels, aligned, w aligned, closes, maps */
+        const struct mhc_device *device;
+        enum mhc_path path;
+        const char *why;
     } cases[] = {
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, true, true, false, 0, 132}, MHC_WAY_PASS},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 7168, true, true, false, 0, 132}, MHC_WAY_PASS},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, false, true, false, 0, 132}, MHC_WAY_SLICED},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 320, true, true, false, 0, 132}, MHC_WAY_SLICED},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, true, false, false, 0, 132}, MHC_WAY_ROWS},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 72, true, true, false, 0, 132}, MHC_WAY_ROWS},
-        {MHC_KERNELS_AUTO, {DT_BF16, 2, 2048, true, true, false, 0, 132}, MHC_WAY_ROWS},
-        {MHC_KERNELS_AUTO, {DT_F32, 4, 2048, true, true, false, 0, 132}, MHC_WAY_ROWS},
-        {MHC_KERNELS_BOUNDARY, {DT_BF16, 4, 2048, true, true, false, 0, 132}, MHC_WAY_PASS},
-        {MHC_KERNELS_BOUNDARY, {DT_F32, 4, 2048, true, true, false, 0, 132}, MHC_WAY_NONE},
-        {MHC_KERNELS_BOUNDARY, {DT_BF16, 3, 2048, true, true, false, 0, 132}, MHC_WAY_NONE},
-        {MHC_KERNELS_BOUNDARY, {DT_BF16, 4, 72, true, true, false, 0, 132}, MHC_WAY_NONE},
-        {MHC_KERNELS_PRIMITIVE, {DT_BF16, 4, 2048, true, true, false, 0, 132}, MHC_WAY_ROWS},
-        {MHC_KERNELS_REF, {DT_BF16, 4, 2048, true, true, false, 0, 132}, MHC_WAY_PLAIN},
-        /* One pass of clusters: asked for, up to 16 blocks of 256 channels, and the device has some; else the way without them. */
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, true, true, true, 128, 132}, MHC_WAY_CLUSTER},
-        {MHC_KERNELS_BOUNDARY, {DT_BF16, 4, 4096, true, true, true, 128, 132}, MHC_WAY_CLUSTER},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 256, true, true, true, 132, 132}, MHC_WAY_CLUSTER},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, true, 0, 132}, MHC_WAY_NONE},
-        /* or where they use most of the device */
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, true, true, false, 120, 132}, MHC_WAY_CLUSTER},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, false, 112, 132}, MHC_WAY_CLUSTER},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, false, 96, 132}, MHC_WAY_PASS},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4096, true, true, true, 96, 132}, MHC_WAY_CLUSTER},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 4352, true, true, false, 132, 132}, MHC_WAY_PASS},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 7168, true, true, true, 0, 132}, MHC_WAY_PASS},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 2048, false, true, true, 128, 132}, MHC_WAY_SLICED},
-        {MHC_KERNELS_AUTO, {DT_BF16, 4, 320, true, true, true, 128, 132}, MHC_WAY_SLICED},
-        {MHC_KERNELS_AUTO, {DT_F32, 4, 2048, true, true, true, 128, 132}, MHC_WAY_ROWS},
-        {MHC_KERNELS_PRIMITIVE, {DT_BF16, 4, 2048, true, true, true, 128, 132}, MHC_WAY_ROWS},
-        {MHC_KERNELS_REF, {DT_BF16, 4, 2048, true, true, true, 128, 132}, MHC_WAY_PLAIN},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_CLUSTER, "fill the GPU"},
+        {{MHC_KERNELS_BOUNDARY, DT_BF16, 4, 4096, 1, 1, 1, 1}, &h200, MHC_PATH_CLUSTER, "fill the GPU"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 2048, 1, 1, 1, 0}, &h200, MHC_PATH_PASS, "coefficients and norm"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 4096, 1, 1, 1, 1}, &narrow, MHC_PATH_PASS, "idle"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 4096, 1, 1, 1, 1}, &no_clusters, MHC_PATH_PASS, "idle"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 4352, 1, 1, 1, 1}, &h200, MHC_PATH_PASS, "up to 4096"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 2048, 1, 0, 1, 1}, &h200, MHC_PATH_ROWS, "aligned to 16 bytes"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 320, 1, 1, 1, 1}, &h200, MHC_PATH_ROWS, "multiples of 256"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 2048, 1, 1, 1, 1}, &a100, MHC_PATH_ROWS, "not a Hopper GPU"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 2048, 0, 1, 1, 1}, &h200, MHC_PATH_ROWS, "aligned to 16 bytes"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 72, 1, 1, 1, 1}, &h200, MHC_PATH_ROWS, "multiples of 256"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 2, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_ROWS, "4 streams"},
+        {{MHC_KERNELS_AUTO, DT_F32, 4, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_ROWS, "take bf16"},
+        {{MHC_KERNELS_AUTO, DT_BF16, 4, 2048, 1, 1, 0, 1}, &h200, MHC_PATH_ROWS, "closes no sublayer"},
+        {{MHC_KERNELS_BOUNDARY, DT_BF16, 4, 2048, 1, 1, 0, 1}, &h200, MHC_PATH_ROWS, "closes no sublayer"},
+        {{MHC_KERNELS_BOUNDARY, DT_F32, 4, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_NONE, "take bf16"},
+        {{MHC_KERNELS_BOUNDARY, DT_BF16, 3, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_NONE, "4 streams"},
+        {{MHC_KERNELS_BOUNDARY, DT_BF16, 4, 2048, 1, 1, 1, 1}, &a100, MHC_PATH_NONE, "not a Hopper GPU"},
+        {{MHC_KERNELS_PRIMITIVE, DT_BF16, 4, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_ROWS, "mhc.kernels = primitive"},
+        {{MHC_KERNELS_REF, DT_BF16, 4, 2048, 1, 1, 1, 1}, &h200, MHC_PATH_PLAIN, "mhc.kernels = ref"},
     };
-    for (int i = 0; i < countof(cases); i++)
-        assert_int_equal(mhc_choose(cases[i].want, &cases[i].shape), cases[i].way);
+    for (int i = 0; i < countof(cases); i++) {
+        struct mhc_choice c = mhc_path_of(&cases[i].shape, cases[i].device);
+        if (c.path != cases[i].path || strstr(c.why, cases[i].why) == NULL)
+            fail_msg("case %d: path %d (%s, %s), expected %d with '%s'", i, c.path, c.kernels, c.why, cases[i].path, cases[i].why);
+        int st = mhc_refuse_path(&cases[i].shape, &c, &e);
+        if (cases[i].path == MHC_PATH_NONE)
+            assert_fails(st, ST_UNSUPPORTED, &e, cases[i].why);
+        else
+            assert_ok(st, &e);
+    }
 }
 
 int main(void)
@@ -595,7 +594,7 @@ int main(void)
         cmocka_unit_test(a_stream_of_zeros_has_no_gradient_through_the_norm),
         cmocka_unit_test(the_boundary_is_the_chain_of_its_primitives),
         cmocka_unit_test(replays_have_the_same_bits),
-        cmocka_unit_test(kernels_are_chosen_by_shape),
+        cmocka_unit_test(paths_are_chosen_by_shape_and_device),
         cmocka_unit_test(the_gradient_may_replace_the_incoming_one),
         cmocka_unit_test(the_mask_is_that_of_the_dropout_op_over_all_streams),
         cmocka_unit_test(coefficients_are_rounded_to_bf16_on_request),

@@ -34,7 +34,8 @@ static void check_bits(const struct ops *ops, struct lane *lane, const struct op
     assert_ok(op_call_sample(&c, d, s, ops, &e), &e);
     assert_ok(op_call_alloc(&c, &block, 9, strided, &e), &e);
     assert_ok(op_call_run(ops, lane, &c), &e);
-    struct mhc_rebuild_args a = mhc_rebuild_pack(&c);
+    OP_UNPACK(mhc_rebuild, packed, &c);
+    struct mhc_rebuild_args a = *packed;
     int64_t n = a.rule.streams;
     struct tensor x = a.x, made[MHC_REBUILD_LAYERS], closed = fresh(&a.x);
     for (int l = 0; l < a.layers; l++) {

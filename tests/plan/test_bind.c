@@ -89,6 +89,49 @@ static void two_results_in_one_place_are_named(void **state)
     rig_release(&r);
 }
 
+/* Columns of one slot may be results of one call, but not the same column twice. */
+static void a_part_of_a_slot_that_is_bound_twice_is_named(void **state)
+{
+    (void)state;
+    for (int apart = 0; apart < 2; apart++) {
+        struct rig r;
+        rig_init(&r);
+        struct graph *g = &r.g;
+        slot_id x = matrix(&r, "x", 3, 4), d = matrix(&r, "d", 3, 8);
+        struct tensor both = of(g, d);
+        int n = graph_node(g, "gate", LANE_COMPUTE, NULL);
+        GRAPH_OP(g, n, PH_BWD, gate_bwd, .dy = of(g, x), .x = of(g, x), .g = of(g, x), .dx = tensor_cols(&both, 0, 4),
+                 .dg = tensor_cols(&both, apart ? 4 : 3, 4));
+        if (apart)
+            assert_ok(r.g.err.code, &r.g.err);
+        else
+            assert_fails(graph_check(g, &r.e), ST_INTERNAL, &r.e, "field dg of gate_bwd is bound to the same place as field dx");
+        rig_release(&r);
+    }
+}
+
+/* What a phase was declared with can be asked for by the op's names. */
+static void the_call_of_a_phase_is_found_by_its_op(void **state)
+{
+    (void)state;
+    struct rig r;
+    rig_init(&r);
+    struct graph *g = &r.g;
+    slot_id both = matrix(&r, "both", 3, 8), y = matrix(&r, "y", 3, 4);
+    struct tensor t = of(g, both);
+    int n = graph_node(g, "node", LANE_COMPUTE, NULL);
+    GRAPH_OP(g, n, PH_FWD, gate_fwd, .x = tensor_cols(&t, 0, 4), .g = tensor_cols(&t, 4, 4), .y = of(g, y));
+    const struct gate_fwd_args *a = graph_call(g, n, PH_FWD, &gate_fwd_desc);
+    assert_non_null(a);
+    assert_int_equal(graph_slot_of(&a->g), both);
+    assert_int_equal(graph_slot_of(&a->y), y);
+    assert_null(graph_call(g, n, PH_FWD, &gemm_desc));
+    assert_null(graph_call(g, n, PH_BWD, &gate_fwd_desc));
+    assert_null(graph_call(g, -1, PH_FWD, &gate_fwd_desc));
+    assert_int_equal(graph_slot_of(&(struct tensor){0}), NO_SLOT);
+    rig_release(&r);
+}
+
 static void wrong_shapes_and_foreign_memory_are_refused_when_declared(void **state)
 {
     (void)state;
@@ -164,6 +207,8 @@ int main(void)
         cmocka_unit_test(views_and_calls_in_a_row_give_what_the_ops_give),
         cmocka_unit_test(a_required_field_that_is_not_bound_is_named),
         cmocka_unit_test(two_results_in_one_place_are_named),
+        cmocka_unit_test(a_part_of_a_slot_that_is_bound_twice_is_named),
+        cmocka_unit_test(the_call_of_a_phase_is_found_by_its_op),
         cmocka_unit_test(wrong_shapes_and_foreign_memory_are_refused_when_declared),
         cmocka_unit_test(sums_are_started_and_added_to),
         cmocka_unit_test(an_op_that_reads_what_it_adds_to_must_not_come_first),

@@ -1,154 +1,194 @@
-/* Descriptors, test samples and bench shapes of the mhc boundary and of the health numbers; see mhc.h. */
+/* Argument checks, descriptors, test samples and bench shapes of the mhc boundary; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
-#include "ops/mhc/mhc.h"
 
-static double streams_of(const struct op_call *c) { return op_attr(c, "streams"); }
-static double mapping_flops(const struct op_call *c) { return 2 * streams_of(c) * (streams_of(c) + 2); }
+#include <math.h>
+
+#define T(name) (*mhc_arg(c, #name))
+#define FLAG(name) (op_attr(c, #name) != 0)
+static double mapping_flops(const struct op_call *c) { return 2 * mhc_streams(c) * (mhc_streams(c) + 2); }
+
+/* ---- checks ------------------------------------------------------------------------------------------ */
+
+int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e)
+{
+    const char *op = "mhc_boundary_fwd";
+    TRY(mhc_rule_check(op, &a->rule, e));
+    bool closes = present(&a->f), enters = mhc_enters_fwd(a);
+    int64_t n = a->rule.streams, k = (enters ? n : 1) * a->x.dim[1];
+    TRY(mhc_width_check(op, k, n, e));
+    TRY(op_check_fields(&mhc_boundary_fwd_desc, a, e));
+    TRY(mhc_refuse_if(op, closes && !present(&a->y), "tensor y is missing, f is given", e));
+    TRY(mhc_refuse_if(op, enters && a->reuse, "nothing can be reused where a stream enters", e));
+    TRY(mhc_refuse_if(op, !a->reuse && (!present(&a->h) || !present(&a->w)), "h or w is missing", e));
+    struct tensor like = present(&a->f) ? a->f : present(&a->h) ? a->h : a->x;
+    TRY(mhc_refuse_if(op, (closes || present(&a->h)) && k != n * like.dim[1], "x has not as many channels as the streams, or as one that enters", e));
+    return closes ? mhc_drop_check(op, &a->drop, &a->x, e) : ST_OK;
+}
+
+int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
+{
+    const char *op = "mhc_boundary_bwd";
+    TRY(mhc_rule_check(op, &a->rule, e));
+    int64_t n = a->rule.streams, rows = a->dh.dim[0], width = (mhc_enters_bwd(a) ? 1 : n) * a->dh.dim[1];
+    TRY(mhc_width_check(op, a->y.dim[1], n, e));
+    TRY(op_check_fields(&mhc_boundary_bwd_desc, a, e));
+    CHECK_T(op, "dx", &a->dx, a->dh.dtype, 2, rows, width);
+    CHECK_OPT(op, "x", &a->x, a->dh.dtype, 2, rows, width);
+    CHECK_OPT(op, "ready", &a->ready, DT_U8, 1, -1);
+    return present(&a->f) ? mhc_drop_check(op, &a->drop, &a->dx, e) : ST_OK;
+}
+
+int mhc_boundary_ready_check(const struct mhc_boundary_bwd_args *a, struct err *e)
+{
+    TRY(mhc_rule_check("mhc_boundary_ready", &a->rule, e));
+    TRY(mhc_width_check("mhc_boundary_ready", a->dx.dim[1], a->rule.streams, e));
+    TRY(op_check_fields(&mhc_boundary_ready_desc, a, e));
+    CHECK_T("mhc_boundary_ready", "ready", &a->ready, DT_U8, 1, -1);
+    return ST_OK;
+}
+
+int mhc_boundary_dw_check(const struct mhc_boundary_dw_args *a, struct err *e)
+{
+    TRY(mhc_rule_check("mhc_boundary_dw", &a->rule, e));
+    return op_check_fields(&mhc_boundary_dw_desc, a, e);
+}
 
 /* ---- forward ------------------------------------------------------------------------------------------ */
 
-static const struct op_arg mhc_boundary_fwd_arg_list[] = {
-    IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta), WOPT(gain),
-    OOUT(y), WMADE(stat), WOUT(coef), OUT(h), WORK};
-static const struct op_attr mhc_boundary_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {.name = "eps", .value = 1e-5}, {.name = "zero_centered", .value = 0}, {.name = "enters", .value = 0}};
-static struct mhc_boundary_fwd_args mhc_boundary_fwd_pack(const struct op_call *c)
-{
-    return (struct mhc_boundary_fwd_args){
-        .x = T(x), .f = T(f), .bias = T(bias), .coef_in = T(coef_in), .w = T(w), .a_pre = T(a_pre), .a_post = T(a_post), .a_res = T(a_res),
-        .beta = T(beta), .gain = T(gain), .y = T(y), .stat = T(stat), .coef = T(coef), .h = T(h), .work = T(work), .rule = mhc_pack_rule(c),
-        .drop = mhc_pack_drop(c, mhc_arg(c, "info")), .eps = op_attr(c, "eps"), .zero_centered = FLAG(zero_centered)};
-}
 /* One stream enters instead of all: x has its width. */
-static const char *fwd_letters(const struct op_call *c) { return FLAG(enters) ? "CCvNiWsssbvKSNC." : "KCvNiWsssbvKSNC."; }
-MHC_FUNCTIONS(mhc_boundary_fwd, fwd_letters(c), mapping_flops(c) + 2 * streams_of(c) + 8)
-
-static int mhc_boundary_fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+static void x_shape(struct op_call *c)
 {
-    TRY(mhc_infer_shapes(c, fwd_letters(c), e));
+    struct tensor *x = &c->t[op_arg_index(c->desc, "x")];
+    if (x->rank > 0)
+        *x = tensor_2d(NULL, DT_NONE, (int64_t)op_dim(c, "rows"), (int64_t)(op_dim(c, "d") * (FLAG(enters) ? 1 : mhc_streams(c))));
+}
+
+static int fwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    TRY(mhc_infer(c, ops, e));
     if (T(f).rank == 0 && !FLAG(enters))
         c->t[op_arg_index(c->desc, "y")] = (struct tensor){0};
-    struct mhc_boundary_fwd_args a = mhc_boundary_fwd_pack(c);
-    c->t[c->desc->n_args - 1] = tensor_1d(NULL, DT_U8, ops->mhc_boundary_fwd_work ? ops->mhc_boundary_fwd_work(&a) : 0);
     return ST_OK;
+}
+
+#define FWD_ATTRS(op) MHC_BOUNDARY(op) OP_ATTR_EXTRA("enters", 0)
+MHC_RULED(mhc_boundary_fwd, MHC_BOUNDARY_FWD_FIELDS, MHC_INFO, FWD_ATTRS, mapping_flops(c) + 2 * mhc_streams(c) + 8)
+
+/* The norm again, from a stream and what was kept of it: mhc_boundary_fwd with reuse, as the planner sees it. */
+static const struct op_arg mhc_boundary_again_fields[] = {
+    OP_FIELD_IN(mhc_boundary_fwd, "x", x, IN, REAL, "rows streams*d") OP_FIELD_IN(mhc_boundary_fwd, "coef", coef, IN, WIDE, "rows logits")
+    OP_FIELD_IN(mhc_boundary_fwd, "gain", gain, OPT, WIDE, "d") OP_FIELD_IN(mhc_boundary_fwd, "stat", stat, FIXED, WIDE, "rows logits+2")
+    OP_FIELD_IN(mhc_boundary_fwd, "h", h, OUT, REAL, "rows d") OP_FIELD_IN(mhc_boundary_fwd, "work", work, WORK, U8, "")};
+static void again(const struct op_call *c, void *args)
+{
+    (void)c;
+    ((struct mhc_boundary_fwd_args *)args)->reuse = true;
+}
+static void again_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, 3, out); }
+/* The norm's 1 / rms is that of the weighted streams: a device may read it instead of summing. */
+static bool again_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
+{
+    if (!op_arg_is(c, arg, "stat"))
+        return mhc_sample_fill(c, arg, host, key);
+    int64_t n = (int64_t)mhc_streams(c), k = T(x).dim[1], d = k / n, logits = T(coef).dim[1], cols = host->dim[1];
+    for (int64_t r = 0; r < host->dim[0]; r++) {
+        double square = 0;
+        for (int64_t at = 0; at < d; at++) {
+            double sum = 0;
+            for (int64_t i = 0; i < n; i++)
+                sum += tensor_get(&T(coef), r * logits + i) * tensor_get(&T(x), r * k + i * d + at);
+            square += sum * sum;
+        }
+        for (int64_t i = 0; i < cols; i++)
+            tensor_set(host, r * cols + i, i < cols - 1 ? 0 : 1 / sqrt(square / (double)d + op_attr(c, "eps")));
+    }
+    return true;
 }
 
 /* ---- backward: both halves, so that gradcheck sees every gradient ---------------------------------------- */
 
-static const struct op_arg mhc_boundary_bwd_arg_list[] = {
-    IN(dh), OPT(dy), WOPT(dcoef), WIN(stat), WIN(coef), WOPT(gain), WIN(w), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
-    IN(x), OPT(f), WOPT(bias), WOPT(coef_in), INFO, OPT(y) /* made from those */, OUT(dx), OOUT(df), WOOUT(dcoef_in), WOOUT(dgain), WOOUT(dbias), WOUT(dz),
-    WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
-static const struct op_attr mhc_boundary_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_BOUNDARY_ATTRS, MHC_DROP_ATTRS, {.name = "zero_centered", .value = 0}, {.name = "acc_dgain", .value = 0}, {.name = "acc_dbias", .value = 0}, {.name = "acc_dw", .value = 0}, {.name = "products", .value = 0}, {.name = "ready", .value = 0}, {.name = "enters", .value = 0}};
-static const char *bwd_letters(const struct op_call *c) { return FLAG(enters) ? "CKNSNvWsssbCCvNiKCCNvvNWsssb." : "CKNSNvWsssbKCvNiKKCNvvNWsssb."; }
-
 /* The stream is x itself where nothing closed and nothing entered. */
-static struct tensor stream_of(const struct op_call *c) { return T(f).rank > 0 || FLAG(enters) ? T(y) : T(x); }
-
-static struct mhc_boundary_bwd_args mhc_boundary_bwd_pack(const struct op_call *c)
+static void bwd_stream(const struct op_call *c, void *args)
 {
-    struct mhc_boundary_bwd_args a = {
-        .dh = T(dh), .dy = T(dy), .dcoef = T(dcoef), .y = stream_of(c), .stat = T(stat), .coef = T(coef), .gain = T(gain), .w = T(w),
-        .a_pre = T(a_pre), .a_post = T(a_post), .a_res = T(a_res), .beta = T(beta), .f = T(f), .bias = T(bias), .coef_in = T(coef_in),
-        .dx = T(dx), .df = T(df), .dcoef_in = T(dcoef_in), .dz = T(dz), .dgain = T(dgain), .dbias = T(dbias), .work = T(work),
-        .rule = mhc_pack_rule(c), .drop = mhc_pack_drop(c, mhc_arg(c, "info")), .zero_centered = FLAG(zero_centered),
-        .acc_dgain = FLAG(acc_dgain), .acc_dbias = FLAG(acc_dbias)};
-    if (T(f).rank > 0 || FLAG(enters))
-        a.x = T(x);
-    if (FLAG(products))
-        a.products = tensor_2d(NULL, T(dw).dtype, T(dw).dim[0] + 1, T(dw).dim[1]);
-    return a;
+    struct mhc_boundary_bwd_args *a = args;
+    if (T(f).rank == 0 && !FLAG(enters)) {
+        a->y = T(x);
+        a->x = (struct tensor){0};
+    }
 }
 
-static struct mhc_boundary_dw_args params_pack(const struct op_call *c)
+static struct mhc_boundary_dw_args dw_args(const struct op_call *c, const struct mhc_boundary_bwd_args *a)
 {
+    bool acc = FLAG(acc_params);
     return (struct mhc_boundary_dw_args){
-        .dz = T(dz), .stat = T(stat), .y = stream_of(c), .a_pre = T(a_pre), .a_post = T(a_post), .a_res = T(a_res), .dw = T(dw),
-        .da_pre = T(da_pre), .da_post = T(da_post), .da_res = T(da_res), .dbeta = T(dbeta), .work = T(work), .rule = mhc_pack_rule(c),
-        .acc_dw = FLAG(acc_dw), .acc_params = FLAG(acc_dw)};
+        .dz = a->dz, .stat = a->stat, .y = a->y, .products = a->products, .a_pre = a->a_pre, .a_post = a->a_post, .a_res = a->a_res, .dw = T(dw),
+        .da_pre = T(da_pre), .da_post = T(da_post), .da_res = T(da_res), .dbeta = T(dbeta), .work = a->work, .rule = a->rule,
+        .acc_dw = acc, .acc_da_pre = acc, .acc_da_post = acc, .acc_da_res = acc, .acc_dbeta = acc};
 }
 
-/* What is asked for to be made before, if the device does that. */
-static int64_t ready_bytes(const struct op_call *c, const struct ops *ops, const struct mhc_boundary_bwd_args *a)
+/* The parts of work: scratch of both, ready, products. Sets the last two; returns the bytes of all. */
+static int64_t divide_work(const struct op_call *c, const struct ops *ops, struct mhc_boundary_bwd_args *a)
 {
-    return FLAG(ready) && ops->mhc_boundary_ready_bytes != NULL ? ops->mhc_boundary_ready_bytes(a) : 0;
-}
-
-static void mhc_boundary_bwd_shapes(struct op_call *c) { mhc_sample_shapes(c, bwd_letters(c)); }
-
-static int mhc_boundary_bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
-{
-    TRY(mhc_infer_shapes(c, bwd_letters(c), e));
-    struct mhc_boundary_bwd_args a = mhc_boundary_bwd_pack(c);
-    struct mhc_boundary_dw_args p = params_pack(c);
-    int64_t ready = round_up(ready_bytes(c, ops, &a), 256); /* work: work, ready, products */
+    struct mhc_boundary_dw_args p = dw_args(c, a);
+    int64_t ready = FLAG(ready) && ops->mhc_boundary_ready_bytes != NULL ? round_up(ops->mhc_boundary_ready_bytes(a), 256) : 0;
+    if (FLAG(products))
+        a->products = tensor_2d(NULL, T(dw).dtype, T(dw).dim[0] + 1, T(dw).dim[1]);
     if (ready > 0)
-        a.ready = tensor_1d(NULL, DT_U8, ready);
-    int64_t first = ops->mhc_boundary_bwd_work ? ops->mhc_boundary_bwd_work(&a) : 0;
-    int64_t second = ops->mhc_boundary_dw_work ? ops->mhc_boundary_dw_work(&p) : 0;
-    c->t[c->desc->n_args - 1] = tensor_1d(NULL, DT_U8, round_up(max_i64(first, second), 256) + ready + tensor_bytes(&a.products));
+        a->ready = tensor_1d(NULL, DT_U8, ready);
+    int64_t first = ops->mhc_boundary_bwd_work ? ops->mhc_boundary_bwd_work(a) : 0;
+    int64_t second = ops->mhc_boundary_dw_work ? ops->mhc_boundary_dw_work(&p) : 0, scratch = round_up(max_i64(first, second), 256);
+    if (a->work.data != NULL) {
+        a->ready.data = ready > 0 ? (char *)a->work.data + scratch : NULL;
+        a->products.data = FLAG(products) ? (char *)a->work.data + scratch + ready : NULL;
+        a->work.dim[0] = scratch;
+    }
+    return scratch + ready + tensor_bytes(&a->products);
+}
+
+static int bwd_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    TRY(mhc_infer(c, ops, e));
+    c->t[op_arg_index(c->desc, "products")] = (struct tensor){0}; /* in work, where asked for */
+    struct tensor *dx = &c->t[op_arg_index(c->desc, "dx")];
+    *dx = tensor_2d(NULL, ops->real, T(dh).dim[0], T(dh).dim[1] * (FLAG(enters) ? 1 : (int64_t)mhc_streams(c)));
+    struct op_packed packed;
+    op_call_pack(c, &packed);
+    struct mhc_boundary_bwd_args *a = (struct mhc_boundary_bwd_args *)(void *)packed.bytes;
+    c->t[op_arg_index(c->desc, "work")] = tensor_1d(NULL, DT_U8, divide_work(c, ops, a));
     return ST_OK;
 }
 
-static int mhc_boundary_bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
+static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_call *c)
 {
-    struct mhc_boundary_bwd_args a = mhc_boundary_bwd_pack(c);
-    struct mhc_boundary_dw_args p = params_pack(c);
-    if (FLAG(products)) { /* at the end of work */
-        a.work.dim[0] -= tensor_bytes(&a.products);
-        a.products.data = (char *)a.work.data + a.work.dim[0];
-        p.products = a.products;
-        p.work = a.work;
-    }
-    int64_t ready = round_up(ready_bytes(c, ops, &a), 256);
-    if (ready > 0) {
-        a.work.dim[0] -= ready;
-        a.ready = tensor_1d((char *)a.work.data + a.work.dim[0], DT_U8, ready);
-        p.work = a.work;
-        TRY(ops->mhc_boundary_ready(lane, &a));
-    }
-    TRY(ops->mhc_boundary_bwd(lane, &a));
+    struct op_packed packed;
+    op_call_pack(c, &packed);
+    struct mhc_boundary_bwd_args *a = (struct mhc_boundary_bwd_args *)(void *)packed.bytes;
+    divide_work(c, ops, a);
+    struct mhc_boundary_dw_args p = dw_args(c, a);
+    if (present(&a->ready))
+        TRY(ops->mhc_boundary_ready(lane, a));
+    TRY(ops->mhc_boundary_bwd(lane, a));
     return ops->mhc_boundary_dw(lane, &p);
 }
 
-static void mhc_boundary_bwd_cost(const struct op_call *c, struct op_cost *out)
-{
-    mhc_cost(c, 2 * mapping_flops(c) + 6 * streams_of(c) + 14, out);
-}
+#define BWD_FIELDS(op)                                                                             \
+    MHC_INFO(op) OP_EXTRA("dw", OUT, WIDE, "logits streams*d") OP_EXTRA("da_pre", OUT, WIDE, "1")  \
+    OP_EXTRA("da_post", OUT, WIDE, "1") OP_EXTRA("da_res", OUT, WIDE, "1") OP_EXTRA("dbeta", OUT, WIDE, "logits")
+#define BWD_ATTRS(op)                                                                              \
+    MHC_BOUNDARY(op) OP_ATTR_EXTRA("acc_params", 0) OP_ATTR_EXTRA("products", 0) OP_ATTR_EXTRA("ready", 0) OP_ATTR_EXTRA("enters", 0)
+MHC_RULED(mhc_boundary_bwd, MHC_BOUNDARY_BWD_FIELDS, BWD_FIELDS, BWD_ATTRS, 2 * mapping_flops(c) + 6 * mhc_streams(c) + 14)
+MHC_RULED(mhc_boundary_dw, MHC_BOUNDARY_DW_FIELDS, MHC_NONE, MHC_RULE, mapping_flops(c))
 
-static const struct op_arg mhc_boundary_dw_arg_list[] = {WIN(dz), WIN(stat), IN(y), WIN(a_pre), WIN(a_post), WIN(a_res), WOUT(dw), WOUT(da_pre), WOUT(da_post), WOUT(da_res), WOUT(dbeta), WORK};
-static const struct op_attr mhc_boundary_dw_attrs[] = {MHC_RULE_ATTRS, {.name = "acc_dw", .value = 0}};
-static struct mhc_boundary_dw_args mhc_boundary_dw_pack(const struct op_call *c)
+/* products come from the backward half only. */
+static int dw_infer(struct op_call *c, const struct ops *ops, struct err *e)
 {
-    struct mhc_boundary_dw_args a = params_pack(c);
-    a.y = T(y);
-    return a;
+    c->t[op_arg_index(c->desc, "products")] = (struct tensor){0};
+    return mhc_infer(c, ops, e);
 }
-MHC_FUNCTIONS(mhc_boundary_dw, "NSKsssWsssb.", mapping_flops(c))
-MHC_INFER_WORK(mhc_boundary_dw, "NSKsssWsssb.")
-
-/* ---- health --------------------------------------------------------------------------------------------------- */
-
-#define HEALTH(role_, n) {.name = #n, .role = role_, .type = ARG_F64}
-#define HEALTH_OF(role_, k) HEALTH(role_, row_error##k), HEALTH(role_, column_error##k), HEALTH(role_, gain_forward##k), HEALTH(role_, gain_backward##k), HEALTH(role_, similarity##k)
-#define FOUND(k) {T(row_error##k), T(column_error##k), T(gain_forward##k), T(gain_backward##k), T(similarity##k)}
-/* As many mixes as are given. */
-static const struct op_arg mhc_health_arg_list[] = {WIN(coef), IN(y), WOPT(coef2), OPT(y2), WOPT(coef3), OPT(y3), WOPT(comp_in), WOUT(comp),
-                                                    HEALTH_OF(ARG_OUT, ), HEALTH_OF(ARG_OOUT, 2), HEALTH_OF(ARG_OOUT, 3), WORK};
-static const struct op_attr mhc_health_attrs[] = {MHC_RULE_ATTRS, {.name = "acc_out", .value = 0}};
-static struct mhc_health_args mhc_health_pack(const struct op_call *c)
-{
-    int layers = T(coef2).rank == 0 ? 1 : T(coef3).rank == 0 ? 2 : 3;
-    return (struct mhc_health_args){.layer = {{T(coef), T(y), FOUND()}, {T(coef2), T(y2), FOUND(2)}, {T(coef3), T(y3), FOUND(3)}}, .layers = layers,
-                                    .comp_in = T(comp_in), .comp = T(comp), .work = T(work), .rule = mhc_pack_rule(c), .acc_out = FLAG(acc_out)};
-}
-MHC_FUNCTIONS(mhc_health, "NKNKNKhhsssssssssssssss.", 1)
-MHC_INFER_WORK(mhc_health, "NKNKNKhhsssssssssssssss.")
-#define NO_MIX(k) "no_coef" #k "=1 no_y" #k "=1 no_row_error" #k "=1 no_column_error" #k "=1 no_gain_forward" #k "=1 no_gain_backward" #k "=1 no_similarity" #k "=1"
-#define ONE_MIX NO_MIX(2) " " NO_MIX(3)
-#define TWO_MIXES NO_MIX(3)
 
 /* ---- samples ---------------------------------------------------------------------------------------------------- */
 
+#define ACC_ALL "acc_dw=1 acc_da_pre=1 acc_da_post=1 acc_da_res=1 acc_dbeta=1"
 #define OPEN_ONLY "no_f=1 no_bias=1 no_coef_in=1 no_y=1 no_dy=1 no_df=1 no_dcoef_in=1 no_dbias=1"
 #define ENTERS "enters=1 no_f=1 no_bias=1 no_coef_in=1 no_df=1 no_dcoef_in=1 no_dbias=1"
 static const struct op_sample samples[] = {
@@ -190,56 +230,78 @@ static const struct op_sample samples[] = {
     {"rows=150 d=4096 no_bias=1 no_dbias=1 gpu=1"},
     {"rows=20 d=7168 no_bias=1 no_dbias=1 gpu=1"},
     /* one pass of clusters of 1 to 16 blocks: no whole tile, one token more and less than one, tiles for several rounds of the ring */
-    {"rows=17 d=256 gpu=1 single_pass=1"},
-    {"rows=1 d=256 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
-    {"rows=15 d=512 profile=1 zero_centered=1 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
-    {"rows=16 d=768 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 p=0.1 seq=7 gpu=1 single_pass=1"},
-    {"rows=37 d=1024 p=0.25 seq=5 gpu=1 single_pass=1"},
-    {"rows=600 d=2048 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
-    {"rows=150 d=4096 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
-    {"rows=21000 d=256 no_bias=1 no_dbias=1 gpu=1 single_pass=1"},
-    {"rows=100 d=512 no_bias=1 no_dbias=1 gpu=1 single_pass=1"}, /* on few multiprocessors (check_ops --sms=2) */
+    {"rows=17 d=256 gpu=1"},
+    {"rows=1 d=256 no_bias=1 no_dbias=1 gpu=1"},
+    {"rows=15 d=512 profile=1 zero_centered=1 no_bias=1 no_dbias=1 gpu=1"},
+    {"rows=16 d=768 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 p=0.1 seq=7 gpu=1"},
+    {"rows=37 d=1024 p=0.25 seq=5 gpu=1"},
+    {"rows=21000 d=256 no_bias=1 no_dbias=1 gpu=1"},
+    {"rows=100 d=512 no_bias=1 no_dbias=1 gpu=1"}, /* on few multiprocessors (check_ops --sms=2) */
     /* the same pass in lines of blocks that exchange nothing */
-    {"rows=17 d=512 profile=1 p=0.25 seq=5 gpu=1 ring=1"},
-    {"rows=530 d=7168 no_bias=1 no_dbias=1 gpu=1 ring=1"},
-    {"rows=100 d=512 no_bias=1 no_dbias=1 p=0.25 seq=5 gpu=1 ring=1"},
+    {"rows=17 d=4352 p=0.25 seq=5 gpu=1"},
+    {"rows=530 d=7168 no_bias=1 no_dbias=1 gpu=1"},
+    {"rows=100 d=4352 no_bias=1 no_dbias=1 p=0.25 seq=5 gpu=1"},
     /* backward only */
-    {"rows=130 d=20 acc_dgain=1 acc_dbias=1 acc_dw=1"},
+    {"rows=130 d=20 acc_dgain=1 acc_dbias=1 acc_params=1"},
     {"rows=35 d=33 no_dcoef=1"},
-    {"rows=35 d=33 no_dy=1 no_gain=1 no_dgain=1 acc_dw=1 strided=1"},
+    {"rows=35 d=33 no_dy=1 no_gain=1 no_dgain=1 acc_params=1 strided=1"},
     {"rows=0 d=8 acc_dgain=1 acc_dbias=1"},
     {"rows=35 d=64 no_dy=1 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 no_dcoef=1"},
     /* products left for dw: tiles for several rounds of the rings; what may be absent; many iterations; ways that make them apart, or not at all */
     {"rows=1030 d=2048 no_bias=1 no_dbias=1 gpu=1 products=1"},
-    {"rows=21 d=1024 profile=1 no_bias=1 no_dbias=1 p=0.25 seq=5 acc_dgain=1 acc_dw=1 gpu=1 products=1"},
+    {"rows=21 d=1024 profile=1 no_bias=1 no_dbias=1 p=0.25 seq=5 acc_dgain=1 acc_params=1 gpu=1 products=1"},
     {"rows=35 d=256 no_dy=1 no_gain=1 no_dgain=1 no_bias=1 no_dbias=1 no_dcoef=1 gpu=1 products=1"},
     {"rows=300 d=256 iterations=40 profile=1 zero_centered=1 no_bias=1 no_dbias=1 gpu=1 products=1"},
     {"rows=33 d=64 no_bias=1 no_dbias=1 products=1"},
-    {"rows=300 d=256 acc_dgain=1 acc_dw=1 gpu=1 products=1 " ENTERS},
+    {"rows=300 d=256 acc_dgain=1 acc_params=1 gpu=1 products=1 " ENTERS},
     {"rows=35 d=24 no_dy=1 no_dcoef=1 products=1 " ENTERS},
     {"rows=19 d=33 streams=3 profile=1 strided=1 products=1 " OPEN_ONLY},
-    /* the way back through Sinkhorn made before: with products and without, where it cannot be, and where it then is not used */
-    {"rows=300 d=512 acc_dgain=1 acc_dw=1 no_bias=1 no_dbias=1 gpu=1 products=1 ready=1"},
+    /* the backward pass through Sinkhorn made before: with products and without, where it cannot be, and where it then is not used */
+    {"rows=300 d=512 acc_dgain=1 acc_params=1 no_bias=1 no_dbias=1 gpu=1 products=1 ready=1"},
     {"rows=67 d=256 profile=1 no_bias=1 no_dbias=1 no_dcoef=1 gpu=1 ready=1"},
     {"rows=33 d=64 no_bias=1 no_dbias=1 ready=1"},
     {"rows=33 d=256 no_bias=1 no_dbias=1 strided=1 gpu=1 products=1 ready=1"},
 };
 enum { BACKWARD_ONLY = 17 };
 static const struct op_sample dw_samples[] = {
-    {"rows=5 d=9"}, {"rows=0 d=8"}, {"rows=0 d=8 acc_dw=1"}, {"rows=401 d=33 streams=3 acc_dw=1"}, {"rows=193 d=20 streams=8 strided=1"}};
-static const struct op_sample health_samples[] = {
-    {"rows=5 d=9 " ONE_MIX}, {"rows=0 d=8 acc_out=1 " ONE_MIX}, {"rows=200 d=8 streams=3 profile=1 no_comp_in=1"}, {"rows=64 d=5 streams=8 acc_out=1 " TWO_MIXES},
-    {"rows=130 d=264"}, {"rows=130 d=264 acc_out=1 no_comp_in=1 " ONE_MIX}};
+    {"rows=5 d=9"}, {"rows=0 d=8"}, {"rows=0 d=8 " ACC_ALL}, {"rows=401 d=33 streams=3 " ACC_ALL}, {"rows=193 d=20 streams=8 strided=1"}};
 static const struct op_sample bench[] = {
     {"rows=1536 d=192 no_bias=1 no_dbias=1"}, {"rows=4096 d=320 no_bias=1 no_dbias=1"}, {"rows=2048 d=2048 no_bias=1 no_dbias=1"},
     {"rows=16384 d=2048 no_bias=1 no_dbias=1 gpu=1"}, {"rows=8192 d=4096 no_bias=1 no_dbias=1 gpu=1"}};
 static const struct op_sample small_bench[] = {{"rows=1536 d=192"}, {"rows=4096 d=320"}, {"rows=16384 d=2048 gpu=1"}};
+static const struct op_sample again_samples[] = {{"rows=5 d=9"}, {"rows=0 d=8"}, {"rows=17 d=33 streams=3 no_gain=1"}, {"rows=35 d=24 strided=1 zero_centered=1"},
+                                                 {"rows=70 d=64 eps=0.5"}, {"rows=9 d=2056"}, {"rows=600 d=2048 gpu=1"}};
 
 /* In bf16 the stream is rounded before it is projected: 2e-3 of p, and more of coefficients with large logits (sqrt(K)). */
-MHC_DESC_ROUNDED(mhc_boundary_fwd, "mHC between two sublayers: combine, mapping, aggregate, norm", "mhc_boundary_bwd", 2e-5, 1e-2, samples,
-                 countof(samples) - BACKWARD_ONLY, bench);
+const struct op_desc mhc_boundary_fwd_desc = {
+    OP_IS(mhc_boundary_fwd), MHC_ALL(mhc_boundary_fwd, "mHC between two sublayers: combine, mapping, aggregate, norm"),
+    .number = mhc_boundary_fwd_number, .sample_shapes = x_shape, .infer = fwd_infer, .backward = "mhc_boundary_bwd", .tolerance = 2e-5,
+    .narrow = 1e-2, .samples = samples, .n_samples = countof(samples) - BACKWARD_ONLY, OP_LIST(bench, bench)};
+const struct op_desc mhc_boundary_again_desc = {
+    OP_NAMED("mhc_boundary_again", mhc_boundary_again, mhc_boundary_fwd), .summary = "the norm behind an mHC boundary recomputed from its stream",
+    .cost = again_cost, .sample_fill = again_fill, OP_LIST(dims, mhc_dims), .number = mhc_boundary_fwd_number, .prepare = again, .infer = mhc_infer,
+    .tolerance = 1e-5, OP_LIST(samples, again_samples), OP_LIST(bench, small_bench)};
 /* In bf16 the projection's share of the stream's gradient may be rounded before it is added; sums of it partly cancel. */
-MHC_DESC_ROUNDED(mhc_boundary_bwd, "gradients of mhc_boundary_fwd, those of its parameters included", NULL, 5e-5, 4e-3, samples,
-                 countof(samples), bench);
-MHC_DESC(mhc_boundary_dw, "gradients of the mapping's parameters", NULL, 1e-5, dw_samples, countof(dw_samples), small_bench);
-MHC_DESC(mhc_health, "row and column sums, gain and stream similarity of a mix", NULL, 1e-5, health_samples, countof(health_samples), small_bench);
+const struct op_desc mhc_boundary_bwd_desc = {
+    OP_IS(mhc_boundary_bwd), MHC_ALL(mhc_boundary_bwd, "gradients of mhc_boundary_fwd, those of its parameters included"),
+    .number = mhc_boundary_bwd_number, .sample_shapes = x_shape, .prepare = bwd_stream, .infer = bwd_infer, .run = bwd_run, .tolerance = 5e-5,
+    .narrow = 4e-3, OP_LIST(samples, samples), OP_LIST(bench, bench)};
+const struct op_desc mhc_boundary_dw_desc = {
+    OP_IS(mhc_boundary_dw), MHC_ALL(mhc_boundary_dw, "gradients of the mapping's parameters"), .number = mhc_boundary_dw_number,
+    .infer = dw_infer, .tolerance = 1e-5, OP_LIST(samples, dw_samples), OP_LIST(bench, small_bench)};
+
+/* The ready part, for the planner alone: no host has it, and samples of the backward half run it. */
+static const struct op_arg mhc_boundary_ready_fields[] = {
+    OP_FIELD_IN(mhc_boundary_bwd, "dcoef", dcoef, OPT, WIDE, "rows logits") OP_FIELD_IN(mhc_boundary_bwd, "stat", stat, IN, WIDE, "rows logits+2")
+    OP_FIELD_IN(mhc_boundary_bwd, "coef", coef, IN, WIDE, "rows logits") OP_FIELD_IN(mhc_boundary_bwd, "w", w, IN, WIDE, "logits streams*d")
+    OP_FIELD_IN(mhc_boundary_bwd, "a_pre", a_pre, IN, WIDE, "1") OP_FIELD_IN(mhc_boundary_bwd, "a_post", a_post, IN, WIDE, "1")
+    OP_FIELD_IN(mhc_boundary_bwd, "a_res", a_res, IN, WIDE, "1") OP_FIELD_IN(mhc_boundary_bwd, "beta", beta, IN, WIDE, "logits")
+    OP_FIELD_IN(mhc_boundary_bwd, "ready", ready, OUT, U8, "")};
+static int ready_check(const void *a, struct err *e) { return mhc_boundary_ready_check(a, e); }
+static bool ready_there(const struct ops *o) { return o->mhc_boundary_ready != NULL; }
+static int ready_call(const struct ops *o, struct lane *l, const void *a) { return o->mhc_boundary_ready(l, a); }
+static int64_t ready_work(const struct ops *o, const void *a) { return (void)o, (void)a, 0; }
+const struct op_desc mhc_boundary_ready_desc = {
+    .name = "mhc_boundary_ready", OP_LIST(args, mhc_boundary_ready_fields), .attrs = mhc_boundary_bwd_attrs,
+    .n_attrs = countof(mhc_boundary_bwd_attrs) - 1, .args_bytes = sizeof(struct mhc_boundary_bwd_args), .check = ready_check, .there = ready_there,
+    .call = ready_call, .work_bytes = ready_work, .number = mhc_boundary_bwd_number};

@@ -85,11 +85,11 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
 
 /* ---- backward ------------------------------------------------------------------------------------ */
 
-/* Of all streams. */
+/* Sums over all streams. */
 static int64_t width_of(const struct mhc_boundary_bwd_args *a) { return mhc_enters_bwd(a) ? a->rule.streams * a->dx.dim[1] : a->dx.dim[1]; }
 
 /* Scratch: the aggregate, its gradient, rstd, the whole gradient of the stream, and per row: logits of res,
- * dpre, dp, drho, and the gates made again. */
+ * dpre, dp, drho, and the gates recomputed. */
 int64_t mhc_boundary_bwd_work_ref(const struct mhc_boundary_bwd_args *a)
 {
     int64_t n = a->rule.streams, k = width_of(a);
@@ -190,11 +190,8 @@ int mhc_boundary_bwd_ref(struct lane *l, const struct mhc_boundary_bwd_args *a)
     }
     struct mhc_combine_bwd_args combine = {
         .dy = s.g, .x = a->x, .f = a->f, .bias = a->bias, .post = post_of(&a->rule, &a->coef_in), .res = res_of(&a->rule, &a->coef_in),
-        .dx = a->dx, .df = a->df, .dpost = post_of(&a->rule, &a->dcoef_in), .dres = res_of(&a->rule, &a->dcoef_in), .dbias = a->dbias,
+        .dx = a->dx, .df = a->df, .dpre = pre_of(&a->rule, &a->dcoef_in), .dpost = post_of(&a->rule, &a->dcoef_in), .dres = res_of(&a->rule, &a->dcoef_in), .dbias = a->dbias,
         .rule = a->rule, .drop = a->drop, .acc_dbias = a->acc_dbias};
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++)
-            f64_row(&a->dcoef_in, r)[i] = 0;
     return mhc_combine_bwd_ref(l, &combine);
 }
 
@@ -207,9 +204,9 @@ int mhc_boundary_dw_ref(struct lane *l, const struct mhc_boundary_dw_args *a)
     for (int64_t i = 0; !a->acc_dw && i < logits; i++)
         for (int64_t c = 0; c < k; c++)
             f64_row(&a->dw, i)[c] = 0;
-    for (int64_t i = 0; !a->acc_params && i < logits; i++)
+    for (int64_t i = 0; !mhc_boundary_adds(a) && i < logits; i++)
         dbeta[i] = 0;
-    for (int i = 0; !a->acc_params && i < 3; i++)
+    for (int i = 0; !mhc_boundary_adds(a) && i < 3; i++)
         ((double *)dalpha[i]->data)[0] = 0;
     for (int64_t r = 0; r < a->y.dim[0]; r++) {
         const double *dz = f64_row(&a->dz, r), *stat = f64_row(&a->stat, r), *y = f64_row(&a->y, r);

@@ -107,7 +107,7 @@ static inline void mhc_health_of(const struct mhc_health_args *a, int layer, mhc
     for (int i = 0; i < MHC_HEALTH_ITEMS; i++) {
         double value = i < MHC_SIMILARITY ? sums.worst[i] : sums.pairs > 0 ? sums.cosines / (double)sums.pairs : 0;
         double *out = a->layer[layer].out[i].data;
-        out[0] = value + (a->acc_out ? out[0] : 0);
+        out[0] = value + (a->layer[layer].acc[i] ? out[0] : 0);
     }
 }
 

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-/* Its steps as calls of other ops. one: what is left of the streams, [rows, C]. On the way back its gradient has the place of df, and that of the streams the
+/* Its steps as calls of other ops. one: what is left of the streams, [rows, C]. In the backward pass its gradient has the place of df, and that of the streams the
  * place of dx. */
 static inline struct mhc_combine_fwd_args leave_combine(const struct mhc_leave_fwd_args *a)
 {
@@ -29,16 +29,16 @@ static inline struct mhc_contract_bwd_args leave_contract_bwd(const struct mhc_l
     int64_t n = a->rule.streams;
     return (struct mhc_contract_bwd_args){.dy = a->df, .x = a->y, .w = a->w, .base = a->base, .scale = a->scale, .m = tensor_cols(&a->stat, 0, n),
                                           .rstd = tensor_cols(&a->stat, n, 1), .dx = a->dx, .dw = a->dw, .dbase = a->dbase, .dscale = a->dscale,
-                                          .eps = a->eps, .acc_params = a->acc_params};
+                                          .eps = a->eps, .acc_dw = mhc_leave_adds(a)};
 }
 static inline struct mhc_combine_bwd_args leave_combine_bwd(const struct mhc_leave_bwd_args *a)
 {
     int64_t n = a->rule.streams;
     return (struct mhc_combine_bwd_args){.dy = a->dx, .x = a->x, .f = a->f, .post = tensor_cols(&a->coef_in, n, n), .res = tensor_cols(&a->coef_in, 2 * n, n * n),
-                                         .dx = a->dx, .df = a->df, .dpost = tensor_cols(&a->dcoef_in, n, n),
+                                         .dx = a->dx, .df = a->df, .dpre = tensor_cols(&a->dcoef_in, 0, n), .dpost = tensor_cols(&a->dcoef_in, n, n),
                                          .dres = tensor_cols(&a->dcoef_in, 2 * n, n * n), .rule = a->rule, .drop = a->drop};
 }
-/* Of a row. */
+/* Learned gates of one row. */
 static inline double leave_gate(const struct tensor *stat, const struct tensor *base, const struct tensor *scale, double eps, int64_t row, int64_t i)
 {
     int64_t n = base->dim[0], at = row * (n + 2);
@@ -138,18 +138,15 @@ int OP(mhc_leave_bwd)(struct lane *l, const struct mhc_leave_bwd_args *a)
     struct leave_scratch s;
     TRY(mhc_leave_bwd_check(a, l->err));
     TRY(check_work("mhc_leave_bwd", &a->work, divide_bwd(a, &s), l->err));
-    int64_t rows = a->dx.dim[0], n = a->rule.streams, logits = mhc_logits(n);
+    int64_t rows = a->dx.dim[0], n = a->rule.streams;
     struct mhc_aggregate_fwd_args again = {.x = a->y, .pre = a->coef, .a = s.one};
     struct rmsnorm_bwd_args norm = norm_bwd(a, &s);
     struct mhc_contract_bwd_args contract = leave_contract_bwd(a);
     struct mhc_combine_bwd_args combine = leave_combine_bwd(a);
     contract.work = s.contract;
     combine.work = s.combine;
-    for (int64_t r = 0; r < rows; r++) {
+    for (int64_t r = 0; r < rows; r++)
         tensor_set(&s.rstd, r, tensor_get(&a->stat, r * (n + 2) + n + 1));
-        for (int64_t i = 0; i < n; i++)
-            tensor_set(&a->dcoef_in, r * logits + i, 0);
-    }
     TRY(OP(mhc_aggregate_fwd)(l, &again));
     TRY(OP(rmsnorm_bwd)(l, &norm));
     TRY(OP(mhc_contract_bwd)(l, &contract));

@@ -1,94 +1,166 @@
-/* Descriptors, test samples and bench shapes of the mhc primitives; see mhc.h. */
+/* Argument checks, descriptors, test samples and bench shapes of the mhc primitives; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
-#include "ops/dropout/dropout.h"
-#include "ops/mhc/mhc.h"
 #include "ops/mhc/mhc_leave_int.h"
 #include "ops/ops.h"
 
 #include <math.h>
 #include <string.h>
 
-const struct op_dim mhc_dims[2] = {{"rows", 5}, {"d", 9}};
+/* ---- checks ------------------------------------------------------------------------------------------------ */
 
-/* ---- shapes by letter ---------------------------------------------------------------------------------- */
-
-struct sizes {
-    int64_t rows, n, d;
-};
-
-static struct tensor letter_shape(char letter, const struct sizes *s)
+int mhc_rule_check(const char *op, const struct mhc_rule *r, struct err *e)
 {
-    int64_t n = s->n, logits = mhc_logits(n);
-    switch (letter) {
-    case 'K': return tensor_2d(NULL, DT_NONE, s->rows, n * s->d);
-    case 'C': return tensor_2d(NULL, DT_NONE, s->rows, s->d);
-    case 'N': return tensor_2d(NULL, DT_NONE, s->rows, logits);
-    case 'S': return tensor_2d(NULL, DT_NONE, s->rows, logits + 2);
-    case 'q': return tensor_2d(NULL, DT_NONE, s->rows, n + 2);
-    case 'n': return tensor_2d(NULL, DT_NONE, s->rows, n);
-    case 'm': return tensor_2d(NULL, DT_NONE, s->rows, n * n);
-    case '1': return tensor_2d(NULL, DT_NONE, s->rows, 1);
-    case 'W': return tensor_2d(NULL, DT_NONE, logits, n * s->d);
-    case 'T': return tensor_2d(NULL, DT_NONE, n, n * s->d);
-    case 'b': return tensor_1d(NULL, DT_NONE, logits);
-    case 'v': return tensor_1d(NULL, DT_NONE, s->d);
-    case 'g': return tensor_1d(NULL, DT_NONE, n);
-    case 's': return tensor_1d(NULL, DT_NONE, 1);
-    case 'i': return tensor_1d(NULL, DT_NONE, 4);
-    case 'h': return tensor_2d(NULL, DT_NONE, MHC_HEALTH_ROWS, n * n);
-    default: return tensor_1d(NULL, DT_NONE, 0);
-    }
-}
-
-static bool is_input(const struct op_arg *a) { return a->role == ARG_IN || a->role == ARG_OPT; }
-
-void mhc_sample_shapes(struct op_call *c, const char *letters)
-{
-    struct sizes s = {.rows = (int64_t)c->dim[0], .n = (int64_t)op_attr(c, "streams"), .d = (int64_t)c->dim[1]};
-    for (int i = 0; i < c->desc->n_args; i++)
-        if (is_input(&c->desc->args[i]))
-            c->t[i] = letter_shape(letters[i], &s);
-}
-
-int mhc_infer_shapes(struct op_call *c, const char *letters, struct err *e)
-{
-    double streams = op_attr(c, "streams");
-    if (!(streams >= 2 && streams <= MHC_MAX_STREAMS))
-        return err_set(e, ST_INVALID, "%s: streams is %g, expected 2 to %d", c->desc->name, streams, MHC_MAX_STREAMS);
-    struct sizes s = {.n = (int64_t)streams};
-    enum dtype real = DT_NONE;
-    for (int i = 0; i < c->desc->n_args; i++) {
-        const struct tensor *t = &c->t[i];
-        if (!is_input(&c->desc->args[i]) || t->rank == 0)
-            continue;
-        if (c->desc->args[i].type == ARG_REAL || (c->desc->args[i].type == ARG_WIDE && real == DT_NONE))
-            real = t->dtype;
-        if (strchr("KCNSnm1", letters[i]) != NULL)
-            s.rows = t->dim[0];
-        if (letters[i] == 'K' && t->rank == 2)
-            s.d = t->dim[1] / s.n;
-        else if (letters[i] == 'C' && t->rank == 2)
-            s.d = t->dim[1];
-    }
-    for (int i = 0; i < c->desc->n_args; i++) {
-        if (is_input(&c->desc->args[i]))
-            continue;
-        c->t[i] = letter_shape(letters[i], &s);
-        c->t[i].dtype = op_arg_dtype(&c->desc->args[i], real);
-    }
+    if (r->streams < 2 || r->streams > MHC_MAX_STREAMS)
+        return err_set(e, ST_INVALID, "%s: %lld streams, expected 2 to %d", op, (long long)r->streams, MHC_MAX_STREAMS);
+    if (r->iterations < 1 || r->iterations > MHC_MAX_ITERATIONS)
+        return err_set(e, ST_INVALID, "%s: %lld Sinkhorn iterations, expected 1 to %d", op, (long long)r->iterations,
+                       MHC_MAX_ITERATIONS);
+    if (r->profile != MHC_D && r->profile != MHC_S)
+        return err_set(e, ST_INVALID, "%s: profile %d is neither D nor S", op, (int)r->profile);
     return ST_OK;
 }
 
-/* Root mean squares and their inverses are positive. info: step 3, the first sample's index beyond 32 bits. */
-/* The stream that x, f and coef_in give: the backward pass may make it again instead of reading it. */
+int mhc_refuse_if(const char *op, bool wrong, const char *what, struct err *e)
+{
+    return wrong ? err_set(e, ST_INVALID, "%s: %s", op, what) : ST_OK;
+}
+
+int mhc_width_check(const char *op, int64_t k, int64_t n, struct err *e)
+{
+    if (n >= 1 && k % n == 0)
+        return ST_OK;
+    return err_set(e, ST_INVALID, "%s: the streams have %lld channels in all, not a multiple of %lld streams", op,
+                   (long long)k, (long long)n);
+}
+
+int mhc_drop_check(const char *op, const struct dropout_rule *r, const struct tensor *like, struct err *e)
+{
+    struct dropout_args d = {.x = *like, .y = *like, .rule = *r};
+    int st = dropout_check(&d, e);
+    return st != ST_OK ? (err_in(e, "%s", op), st) : ST_OK;
+}
+
+OP_CHECK(mhc_project_fwd)
+OP_CHECK(mhc_project_bwd)
+
+#define RULE_CHECK(op)                                        \
+    int op##_check(const struct op##_args *a, struct err *e)  \
+    {                                                         \
+        TRY(mhc_rule_check(#op, &a->rule, e));                \
+        return op_check_fields(&op##_desc, a, e);             \
+    }
+RULE_CHECK(mhc_gates_fwd)
+RULE_CHECK(mhc_sinkhorn_fwd)
+RULE_CHECK(mhc_sinkhorn_bwd)
+
+int mhc_gates_bwd_check(const struct mhc_gates_bwd_args *a, struct err *e)
+{
+    TRY(mhc_rule_check("mhc_gates_bwd", &a->rule, e));
+    bool acc = a->acc_dbeta;
+    TRY(mhc_refuse_if("mhc_gates_bwd", a->acc_da_pre != acc || a->acc_da_post != acc || a->acc_da_res != acc,
+                      "da_pre, da_post, da_res and dbeta must be added to together or not at all", e));
+    return op_check_fields(&mhc_gates_bwd_desc, a, e);
+}
+
+static int aggregate_check(const char *op, const struct tensor *x, const struct tensor *pre, struct err *e)
+{
+    if (!present(x) || !present(pre) || pre->rank != 2)
+        return ST_OK; /* said by field */
+    TRY(mhc_refuse_if(op, pre->dim[1] > MHC_MAX_STREAMS, "too many streams", e));
+    return mhc_width_check(op, x->dim[1], pre->dim[1], e);
+}
+
+int mhc_aggregate_fwd_check(const struct mhc_aggregate_fwd_args *a, struct err *e)
+{
+    TRY(aggregate_check("mhc_aggregate_fwd", &a->x, &a->pre, e));
+    return op_check_fields(&mhc_aggregate_fwd_desc, a, e);
+}
+
+int mhc_aggregate_bwd_check(const struct mhc_aggregate_bwd_args *a, struct err *e)
+{
+    TRY(aggregate_check("mhc_aggregate_bwd", &a->x, &a->pre, e));
+    return op_check_fields(&mhc_aggregate_bwd_desc, a, e);
+}
+
+#define COMBINE_CHECK(op)                                                 \
+    int op##_check(const struct op##_args *a, struct err *e)              \
+    {                                                                     \
+        TRY(mhc_rule_check(#op, &a->rule, e));                            \
+        TRY(mhc_width_check(#op, a->x.dim[1], a->rule.streams, e));       \
+        TRY(op_check_fields(&op##_desc, a, e));                           \
+        return mhc_drop_check(#op, &a->drop, &a->x, e);                   \
+    }
+COMBINE_CHECK(mhc_combine_fwd)
+COMBINE_CHECK(mhc_combine_bwd)
+
+static int fan_check(const char *op, const struct tensor *one, const struct tensor *many, struct err *e)
+{
+    return one->dim[1] == 0 ? mhc_refuse_if(op, many->dim[1] != 0, "widths differ", e)
+                            : mhc_width_check(op, many->dim[1], one->dim[1], e);
+}
+
+int mhc_expand_fwd_check(const struct mhc_expand_fwd_args *a, struct err *e)
+{
+    TRY(op_check_fields(&mhc_expand_fwd_desc, a, e));
+    return fan_check("mhc_expand_fwd", &a->x, &a->y, e);
+}
+
+int mhc_expand_bwd_check(const struct mhc_expand_bwd_args *a, struct err *e)
+{
+    TRY(op_check_fields(&mhc_expand_bwd_desc, a, e));
+    return fan_check("mhc_expand_bwd", &a->dx, &a->dy, e);
+}
+
+int mhc_contract_fwd_check(const struct mhc_contract_fwd_args *a, struct err *e)
+{
+    TRY(op_check_fields(&mhc_contract_fwd_desc, a, e));
+    TRY(mhc_refuse_if("mhc_contract_fwd", present(&a->w) && a->w.dim[0] > MHC_MAX_STREAMS, "too many streams", e));
+    return fan_check("mhc_contract_fwd", &a->y, &a->x, e);
+}
+
+int mhc_contract_bwd_check(const struct mhc_contract_bwd_args *a, struct err *e)
+{
+    const char *op = "mhc_contract_bwd";
+    TRY(op_check_fields(&mhc_contract_bwd_desc, a, e));
+    TRY(mhc_refuse_if(op, present(&a->w) && a->w.dim[0] > MHC_MAX_STREAMS, "too many streams", e));
+    return fan_check(op, &a->dy, &a->dx, e);
+}
+
+/* ---- what descriptors share ---------------------------------------------------------------------------------- */
+
+const struct op_dim mhc_dims[2] = {{"rows", 5}, {"d", 9}};
+
+bool mhc_number(const struct mhc_rule *r, const char *name, int64_t *out)
+{
+    if (strcmp(name, "logits") != 0 || r->streams < 0 || r->streams > MHC_MAX_STREAMS)
+        return false;
+    *out = mhc_logits(r->streams);
+    return true;
+}
+
+int mhc_infer(struct op_call *c, const struct ops *ops, struct err *e)
+{
+    double streams = mhc_streams(c);
+    if (!(streams >= 2 && streams <= MHC_MAX_STREAMS))
+        return err_set(e, ST_INVALID, "%s: streams is %g, expected 2 to %d", c->desc->name, streams, MHC_MAX_STREAMS);
+    return op_infer_shapes(c, ops, e);
+}
+
+#define T(name) (*mhc_arg(c, #name))
+static bool is_input(const struct op_arg *a) { return a->role == ARG_IN || a->role == ARG_OPT; }
+
+/* Step 3, the first sample's index beyond 32 bits. */
+static const double sample_info[] = {3, 4294967296.0 + 11, 0, 0};
+
+/* The stream that x, f and coef_in give: the backward pass may recompute it instead of reading it. */
 static void fill_stream(const struct op_call *c, struct tensor *y)
 {
-    struct mhc_rule r = mhc_pack_rule(c);
-    struct dropout_rule drop = mhc_pack_drop(c, &T(info));
-    int64_t n = r.streams, k = y->dim[1], d = k / n, logits = mhc_logits(n);
+    struct dropout_rule drop = {.p = op_attr(c, "p"), .key = (uint64_t)op_attr(c, "key"), .seq = (int64_t)op_attr(c, "seq")};
+    bool profile_d = op_attr(c, "profile") == MHC_D;
+    int64_t n = (int64_t)mhc_streams(c), k = y->dim[1], d = k / n, logits = mhc_logits(n);
     double coef[MHC_MAX_STREAMS * (MHC_MAX_STREAMS + 2)], in[MHC_MAX_STREAMS];
     for (int64_t row = 0; row < y->dim[0]; row++) {
-        int64_t step = drop.p > 0 ? (int64_t)tensor_get(&T(info), 0) : 0, sample = drop.p > 0 ? (int64_t)tensor_get(&T(info), 1) + row / drop.seq : 0;
+        int64_t step = (int64_t)sample_info[0], sample = drop.p > 0 ? (int64_t)sample_info[1] + row / drop.seq : 0;
         for (int64_t i = 0; i < logits; i++)
             coef[i] = tensor_get(&T(coef_in), row * logits + i);
         for (int64_t at = 0; at < d; at++) {
@@ -99,30 +171,30 @@ static void fill_stream(const struct op_call *c, struct tensor *y)
                 bool kept = !(drop.p > 0) || dropout_keep(drop.key, dropout_threshold(drop.p), step, sample, row % drop.seq, i * d + at);
                 double sum = kept ? coef[n + i] * add / (1 - drop.p) : 0;
                 for (int64_t j = 0; j < n; j++)
-                    sum += coef[2 * n + (r.profile == MHC_D ? j * n + i : i * n + j)] * in[j];
+                    sum += coef[2 * n + (profile_d ? j * n + i : i * n + j)] * in[j];
                 tensor_set(y, row * k + i * d + at, (double)(float)sum);
             }
         }
     }
 }
 
+/* Root mean squares and their inverses are positive. */
 bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t key)
 {
-    const double info[] = {3, 4294967296.0 + 11, 0, 0};
     const char *name = c->desc->args[arg].name;
     bool stat = strcmp(name, "stat") == 0;
     if (strcmp(name, "info") == 0) {
-        for (int i = 0; i < countof(info); i++)
-            tensor_set(host, i, info[i]);
+        for (int i = 0; i < countof(sample_info); i++)
+            tensor_set(host, i, sample_info[i]);
         return true;
     }
-    if (strcmp(name, "y") == 0 && c->desc->args[arg].role == ARG_OPT && op_attr(c, "enters") != 0) {
+    if (strcmp(name, "y") == 0 && is_input(&c->desc->args[arg]) && op_attr(c, "enters") != 0) {
         int64_t k = host->dim[1], d = T(x).dim[1];
         for (int64_t i = 0, all = tensor_elems(host); i < all; i++)
             tensor_set(host, i, tensor_get(&T(x), i / k * d + i % k % d));
         return true;
     }
-    if (strcmp(name, "y") == 0 && c->desc->args[arg].role == ARG_OPT && T(f).data != NULL) {
+    if (strcmp(name, "y") == 0 && is_input(&c->desc->args[arg]) && T(f).data != NULL) {
         fill_stream(c, host);
         return true;
     }
@@ -141,22 +213,6 @@ bool mhc_sample_fill(struct op_call *c, int arg, struct tensor *host, uint64_t k
     return true;
 }
 
-struct mhc_rule mhc_pack_rule(const struct op_call *c)
-{
-    double iterations = op_attr(c, "iterations");
-    return (struct mhc_rule){.streams = (int64_t)op_attr(c, "streams"), .profile = op_attr(c, "profile") != 0 ? MHC_S : MHC_D,
-                             .iterations = iterations >= 0 && iterations < 1e9 ? (int64_t)iterations : 0,
-                             .round_bf16 = op_attr(c, "round_bf16") != 0, .single_pass = op_attr(c, "single_pass") != 0,
-                             .ring = op_attr(c, "ring") != 0, .kernels = op_attr(c, "primitive") != 0 ? MHC_KERNELS_PRIMITIVE : MHC_KERNELS_AUTO};
-}
-
-struct dropout_rule mhc_pack_drop(const struct op_call *c, const struct tensor *info)
-{
-    double seq = op_attr(c, "seq"), key = op_attr(c, "key");
-    return (struct dropout_rule){.p = op_attr(c, "p"), .key = key >= 0 && key < 1e15 ? (uint64_t)key : 0,
-                                 .seq = seq >= 1 && seq < 1e15 ? (int64_t)seq : 0, .info = *info};
-}
-
 void mhc_cost(const struct op_call *c, double flops_per_element, struct op_cost *out)
 {
     double largest = 0;
@@ -170,147 +226,38 @@ void mhc_cost(const struct op_call *c, double flops_per_element, struct op_cost 
     out->flops = largest * flops_per_element;
 }
 
-static double streams_of(const struct op_call *c) { return op_attr(c, "streams"); }
+/* ---- descriptors ------------------------------------------------------------------------------------------------- */
 
-/* ---- project --------------------------------------------------------------------------------------------- */
-
-static const struct op_arg mhc_project_fwd_arg_list[] = {IN(x), WIN(w), WOUT(p), WOUT(rho)};
-static const struct op_attr mhc_project_fwd_attrs[] = {{.name = "streams", .value = 4}};
-static struct mhc_project_fwd_args mhc_project_fwd_pack(const struct op_call *c)
+/* Dims of a projection from those of the streams. */
+static const struct op_dim project_dims[] = {{"rows", 5}, {"d", 9}, {"m", 0}, {"k", 0}};
+static void project_sizes(struct op_call *c)
 {
-    return (struct mhc_project_fwd_args){.x = T(x), .w = T(w), .p = T(p), .rho = T(rho)};
+    double n = mhc_streams(c);
+    op_call_set(c, "m", n * n + 2 * n);
+    op_call_set(c, "k", n * op_dim(c, "d"));
 }
-MHC_FUNCTIONS(mhc_project_fwd, "KWN1", 2 * streams_of(c) * (streams_of(c) + 2) + 2)
-MHC_INFER(mhc_project_fwd, "KWN1")
 
-static const struct op_arg mhc_project_bwd_arg_list[] = {WIN(dp), WIN(drho), IN(x), WIN(w), WIN(rho), OUT(dx), WOOUT(dw), WORK};
-static const struct op_attr mhc_project_bwd_attrs[] = {{.name = "streams", .value = 4}, {.name = "acc_dx", .value = 0}, {.name = "acc_dw", .value = 0}};
-static struct mhc_project_bwd_args mhc_project_bwd_pack(const struct op_call *c)
-{
-    return (struct mhc_project_bwd_args){.dp = T(dp), .drho = T(drho), .x = T(x), .w = T(w), .rho = T(rho), .dx = T(dx), .dw = T(dw),
-                                         .work = T(work), .acc_dx = FLAG(acc_dx), .acc_dw = FLAG(acc_dw)};
-}
-MHC_FUNCTIONS(mhc_project_bwd, "N1KW1KW.", 4 * streams_of(c) * (streams_of(c) + 2) + 2)
-MHC_INFER_WORK(mhc_project_bwd, "N1KW1KW.")
+MHC_TABLES(mhc_project_fwd, MHC_PROJECT_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2 * mhc_streams(c) * (mhc_streams(c) + 2) + 2)
+MHC_TABLES(mhc_project_bwd, MHC_PROJECT_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 4 * mhc_streams(c) * (mhc_streams(c) + 2) + 2)
+MHC_RULED(mhc_gates_fwd, MHC_GATES_FWD_FIELDS, MHC_NONE, MHC_RULE, 8)
+MHC_RULED(mhc_gates_bwd, MHC_GATES_BWD_FIELDS, MHC_NONE, MHC_RULE, 12)
+MHC_RULED(mhc_sinkhorn_fwd, MHC_SINKHORN_FWD_FIELDS, MHC_NONE, MHC_RULE, 4 * op_attr(c, "iterations"))
+MHC_RULED(mhc_sinkhorn_bwd, MHC_SINKHORN_BWD_FIELDS, MHC_NONE, MHC_RULE, 14 * op_attr(c, "iterations"))
+MHC_TABLES(mhc_aggregate_fwd, MHC_AGGREGATE_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2)
+MHC_TABLES(mhc_aggregate_bwd, MHC_AGGREGATE_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 4)
+MHC_RULED(mhc_combine_fwd, MHC_COMBINE_FWD_FIELDS, MHC_INFO, MHC_RULE_DROP,
+          2 * mhc_streams(c) + 2)
+MHC_RULED(mhc_combine_bwd, MHC_COMBINE_BWD_FIELDS, MHC_INFO, MHC_RULE_DROP,
+          4 * mhc_streams(c) + 4)
+MHC_TABLES(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 0)
+MHC_TABLES(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 1)
+MHC_TABLES(mhc_contract_fwd, MHC_CONTRACT_FWD_FIELDS, MHC_NONE, MHC_STREAMS, 2 * mhc_streams(c) + 4)
+MHC_TABLES(mhc_contract_bwd, MHC_CONTRACT_BWD_FIELDS, MHC_NONE, MHC_STREAMS, 4 * mhc_streams(c) + 6)
 
-/* ---- gates ------------------------------------------------------------------------------------------------ */
-
-static const struct op_arg mhc_gates_fwd_arg_list[] = {WIN(p), WIN(rho), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta), WOUT(pre), WOUT(post), WOUT(logits)};
-static const struct op_attr mhc_gates_fwd_attrs[] = {MHC_RULE_ATTRS};
-static struct mhc_gates_fwd_args mhc_gates_fwd_pack(const struct op_call *c)
-{
-    return (struct mhc_gates_fwd_args){.p = T(p), .rho = T(rho), .a_pre = T(a_pre), .a_post = T(a_post), .a_res = T(a_res),
-                                       .beta = T(beta), .pre = T(pre), .post = T(post), .logits = T(logits), .rule = mhc_pack_rule(c)};
-}
-MHC_FUNCTIONS(mhc_gates_fwd, "N1sssbnnm", 8)
-MHC_INFER(mhc_gates_fwd, "N1sssbnnm")
-
-static const struct op_arg mhc_gates_bwd_arg_list[] = {WOPT(dpre), WOPT(dpost), WOPT(dlogits), WIN(p), WIN(rho), WIN(a_pre), WIN(a_post), WIN(a_res), WIN(beta),
-                                                       WOUT(dp), WOUT(drho), WOOUT(dz), WOOUT(da_pre), WOOUT(da_post), WOOUT(da_res), WOOUT(dbeta)};
-static const struct op_attr mhc_gates_bwd_attrs[] = {MHC_RULE_ATTRS, {.name = "acc_params", .value = 0}};
-static struct mhc_gates_bwd_args mhc_gates_bwd_pack(const struct op_call *c)
-{
-    return (struct mhc_gates_bwd_args){.dpre = T(dpre), .dpost = T(dpost), .dlogits = T(dlogits), .p = T(p), .rho = T(rho), .a_pre = T(a_pre),
-                                       .a_post = T(a_post), .a_res = T(a_res), .beta = T(beta), .dp = T(dp), .drho = T(drho), .dz = T(dz),
-                                       .da_pre = T(da_pre), .da_post = T(da_post), .da_res = T(da_res), .dbeta = T(dbeta),
-                                       .rule = mhc_pack_rule(c), .acc_params = FLAG(acc_params)};
-}
-MHC_FUNCTIONS(mhc_gates_bwd, "nnmN1sssbN1Nsssb", 12)
-MHC_INFER(mhc_gates_bwd, "nnmN1sssbN1Nsssb")
-
-/* ---- sinkhorn ----------------------------------------------------------------------------------------------- */
-
-static const struct op_arg mhc_sinkhorn_fwd_arg_list[] = {WIN(logits), WOUT(res)};
-static const struct op_attr mhc_sinkhorn_fwd_attrs[] = {MHC_RULE_ATTRS};
-static struct mhc_sinkhorn_fwd_args mhc_sinkhorn_fwd_pack(const struct op_call *c)
-{
-    return (struct mhc_sinkhorn_fwd_args){.logits = T(logits), .res = T(res), .rule = mhc_pack_rule(c)};
-}
-MHC_FUNCTIONS(mhc_sinkhorn_fwd, "mm", 4 * op_attr(c, "iterations"))
-MHC_INFER(mhc_sinkhorn_fwd, "mm")
-
-static const struct op_arg mhc_sinkhorn_bwd_arg_list[] = {WIN(dres), WIN(logits), WOUT(dlogits)};
-static const struct op_attr mhc_sinkhorn_bwd_attrs[] = {MHC_RULE_ATTRS};
-static struct mhc_sinkhorn_bwd_args mhc_sinkhorn_bwd_pack(const struct op_call *c)
-{
-    return (struct mhc_sinkhorn_bwd_args){.dres = T(dres), .logits = T(logits), .dlogits = T(dlogits), .rule = mhc_pack_rule(c)};
-}
-MHC_FUNCTIONS(mhc_sinkhorn_bwd, "mmm", 14 * op_attr(c, "iterations"))
-MHC_INFER(mhc_sinkhorn_bwd, "mmm")
-
-/* ---- aggregate ------------------------------------------------------------------------------------------------ */
-
-static const struct op_arg mhc_aggregate_fwd_arg_list[] = {IN(x), WIN(pre), OUT(a)};
-static const struct op_attr mhc_aggregate_fwd_attrs[] = {{.name = "streams", .value = 4}};
-static struct mhc_aggregate_fwd_args mhc_aggregate_fwd_pack(const struct op_call *c)
-{
-    return (struct mhc_aggregate_fwd_args){.x = T(x), .pre = T(pre), .a = T(a)};
-}
-MHC_FUNCTIONS(mhc_aggregate_fwd, "KnC", 2)
-MHC_INFER(mhc_aggregate_fwd, "KnC")
-
-static const struct op_arg mhc_aggregate_bwd_arg_list[] = {IN(da), IN(x), WIN(pre), OUT(dx), WOUT(dpre)};
-static const struct op_attr mhc_aggregate_bwd_attrs[] = {{.name = "streams", .value = 4}, {.name = "acc_dx", .value = 0}};
-static struct mhc_aggregate_bwd_args mhc_aggregate_bwd_pack(const struct op_call *c)
-{
-    return (struct mhc_aggregate_bwd_args){.da = T(da), .x = T(x), .pre = T(pre), .dx = T(dx), .dpre = T(dpre), .acc_dx = FLAG(acc_dx)};
-}
-MHC_FUNCTIONS(mhc_aggregate_bwd, "CKnKn", 4)
-MHC_INFER(mhc_aggregate_bwd, "CKnKn")
-
-/* ---- combine --------------------------------------------------------------------------------------------------- */
-
-static const struct op_arg mhc_combine_fwd_arg_list[] = {IN(x), IN(f), WOPT(bias), WIN(post), WIN(res), INFO, OUT(y)};
-static const struct op_attr mhc_combine_fwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS};
-static struct mhc_combine_fwd_args mhc_combine_fwd_pack(const struct op_call *c)
-{
-    return (struct mhc_combine_fwd_args){.x = T(x), .f = T(f), .bias = T(bias), .post = T(post), .res = T(res), .y = T(y),
-                                         .rule = mhc_pack_rule(c), .drop = mhc_pack_drop(c, mhc_arg(c, "info"))};
-}
-MHC_FUNCTIONS(mhc_combine_fwd, "KCvnmiK", 2 * streams_of(c) + 2)
-MHC_INFER(mhc_combine_fwd, "KCvnmiK")
-
-static const struct op_arg mhc_combine_bwd_arg_list[] = {IN(dy), IN(x), IN(f), WOPT(bias), WIN(post), WIN(res), INFO, OUT(dx), OUT(df), WOUT(dpost), WOUT(dres), WOOUT(dbias), WORK};
-static const struct op_attr mhc_combine_bwd_attrs[] = {MHC_RULE_ATTRS, MHC_DROP_ATTRS, {.name = "acc_dbias", .value = 0}};
-static struct mhc_combine_bwd_args mhc_combine_bwd_pack(const struct op_call *c)
-{
-    return (struct mhc_combine_bwd_args){.dy = T(dy), .x = T(x), .f = T(f), .bias = T(bias), .post = T(post), .res = T(res), .dx = T(dx),
-                                         .df = T(df), .dpost = T(dpost), .dres = T(dres), .dbias = T(dbias), .work = T(work),
-                                         .rule = mhc_pack_rule(c), .drop = mhc_pack_drop(c, mhc_arg(c, "info")), .acc_dbias = FLAG(acc_dbias)};
-}
-MHC_FUNCTIONS(mhc_combine_bwd, "KKCvnmiKCnmv.", 4 * streams_of(c) + 4)
-MHC_INFER_WORK(mhc_combine_bwd, "KKCvnmiKCnmv.")
-
-/* ---- expand, contract -------------------------------------------------------------------------------------------- */
-
-static void expand_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, 0, out); }
-static void sum_cost(const struct op_call *c, struct op_cost *out) { mhc_cost(c, 1, out); }
-
-/* Attribute mean: no parameters, whatever the sample gives. */
-static const struct op_arg mhc_contract_fwd_arg_list[] = {IN(x), WOPT(w), WOPT(base), WOPT(scale), OUT(y), {.name = "m", .role = ARG_OOUT, .no_grad = true, .type = ARG_WIDE},
-                                                          {.name = "rstd", .role = ARG_OOUT, .no_grad = true, .type = ARG_WIDE}};
-static const struct op_attr mhc_contract_fwd_attrs[] = {{.name = "streams", .value = 4}, {.name = "eps", .value = 1e-5}};
-static struct mhc_contract_fwd_args mhc_contract_fwd_pack(const struct op_call *c)
-{
-    return (struct mhc_contract_fwd_args){.x = T(x), .w = T(w), .base = T(base), .scale = T(scale), .y = T(y), .m = T(m), .rstd = T(rstd),
-                                          .eps = op_attr(c, "eps")};
-}
-MHC_FUNCTIONS(mhc_contract_fwd, "KTgsCn1", 2 * streams_of(c) + 4)
-MHC_INFER(mhc_contract_fwd, "KTgsCn1")
-
-static const struct op_arg mhc_contract_bwd_arg_list[] = {IN(dy), OPT(x), WOPT(w), WOPT(base), WOPT(scale), WOPT(m), WOPT(rstd), OUT(dx), WOOUT(dw), WOOUT(dbase), WOOUT(dscale), WORK};
-static const struct op_attr mhc_contract_bwd_attrs[] = {{.name = "streams", .value = 4}, {.name = "eps", .value = 1e-5}, {.name = "acc_dx", .value = 0}, {.name = "acc_params", .value = 0}};
-static struct mhc_contract_bwd_args mhc_contract_bwd_pack(const struct op_call *c)
-{
-    return (struct mhc_contract_bwd_args){.dy = T(dy), .x = T(x), .w = T(w), .base = T(base), .scale = T(scale), .m = T(m), .rstd = T(rstd),
-                                          .dx = T(dx), .dw = T(dw), .dbase = T(dbase), .dscale = T(dscale), .work = T(work),
-                                          .eps = op_attr(c, "eps"), .acc_dx = FLAG(acc_dx), .acc_params = FLAG(acc_params)};
-}
-MHC_FUNCTIONS(mhc_contract_bwd, "CKTgsn1KTgs.", 4 * streams_of(c) + 6)
-MHC_INFER_WORK(mhc_contract_bwd, "CKTgsn1KTgs.")
-
-/* ---- samples: one list for all primitives; what an op does not know it ignores ------------------------------------- */
-
+/* One list for all primitives; what an op does not know it ignores. */
+#define ACC_GATES "acc_da_pre=1 acc_da_post=1 acc_da_res=1 acc_dbeta=1"
+#define ACC_LEARNED "acc_dw=1 acc_dbase=1 acc_dscale=1"
+#define NO_GATES "no_w=1 no_base=1 no_scale=1 no_m=1 no_rstd=1 no_dw=1 no_dbase=1 no_dscale=1"
 static const struct op_sample samples[] = {
     {"rows=5 d=9"},
     {"rows=1 d=1 streams=2"},
@@ -337,12 +284,12 @@ static const struct op_sample contract_samples[] = {
     {"rows=33 d=20 streams=8 strided=1"},
     {"rows=70 d=16 eps=1e-3"},
     {"rows=6 d=648"},
-    {"rows=19 d=33 no_w=1 no_base=1 no_scale=1 no_m=1 no_rstd=1 no_dw=1 no_dbase=1 no_dscale=1"},
-    {"rows=6 d=5 streams=3 no_w=1 no_base=1 no_scale=1 no_m=1 no_rstd=1 no_dw=1 no_dbase=1 no_dscale=1 strided=1"},
+    {"rows=19 d=33 " NO_GATES},
+    {"rows=6 d=5 streams=3 strided=1 " NO_GATES},
     /* backward only */
-    {"rows=401 d=5 acc_params=1"},
+    {"rows=401 d=5 " ACC_LEARNED},
     {"rows=23 d=17 streams=3 acc_dx=1"},
-    {"rows=7 d=6 acc_dx=1 no_w=1 no_base=1 no_scale=1 no_m=1 no_rstd=1 no_dw=1 no_dbase=1 no_dscale=1"},
+    {"rows=7 d=6 acc_dx=1 " NO_GATES},
 };
 static const struct op_sample project_bwd_samples[] = {
     {"rows=5 d=9 acc_dx=1"},
@@ -356,8 +303,8 @@ static const struct op_sample project_bwd_samples[] = {
     {"rows=130 d=80 no_dw=1"},
 };
 static const struct op_sample gates_bwd_samples[] = {
-    {"rows=33 acc_params=1"},
-    {"rows=700 acc_params=1 profile=1"},
+    {"rows=33 " ACC_GATES},
+    {"rows=700 profile=1 " ACC_GATES},
     {"rows=5 streams=3 no_dpost=1 no_dlogits=1 profile=1"},
     {"rows=5 no_dpre=1 no_dz=1 no_da_pre=1 no_da_post=1 no_da_res=1 no_dbeta=1"},
     {"rows=5 streams=8 no_dpre=1 no_dlogits=1 strided=1"},
@@ -376,29 +323,26 @@ static const struct op_sample sinkhorn_bwd_samples[] = {{"rows=5"}, {"rows=70 it
 static const struct op_sample expand_bwd_samples[] = {{"rows=5 d=9"}, {"rows=66 d=64 streams=3 strided=1"}, {"rows=0 d=3"}};
 static const struct op_sample bench[] = {{"rows=4096 d=320"}, {"rows=2048 d=2048"}, {"rows=16384 d=2048 gpu=1"}};
 
-MHC_DESC(mhc_project_fwd, "mHC logits and root mean square of the streams", "mhc_project_bwd", 5e-6, samples, countof(samples), bench);
-MHC_DESC(mhc_project_bwd, "gradient of mhc_project_fwd", NULL, 1e-5, project_bwd_samples, countof(project_bwd_samples), bench);
-MHC_DESC(mhc_gates_fwd, "mHC gates and mixing logits", "mhc_gates_bwd", 5e-6, samples, countof(samples), bench);
-MHC_DESC(mhc_gates_bwd, "gradient of mhc_gates_fwd", NULL, 1e-5, gates_bwd_samples, countof(gates_bwd_samples), bench);
-MHC_DESC(mhc_sinkhorn_fwd, "doubly stochastic matrix of mixing logits", "mhc_sinkhorn_bwd", 5e-6, samples, countof(samples), bench);
-MHC_DESC(mhc_sinkhorn_bwd, "gradient of mhc_sinkhorn_fwd", NULL, 2e-5, sinkhorn_bwd_samples, countof(sinkhorn_bwd_samples), bench);
-MHC_DESC(mhc_aggregate_fwd, "weighted sum of the streams", "mhc_aggregate_bwd", 2e-6, samples, countof(samples), bench);
-MHC_DESC(mhc_aggregate_bwd, "gradient of mhc_aggregate_fwd", NULL, 5e-6, aggregate_bwd_samples, countof(aggregate_bwd_samples), bench);
-MHC_DESC(mhc_combine_fwd, "mix the streams and add a sublayer's output to each", "mhc_combine_bwd", 2e-6, samples, countof(samples), bench);
-MHC_DESC(mhc_combine_bwd, "gradient of mhc_combine_fwd", NULL, 5e-6, combine_bwd_samples, countof(combine_bwd_samples), bench);
-OP_FIELDS(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, );
-OP_ATTRS(mhc_expand_fwd, MHC_EXPAND_FWD_FIELDS, OP_ATTR_EXTRA("streams", 4));
-OP_CALLS(mhc_expand_fwd);
-const struct op_desc mhc_expand_fwd_desc = {
-    OP_IS(mhc_expand_fwd), .summary = "copy one stream to n", OP_LIST(dims, mhc_dims), .cost = expand_cost,
-    .backward = "mhc_expand_bwd", .tolerance = 1e-7, OP_LIST(samples, samples), OP_LIST(bench, bench),
-};
-OP_FIELDS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, );
-OP_ATTRS(mhc_expand_bwd, MHC_EXPAND_BWD_FIELDS, OP_ATTR_EXTRA("streams", 4));
-OP_CALLS(mhc_expand_bwd);
-const struct op_desc mhc_expand_bwd_desc = {
-    OP_IS(mhc_expand_bwd), .summary = "gradient of mhc_expand_fwd", OP_LIST(dims, mhc_dims), .cost = sum_cost,
-    .tolerance = 1e-6, OP_LIST(samples, expand_bwd_samples), OP_LIST(bench, bench),
-};
-MHC_DESC(mhc_contract_fwd, "n streams to one: mean, or by learned gates", "mhc_contract_bwd", 5e-6, contract_samples, countof(contract_samples) - 3, bench);
-MHC_DESC(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples, countof(contract_samples), bench);
+#define PRIMITIVE(op, text, back, tol, list)                                                                   \
+    OP_IS(op), MHC_ALL(op, text), .infer = mhc_infer, .backward = back, .tolerance = tol, .samples = list,     \
+    .n_samples = countof(list), OP_LIST(bench, bench)
+const struct op_desc mhc_project_fwd_desc = {
+    OP_IS(mhc_project_fwd), .summary = "mHC logits and root mean square of the streams", .cost = mhc_project_fwd_cost, .sample_fill = mhc_sample_fill, .sample_dims = project_sizes,
+    .infer = mhc_infer, .backward = "mhc_project_bwd", .tolerance = 5e-6, OP_LIST(dims, project_dims), OP_LIST(samples, samples), OP_LIST(bench, bench)};
+const struct op_desc mhc_project_bwd_desc = {
+    OP_IS(mhc_project_bwd), .summary = "gradient of mhc_project_fwd", .cost = mhc_project_bwd_cost, .sample_fill = mhc_sample_fill, .sample_dims = project_sizes,
+    .infer = mhc_infer, .tolerance = 1e-5, OP_LIST(dims, project_dims), OP_LIST(samples, project_bwd_samples), OP_LIST(bench, bench)};
+const struct op_desc mhc_gates_fwd_desc = {PRIMITIVE(mhc_gates_fwd, "mHC gates and mixing logits", "mhc_gates_bwd", 5e-6, samples), .number = mhc_gates_fwd_number};
+const struct op_desc mhc_gates_bwd_desc = {PRIMITIVE(mhc_gates_bwd, "gradient of mhc_gates_fwd", NULL, 1e-5, gates_bwd_samples), .number = mhc_gates_bwd_number};
+const struct op_desc mhc_sinkhorn_fwd_desc = {PRIMITIVE(mhc_sinkhorn_fwd, "doubly stochastic matrix of mixing logits", "mhc_sinkhorn_bwd", 5e-6, samples), .number = mhc_sinkhorn_fwd_number};
+const struct op_desc mhc_sinkhorn_bwd_desc = {PRIMITIVE(mhc_sinkhorn_bwd, "gradient of mhc_sinkhorn_fwd", NULL, 2e-5, sinkhorn_bwd_samples), .number = mhc_sinkhorn_bwd_number};
+const struct op_desc mhc_aggregate_fwd_desc = {PRIMITIVE(mhc_aggregate_fwd, "weighted sum of the streams", "mhc_aggregate_bwd", 2e-6, samples)};
+const struct op_desc mhc_aggregate_bwd_desc = {PRIMITIVE(mhc_aggregate_bwd, "gradient of mhc_aggregate_fwd", NULL, 5e-6, aggregate_bwd_samples)};
+const struct op_desc mhc_combine_fwd_desc = {PRIMITIVE(mhc_combine_fwd, "mix the streams and add a sublayer's output to each", "mhc_combine_bwd", 2e-6, samples), .number = mhc_combine_fwd_number};
+const struct op_desc mhc_combine_bwd_desc = {PRIMITIVE(mhc_combine_bwd, "gradient of mhc_combine_fwd", NULL, 5e-6, combine_bwd_samples), .number = mhc_combine_bwd_number};
+const struct op_desc mhc_expand_fwd_desc = {PRIMITIVE(mhc_expand_fwd, "copy one stream to n", "mhc_expand_bwd", 1e-7, samples)};
+const struct op_desc mhc_expand_bwd_desc = {PRIMITIVE(mhc_expand_bwd, "gradient of mhc_expand_fwd", NULL, 1e-6, expand_bwd_samples)};
+const struct op_desc mhc_contract_fwd_desc = {
+    OP_IS(mhc_contract_fwd), MHC_ALL(mhc_contract_fwd, "n streams to one: mean, or by learned gates"), .infer = mhc_infer, .backward = "mhc_contract_bwd", .tolerance = 5e-6,
+    .samples = contract_samples, .n_samples = countof(contract_samples) - 3, OP_LIST(bench, bench)};
+const struct op_desc mhc_contract_bwd_desc = {PRIMITIVE(mhc_contract_bwd, "gradient of mhc_contract_fwd", NULL, 1e-5, contract_samples)};

@@ -6,9 +6,6 @@
 #include "ops/mhc/mhc.h"
 #include "ops/opdesc.h"
 
-/* Arguments from a call of the descriptor. */
-struct mhc_rebuild_args mhc_rebuild_pack(const struct op_call *c);
-
 /* Where layer l (0-based) puts its streams: a y that is absent is made in the next one that is not, which is overwritten in place. */
 static inline const struct tensor *mhc_rebuild_place(const struct mhc_rebuild_args *a, int l)
 {

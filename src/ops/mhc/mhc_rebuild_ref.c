@@ -1,4 +1,4 @@
-/* Streams of several sublayers made again, reference: combine after combine; see mhc.h. */
+/* Streams of several sublayers recomputed, reference: combine after combine; see mhc.h. */
 #include "ops/mhc/mhc_rebuild_int.h"
 #include "ops/mhc/mhc.h"
 #include "ops/ops_ref_int.h"

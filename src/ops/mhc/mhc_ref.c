@@ -114,9 +114,9 @@ int mhc_gates_bwd_ref(struct lane *l, const struct mhc_gates_bwd_args *a)
     const struct tensor *const dalpha[3] = {&a->da_pre, &a->da_post, &a->da_res};
     int64_t n = a->rule.streams, logits = mhc_logits(n);
     double *dbeta = a->dbeta.data;
-    for (int i = 0; dbeta != NULL && !a->acc_params && i < 3; i++)
+    for (int i = 0; dbeta != NULL && !a->acc_dbeta && i < 3; i++)
         ((double *)dalpha[i]->data)[0] = 0;
-    for (int64_t k = 0; dbeta != NULL && !a->acc_params && k < logits; k++)
+    for (int64_t k = 0; dbeta != NULL && !a->acc_dbeta && k < logits; k++)
         dbeta[k] = 0;
     for (int64_t r = 0; r < a->p.dim[0]; r++) {
         const double *p = f64_row(&a->p, r);
@@ -351,6 +351,8 @@ int mhc_combine_bwd_ref(struct lane *l, const struct mhc_combine_bwd_args *a)
     for (int64_t r = 0; r < a->x.dim[0]; r++) {
         for (int64_t i = 0; i < n; i++)
             f64_row(&a->dpost, r)[i] = 0;
+        for (int64_t i = 0; present(&a->dpre) && i < n; i++)
+            f64_row(&a->dpre, r)[i] = 0;
         for (int64_t i = 0; i < n * n; i++)
             f64_row(&a->dres, r)[i] = 0;
         for (int64_t c = 0; c < d; c++) {
@@ -448,9 +450,9 @@ int mhc_contract_bwd_ref(struct lane *l, const struct mhc_contract_bwd_args *a)
 {
     TRY(mhc_contract_bwd_check(a, l->err));
     int64_t d = a->dy.dim[1], k = a->dx.dim[1], n = present(&a->w) ? a->w.dim[0] : 0;
-    if (n > 0 && !a->acc_params)
+    if (n > 0 && !mhc_contract_adds(a))
         zero_rows(&a->dw);
-    for (int64_t i = 0; !a->acc_params && i < n; i++)
+    for (int64_t i = 0; !mhc_contract_adds(a) && i < n; i++)
         ((double *)a->dbase.data)[i] = ((double *)a->dscale.data)[0] = 0;
     for (int64_t r = 0; r < a->dx.dim[0]; r++) {
         if (n > 0)

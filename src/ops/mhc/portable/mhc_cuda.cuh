@@ -1,0 +1,368 @@
+/* What the mhc kernels share: sizes, vectors, sums, and the launchers one file calls of another. Private to ops/mhc.
+ *
+ * Kernels are templates over the real type T, the number of streams N (0: any, up to MHC_MAX_STREAMS) and VEC, the
+ * channels a thread takes at once (16 bytes, or 1 where rows are not aligned). A block works on one row at a time. */
+#ifndef BRAID_OPS_MHC_CUDA_CUH
+#define BRAID_OPS_MHC_CUDA_CUH
+
+#include "ops/cuda/rows.cuh"
+#include "ops/cuda/sums.cuh"
+extern "C" {
+#include "ops/mhc/mhc.h"
+#include "ops/mhc/mhc_path.h"
+}
+
+enum { MHC_THREADS = 256 };
+
+template <int N> struct streams {
+    static constexpr int MAX = N > 0 ? N : (int)MHC_MAX_STREAMS;
+    static __device__ __forceinline__ int count(int n) { return N > 0 ? N : n; }
+};
+
+/* The fast copies of a kernel are for 4 streams of aligned bf16 or fp32 rows; one slow copy serves the rest. */
+#define MHC_DISPATCH(dtype_, n_, aligned_, T, N, VEC, ...)        \
+    do {                                                          \
+        if ((n_) == 4 && (aligned_)) {                            \
+            constexpr int N = 4;                                  \
+            if ((dtype_) == DT_BF16) {                            \
+                typedef bf16 T;                                   \
+                constexpr int VEC = 8;                            \
+                __VA_ARGS__;                                      \
+            } else {                                              \
+                typedef float T;                                  \
+                constexpr int VEC = 4;                            \
+                __VA_ARGS__;                                      \
+            }                                                     \
+        } else {                                                  \
+            constexpr int N = 0, VEC = 1;                         \
+            if ((dtype_) == DT_BF16) {                            \
+                typedef bf16 T;                                   \
+                __VA_ARGS__;                                      \
+            } else {                                              \
+                typedef float T;                                  \
+                __VA_ARGS__;                                      \
+            }                                                     \
+        }                                                         \
+    } while (0)
+
+/* VEC channels as they lie in memory, so that many can be under way in few registers; a single one as a float. */
+struct held {
+    uint4 raw;
+};
+template <typename T, int VEC> __device__ __forceinline__ struct held grab(const T *p)
+{
+    struct held h = {};
+    if constexpr (VEC == 1)
+        h.raw.x = __float_as_uint(to_float(p[0]));
+    else
+        h.raw = load_raw(p);
+    return h;
+}
+template <typename T, int VEC> __device__ __forceinline__ void spread(const struct held &h, float (&v)[VEC])
+{
+    if constexpr (VEC == 1)
+        v[0] = __uint_as_float(h.raw.x);
+    else
+        unpack<T>(h.raw, v);
+}
+
+/* Weight of input stream j in output stream i. */
+__device__ __forceinline__ int mix_at(bool profile_d, int n, int i, int j) { return profile_d ? j * n + i : i * n + j; }
+
+__device__ __forceinline__ float precise_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float maybe_bf16(bool round, float v) { return round ? rounded<bf16>(v) : v; }
+
+/* A step of warp_sums, and those after it until LAST values are left; as a template, because a loop is not unrolled as far, and v goes to memory then. */
+template <int HALF, int LAST, int COUNT> __device__ __forceinline__ void fold_sums(float (&v)[COUNT])
+{
+    constexpr int BIT = 32 * HALF / COUNT;
+    bool upper = (threadIdx.x & BIT) != 0;
+#pragma unroll
+    for (int i = 0; i < HALF; i++) {
+        float keep = upper ? v[i + HALF] : v[i], send = upper ? v[i] : v[i + HALF];
+        v[i] = keep + __shfl_xor_sync(0xffffffffu, send, BIT);
+    }
+    if constexpr (HALF > LAST)
+        fold_sums<HALF / 2, LAST>(v);
+}
+/* Sums over a warp of COUNT values per thread at once, COUNT a power of two up to 32: lane k * (32 / COUNT) has sum k. Each
+ * step halves the values a lane is responsible for, so all sums cost COUNT shuffles and not 5 COUNT. */
+template <int COUNT> __device__ __forceinline__ float warp_sums(float (&v)[COUNT])
+{
+    fold_sums<COUNT / 2, 1>(v);
+    float sum = v[0];
+#pragma unroll
+    for (int bit = 16 / COUNT; bit > 0; bit /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    return sum;
+}
+/* The sum over a warp, left in shared memory by one lane. */
+__device__ __forceinline__ void leave_warp_sum(float v, float *to)
+{
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0)
+        *to = v;
+}
+/* Sum over the block, for all threads. scratch: MHC_THREADS / 32 floats, used once. */
+__device__ __forceinline__ float row_sum(float v, float *scratch)
+{
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0)
+        scratch[threadIdx.x / 32] = v;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < (int)blockDim.x / 32; w++)
+        sum += scratch[w];
+    return sum;
+}
+
+static inline float *floats(const struct tensor *t) { return (float *)t->data; }
+/* Rows of a tensor of rank 2. */
+struct view {
+    void *data;
+    int64_t stride;
+};
+static inline struct view view_of(const struct tensor *t)
+{
+    struct view v = {t->data, t->rank == 2 ? t->stride[0] : 0};
+    return v;
+}
+template <typename T> __device__ __forceinline__ T *at(const struct view &v, int64_t row) { return (T *)v.data + row * v.stride; }
+
+/* Threads of a block that takes rows of d channels, vec at a time. */
+static inline unsigned mhc_threads(int64_t d, int vec) { return (unsigned)min_i64(MHC_THREADS, round_up(max_i64(ceil_div(d, vec), 1), 32)); }
+/* Backward kernels give each block a fixed run of rows; the number of blocks depends on shapes alone. */
+static inline int64_t mhc_rows_per_block(int64_t rows, int64_t d, enum dtype real)
+{
+    int64_t threads = mhc_threads(d, 16 / (int)dtype_bytes(real));
+    return max_i64(ceil_div(rows, 512 * MHC_THREADS / threads), 4);
+}
+static inline int64_t mhc_row_blocks(int64_t rows, int64_t d, enum dtype real) { return ceil_div(rows, mhc_rows_per_block(rows, d, real)); }
+static inline bool whole_vectors(int64_t d, enum dtype real) { return d % (16 / (int64_t)dtype_bytes(real)) == 0; }
+
+/* The next part of a work tensor; with base NULL only the bytes are counted. */
+struct carve {
+    char *base;
+    int64_t used;
+};
+static inline void *carve_bytes(struct carve *c, int64_t bytes)
+{
+    void *p = c->base == NULL ? NULL : c->base + c->used;
+    c->used += round_up(bytes, 256);
+    return p;
+}
+static inline float *carve_floats(struct carve *c, int64_t n) { return (float *)carve_bytes(c, n * (int64_t)sizeof(float)); }
+
+/* ---- row kernels: mhc_mix.cu, mhc_mix_bwd.cu ------------------------------------------------------------------------------------ */
+
+/* sum + post f, dropped: spelled out, and so is the sum of the mix, so that all combine kernels give the same bits. */
+template <bool DROP> __device__ __forceinline__ float add_dropped(float sum, float post, float f, float factor)
+{
+    return DROP ? fmaf(__fmul_rn(post, f), factor, sum) : fmaf(post, f, sum);
+}
+
+/* y = mix of x plus post f; rho = root mean square of the stored y, if wanted. f absent: only rho, of x. */
+struct combine_args {
+    struct view x, f, y;
+    const float *bias, *post, *res;
+    int64_t post_stride, res_stride;
+    float *rho;
+    int64_t rho_stride, rows, d;
+    int n;
+    bool profile_d;
+    struct drop_rule drop;
+};
+int mhc_combine_rows(struct lane *l, const struct combine_args *a, enum dtype real, bool aligned);
+
+/* Weights of the streams of a row: given, or learned gates of their projections m, or all the same. */
+struct weight_args {
+    const float *pre;
+    int64_t pre_stride;
+    const float *m, *rstd, *scale, *base;
+    int64_t m_stride, rstd_stride;
+    float eps, same;
+};
+/* out = sum of weighted streams; norm: times 1 / rms and gain. */
+struct aggregate_args {
+    struct view x, out;
+    struct weight_args weight;
+    const float *gain;
+    float *rstd;
+    int64_t rstd_stride, rows, d;
+    float one, eps;
+    int n;
+    bool norm, given; /* given: rstd is an input */
+};
+int mhc_aggregate_rows(struct lane *l, const struct aggregate_args *a, enum dtype real, bool aligned);
+/* out = mean of the streams of x; and back: every stream of out (+)= one / n. */
+int mhc_mean(struct lane *l, const struct tensor *x, const struct tensor *out);
+int mhc_spread_mean(struct lane *l, const struct tensor *one, const struct tensor *out, bool add);
+/* dots[i] = <one, streams[i]> of each row. */
+int mhc_stream_dots(struct lane *l, const struct tensor *one, const struct tensor *streams, float *dots, int64_t stride);
+
+/* Back through norm and aggregate as far as sums over channels go: dpre [rows, n]; m [rows], with which
+ * da = rstd (u - a m), u = dh gain. dgain: partial sums [blocks, d] or NULL. */
+struct norm_bwd_args {
+    struct view dh, y;
+    const float *pre, *rstd, *gain;
+    int64_t pre_stride, rstd_stride;
+    float *dpre, *m, *dgain;
+    int64_t rows, rows_per_block, d;
+    float one;
+    int n;
+};
+int mhc_norm_bwd_rows(struct lane *l, const struct norm_bwd_args *a, enum dtype real, bool aligned);
+
+/* The gradient g of the stream, then back through combine. opens: g = dy + pre da + gw + row_scale y, else g = dy.
+ * closes: dx = mix^T g and the rest, else dx = g. */
+struct mix_bwd_args {
+    struct view dy, dx, dh, y, gw, x, f, df; /* dy may be absent */
+    const float *pre, *rstd, *gain, *m, *row_scale;
+    const float *bias, *post, *res;
+    float *dpre, *dpost, *dres; /* dpre: zeros, if not NULL */
+    int64_t pre_stride, rstd_stride, post_stride, res_stride, dpre_stride, dpost_stride, dres_stride;
+    float *dbias; /* partial sums [blocks, d] or NULL */
+    bool sums_here; /* those of a block in its shared memory until its end: the launch has given it d floats */
+    int64_t first_row, rows, rows_per_block, d; /* rows: the end */
+    float one;
+    int n;
+    bool profile_d, opens, closes;
+    struct drop_rule drop;
+};
+int mhc_mix_bwd_rows(struct lane *l, const struct mix_bwd_args *a, enum dtype real, bool aligned);
+
+/* ---- Hopper's large passes: mhc_cluster.cu, mhc_pass_bwd.cu ------------------------------------------------------------------------------------ */
+
+/* What mhc_path_of asks for; and its choice on this device, an error where there is none. */
+struct mhc_shape mhc_shape_of(const struct mhc_rule *r, const struct tensor *stream, bool aligned, bool closes);
+int mhc_path_on(struct lane *l, const struct mhc_shape *s, struct mhc_choice *out);
+/* The coefficients' part of the boundary's backward pass, without what it leaves beside dz and dp. */
+struct coef_bwd_args mhc_boundary_coef_bwd(const struct mhc_boundary_bwd_args *b, const float *dpre, float *dp);
+/* All of the boundary forward in one pass. */
+int64_t mhc_boundary_cluster_bytes(int64_t rows, int64_t d);
+int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
+/* Everything but h, for any number of channels. */
+int mhc_boundary_ring(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
+/* All of the backward pass, without dbias. */
+int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b);
+/* What of it can be made before dh is known, to b->ready. */
+int mhc_boundary_bwd_pass_ready(struct lane *l, const struct mhc_boundary_bwd_args *b);
+int64_t mhc_boundary_bwd_pass_ready_bytes(const struct mhc_boundary_bwd_args *b);
+int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, void *work);
+
+/* The same for a boundary that only contracts by learned gates (mhc_leave.cu): its 1 / (rho + MHC_EPS) is contract's rstd, and eps is added to gates. */
+int mhc_leave_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
+/* m and rstd of contract's learned gates; of y only the width counts. */
+int mhc_contract_gates(struct lane *l, const struct mhc_contract_fwd_args *c);
+
+/* ---- the boundary that enters: mhc_enter.cu ------------------------------------------------------------------------- */
+
+int64_t mhc_enter_fwd_bytes(const struct mhc_boundary_fwd_args *b);
+int mhc_enter_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b);
+int64_t mhc_enter_bwd_bytes(const struct mhc_boundary_bwd_args *b);
+int mhc_enter_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b);
+
+/* ---- products: mhc_project.cu ----------------------------------------------------------------------------------- */
+
+/* Products of bf16 streams with fp32 matrices: the matrix is split into bf16 halves, high + low, so that tensor cores
+ * give 16 bits of its fraction. Rows are padded to a multiple of 8 with zeros, columns by unused ones. */
+static inline int64_t split_rows(int64_t n) { return round_up(n, 8); }
+static inline int64_t split_stride(int64_t k) { return round_up(k, 8); }
+/* out: `parts` times split_rows(n) rows; parts 2: high, low; 3: high, high, low. */
+int mhc_split_matrix(struct lane *l, const struct tensor *w, bf16 *out, int parts);
+
+/* dw [n, k] (+)= dp^T y, dp [rows, n] fp32, times alpha / (rho + eps) by group if rho is given. */
+struct outer_args {
+    const float *dp, *rho, *a_pre, *a_post, *a_res;
+    int64_t dp_stride, rho_stride;
+    int streams;
+    struct tensor y, dw;
+    bool acc;
+};
+int64_t mhc_outer_bytes(int64_t rows, int64_t n, int64_t k, enum dtype real);
+int mhc_outer(struct lane *l, const struct outer_args *a, void *work);
+
+/* ---- coefficients: mhc_coef.cu ---------------------------------------------------------------------------------- */
+
+struct coef_args { /* gates and Sinkhorn of all rows */
+    const float *hi, *lo; /* p; lo NULL or added to hi */
+    int64_t p_stride;
+    float *stat; /* p copied to its start if not NULL; rho at N, or rho below */
+    const float *rho;
+    int64_t stat_stride, rho_stride;
+    const float *a_pre, *a_post, *a_res, *beta;
+    float *pre, *post, *res;
+    int64_t pre_stride, post_stride, res_stride;
+    int64_t rows;
+    int n, iterations;
+    bool profile_d, round_bf16, sinkhorn;
+};
+int mhc_coefficients(struct lane *l, const struct coef_args *a);
+/* Scratch of the boundary, without the place of the products. */
+struct coef_args mhc_boundary_coef(const struct mhc_boundary_fwd_args *b);
+
+/* Back through Sinkhorn (sinkhorn true: dres is the gradient of its result, else of the logits) and gates. Absent
+ * gradients are NULL. dpre and dpre2 add up. Outputs that are NULL are left out. */
+struct coef_bwd_args {
+    const float *p, *rho, *a_pre, *a_post, *a_res, *beta, *dpre, *dpre2, *dpost, *dres;
+    int64_t p_stride, rho_stride, dpre_stride, dpre2_stride, dpost_stride, dres_stride;
+    float *dz, *dp, *drho, *row_scale; /* row_scale: drho / (k rho) */
+    int64_t dz_stride, dp_stride, drho_stride;
+    bf16 *split; /* dp as [high | low | high], each split_width wide, padded with zeros */
+    int split_width;
+    int64_t rows, k;
+    int n, iterations;
+    bool profile_d, sinkhorn;
+};
+int mhc_coefficients_bwd(struct lane *l, const struct coef_bwd_args *a);
+
+/* Sums over rows of dz (to dbeta) and dz p / (rho + eps) (to the alphas); or both to sums, for later. */
+enum { MHC_PARAM_BLOCKS = 256 };
+struct param_sum_args {
+    const float *dz, *p, *rho;
+    int64_t dz_stride, p_stride, rho_stride;
+    /* the primitive recomputes dz */
+    const float *a_pre, *a_post, *a_res, *beta, *dpre, *dpost, *dlogits;
+    int64_t dpre_stride, dpost_stride, dlogits_stride;
+    float *partial; /* MHC_PARAM_BLOCKS x 2 x N */
+    float *da_pre, *da_post, *da_res, *dbeta;
+    float *sums; /* 2 x N or NULL */
+    int64_t rows, rows_per_block;
+    int n;
+    bool add;
+};
+int mhc_param_sums(struct lane *l, struct param_sum_args *a);
+static inline struct param_sum_args param_sums_of(const struct tensor *dz, const struct tensor *stat, int64_t streams, float *partial)
+{
+    struct param_sum_args s = {};
+    s.dz = floats(dz);
+    s.dz_stride = dz->stride[0];
+    s.p = floats(stat);
+    s.rho = s.p + mhc_logits(streams);
+    s.p_stride = s.rho_stride = stat->stride[0];
+    s.partial = partial;
+    s.rows = dz->dim[0];
+    s.n = (int)streams;
+    return s;
+}
+
+/* The same from the boundary's products [N + 1, k], whose last row has the sums; and dw [N, k] (+)= the rest. */
+struct add_products_args {
+    const float *products;
+    float *dw, *da_pre, *da_post, *da_res, *dbeta;
+    int64_t k, products_stride, dw_stride;
+    int n;
+    bool add, add_dw;
+};
+int mhc_add_products(struct lane *l, const struct add_products_args *a);
+__device__ __forceinline__ float gate_dz(const struct param_sum_args &a, int64_t r, int k, float z)
+{
+    if (k >= 2 * a.n)
+        return a.dlogits == NULL ? 0.0f : a.dlogits[r * a.dlogits_stride + k - 2 * a.n];
+    float s = precise_sigmoid(z);
+    if (k < a.n)
+        return a.dpre == NULL ? 0.0f : a.dpre[r * a.dpre_stride + k] * s * (1 - s);
+    return a.dpost == NULL ? 0.0f : 2 * a.dpost[r * a.dpost_stride + k - a.n] * s * (1 - s);
+}
+
+#endif
