@@ -13,6 +13,7 @@
 #include "ops/act/act.h"
 #include "ops/expert/expert.h"
 #include "ops/gmm/gmm.h"
+#include "ops/ops.h"
 
 struct bench {
     struct dev dev;
