@@ -17,15 +17,17 @@
 #ifndef BRAID_OPS_OP_H
 #define BRAID_OPS_OP_H
 
-#include "dev/dev.h"
-
 #include <stddef.h>
 
-/* Functions of a contract are C, also where nvcc reads it. */
+/* Functions of a contract are C, also where nvcc reads it, and so are those of the folders below, whichever header comes first. */
 #ifdef __cplusplus
 #define OP_C extern "C"
+extern "C" {
+#include "dev/dev.h"
+}
 #else
 #define OP_C extern
+#include "dev/dev.h"
 #endif
 
 struct op_desc; /* opdesc.h */
