@@ -295,14 +295,29 @@ static void a_bad_label_is_named_and_nothing_is_written(void **state)
     }
 }
 
+static void a_frozen_head_passes_the_gradient_on(void **state)
+{
+    (void)state;
+    static struct head s, frozen;
+    for (int k = 0; k < 2; k++) {
+        head_open(&s, k ? DEV_CPU : DEV_REF, 9, 6, 20, true);
+        assert_ok(s.ops->xent(&s.lane, &s.a), &s.e);
+        head_open(&frozen, k ? DEV_CPU : DEV_REF, 9, 6, 20, true);
+        frozen.a.dw = (struct tensor){0};
+        assert_ok(frozen.ops->xent(&frozen.lane, &frozen.a), &frozen.e);
+        assert_memory_equal(s.dh, frozen.dh, sizeof s.dh);
+        assert_memory_equal(s.loss, frozen.loss, sizeof s.loss);
+    }
+}
+
 static void bad_arguments_are_refused(void **state)
 {
     (void)state;
     static struct head s;
     head_open(&s, DEV_CPU, 9, 6, 20, true);
     struct xent_args good = s.a;
-    s.a.dw = (struct tensor){0};
-    assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dh is given without dw");
+    s.a.dh = (struct tensor){0};
+    assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dw is given without dh");
     s.a = good;
     s.a.dbias = (struct tensor){0};
     assert_fails(s.ops->xent(&s.lane, &s.a), ST_INVALID, &s.e, "dbias is missing");
@@ -355,6 +370,7 @@ int main(void)
         cmocka_unit_test(without_gradients_only_the_loss_is_written),
         cmocka_unit_test(a_nan_reaches_the_loss),
         cmocka_unit_test(a_bad_label_is_named_and_nothing_is_written),
+        cmocka_unit_test(a_frozen_head_passes_the_gradient_on),
         cmocka_unit_test(bad_arguments_are_refused),
         cmocka_unit_test(the_chunk_rule_bounds_the_logits),
     };

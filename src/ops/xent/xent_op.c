@@ -15,6 +15,8 @@ int xent_check(const struct xent_args *a, struct err *e)
                        (long long)a->chunk);
     if (!(a->z_loss >= 0 && isfinite(a->z_loss)))
         return err_set(e, ST_INVALID, "xent: z_loss is %g, expected 0 or more", a->z_loss);
+    if (!present(&a->dh) && (present(&a->dw) || present(&a->dbias)))
+        return err_set(e, ST_INVALID, "xent: %s is given without dh", present(&a->dw) ? "dw" : "dbias");
     if (present(&a->dh) && present(&a->bias) && !present(&a->dbias))
         return err_set(e, ST_INVALID, "xent: tensor dbias is missing, bias is given");
     return ST_OK;
