@@ -163,8 +163,8 @@ __device__ __forceinline__ void make_x(struct grad_tiles<DK, DV, ROOMY> *m, int 
     float c[N][4] = {};
     for (int j = 0; j <= block; j++) {
         uint32_t x[4], rest[4], y[4];
-        block_a(x, m->t + (T_HIGH + block_index(block, j)) * BLOCK_WORDS);
-        block_a(rest, m->t + (T_LOW + block_index(block, j)) * BLOCK_WORDS);
+        block_a_trans(x, m->t + (T_HIGH + block_index_t(block, j)) * BLOCK_WORDS);
+        block_a_trans(rest, m->t + (T_LOW + block_index_t(block, j)) * BLOCK_WORDS);
 #pragma unroll
         for (int n = 0; n < N / 2; n++) {
             load_b_trans<LD>(y, m->r, 16 * j, half * (DV / 2) + 16 * n);

@@ -149,8 +149,19 @@ __device__ __forceinline__ void mma_split(float (&c)[2][4], const uint32_t (&hig
     }
 }
 
-/* A block of T = (I + A)^-1 diag(w), w of its columns, in two parts. */
-__device__ __forceinline__ void store_inverse(uint32_t *unit, int index, const float (&c)[2][4], const float *w)
+/* Block (i, j) of one of the matrices of a piece. */
+template <bool TRANSPOSED>
+__device__ __forceinline__ void put_block(uint32_t *unit, int matrix, int i, int j, const uint32_t (&a)[4])
+{
+    if (TRANSPOSED)
+        store_block_t(unit + (matrix + block_index_t(i, j)) * BLOCK_WORDS, a);
+    else
+        store_block(unit + (matrix + block_index(i, j)) * BLOCK_WORDS, a);
+}
+
+/* Block (i, j) of T = (I + A)^-1 diag(w), w of its columns, in two parts. */
+template <bool TRANSPOSED>
+__device__ __forceinline__ void store_inverse(uint32_t *unit, int i, int j, const float (&c)[2][4], const float *w)
 {
     int q = threadIdx.x % 4;
     float scaled[2][4];
@@ -162,11 +173,12 @@ __device__ __forceinline__ void store_inverse(uint32_t *unit, int index, const f
             scaled[t][e] = c[t][e] * w[8 * t + 2 * q + (e & 1)];
     round_to_a(high, scaled[0], scaled[1]);
     rest_to_a(low, scaled[0], scaled[1], high);
-    store_block(unit + (T_HIGH + index) * BLOCK_WORDS, high);
-    store_block(unit + (T_LOW + index) * BLOCK_WORDS, low);
+    put_block<TRANSPOSED>(unit, T_HIGH, i, j, high);
+    put_block<TRANSPOSED>(unit, T_LOW, i, j, low);
 }
 
 /* A and P of this warp's rows from the products of unit rows; A goes to shared memory. */
+template <bool TRANSPOSED>
 __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const float (&qk)[4][2][4],
                                                struct prepare_rest *m, const float *s, const float *w, uint32_t *unit)
 {
@@ -187,7 +199,7 @@ __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const
             }
         uint32_t high[4], low[4];
         round_to_a(high, p[0], p[1]);
-        store_block(unit + (P_AT + block_index(warp, j)) * BLOCK_WORDS, high);
+        put_block<TRANSPOSED>(unit, P_AT, warp, j, high);
         if (j == warp) {
 #pragma unroll
             for (int t = 0; t < 2; t++)
@@ -204,6 +216,7 @@ __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const
 }
 
 /* T of this warp's rows. Between the two halves all warps meet. */
+template <bool TRANSPOSED>
 __device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float *w, uint32_t *unit)
 {
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -215,7 +228,7 @@ __device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float 
 #pragma unroll
         for (int e = 0; e < 4; e++)
             c[t][e] = block[(g + (e >> 1) * 8) * DIAGONAL_ROW + 8 * t + 2 * q + (e & 1)];
-    store_inverse(unit, block_index(warp, warp), c, w + 16 * warp);
+    store_inverse<TRANSPOSED>(unit, warp, warp, c, w + 16 * warp);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         if (k != warp)
@@ -245,13 +258,13 @@ __device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float 
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 out[t][e] = -out[t][e];
-        store_inverse(unit, block_index(warp, j), out, w + 16 * j);
+        store_inverse<TRANSPOSED>(unit, warp, j, out, w + 16 * j);
         round_to_a(high[j], out[0], out[1]);
         rest_to_a(low[j], out[0], out[1], high[j]);
     }
 }
 
-template <int DK>
+template <int DK, bool TRANSPOSED>
 __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_constant__ struct prepare_args a)
 {
     constexpr int LD = DK + 8;
@@ -311,24 +324,26 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_consta
             __syncthreads();
         }
         uint32_t *unit = a.blocks + unit_of(a.g, b, index, h) * (UNIT_BLOCKS * BLOCK_WORDS);
-        scale_products(kk, qk, m, m->s[slot], m->w[slot], unit);
-        invert_rows(m, m->w[slot], unit);
+        scale_products<TRANSPOSED>(kk, qk, m, m->s[slot], m->w[slot], unit);
+        invert_rows<TRANSPOSED>(m, m->w[slot], unit);
         __syncthreads();
     }
 }
 
-template <int DK>
+template <int DK, bool TRANSPOSED>
 static int launch_prepare(struct lane *l, const struct prepare_args *a)
 {
     const int bytes = prepare_smem<DK>();
-    NEEDS_SMEM(l, prepare_kernel<DK>, bytes);
-    LAUNCH(l, prepare_kernel<DK>, (unsigned)(a->g.batch * a->g.n_pieces * a->g.key_heads), WARPS * 32, bytes, *a);
+    NEEDS_SMEM(l, (prepare_kernel<DK, TRANSPOSED>), bytes);
+    LAUNCH(l, (prepare_kernel<DK, TRANSPOSED>), (unsigned)(a->g.batch * a->g.n_pieces * a->g.key_heads), WARPS * 32, bytes, *a);
     return ST_OK;
 }
 
 int gdn_prepare(struct lane *l, const struct gdn_geom *g, gdn_view<const bf16> q, gdn_view<const bf16> k,
-                const gdn_gates<bf16> *gates, uint32_t *blocks, float *factors)
+                const gdn_gates<bf16> *gates, uint32_t *blocks, float *factors, bool transposed)
 {
     struct prepare_args a = {*g, q, k, *gates, blocks, factors};
-    return g->dk <= 64 ? launch_prepare<64>(l, &a) : launch_prepare<128>(l, &a);
+    if (transposed)
+        return g->dk <= 64 ? launch_prepare<64, true>(l, &a) : launch_prepare<128, true>(l, &a);
+    return g->dk <= 64 ? launch_prepare<64, false>(l, &a) : launch_prepare<128, false>(l, &a);
 }
