@@ -265,7 +265,7 @@ __device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float 
 }
 
 template <int DK, bool TRANSPOSED>
-__global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_constant__ struct prepare_args a)
+__global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_constant__ struct prepare_args a)
 {
     constexpr int LD = DK + 8;
     bf16 *k_tile = (bf16 *)shared_memory(), *q_tile = k_tile + PIECE * LD;

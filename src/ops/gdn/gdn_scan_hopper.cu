@@ -115,15 +115,14 @@ __device__ __forceinline__ void fwd_step(const struct gdn_scan_args &a, const st
         round_to_a(in[d], s[2 * d], s[2 * d + 1]);
     wgmma_begin();
     by_rows<DK>(ks, in, m->k);
+    wgmma_commit();
     by_rows<DK>(out, in, m->q);
     wgmma_commit();
 #pragma unroll
     for (int d = 0; d < DK / 16; d++)
         store_state_rows(at.state, at.state_row, d, a.g.dk, at.valid && at.state != NULL, in[d]);
-    wgmma_wait<0>();
+    wgmma_wait<1>();
     hold(ks);
-    hold(out);
-    hold(in);
     scale_by_rows(ks, m->rows + ROW_KEY * PIECE);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -141,6 +140,9 @@ __device__ __forceinline__ void fwd_step(const struct gdn_scan_args &a, const st
     by_column_split<3>(x, high[3], low[3], m->blocks);
     wgmma_commit();
     load_columns(values, at.v_next, a.v.s, at.n_next, at.valid && at.v_next != NULL);
+    wgmma_wait<1>();
+    hold(out);
+    hold(in);
     scale_by_rows(out, m->rows + ROW_QUERY * PIECE);
     scale_all(s, m->rows[ROW_DECAY * PIECE]);
     wgmma_wait<0>();

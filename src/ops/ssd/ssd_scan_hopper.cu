@@ -46,16 +46,17 @@ __device__ __forceinline__ void scan_step(const struct ssd_scan_args &a, const b
     uint32_t in[4], dy[SSD_ROWS / 16][4];
     bf16 *to = state_of<bf16>(a.by_piece, b, u, h) + col;
 #pragma unroll
-    for (int n = 0; n < N / 16; n++) {
-        round_to_a(in, e[2 * n], e[2 * n + 1]);
-        store_state_rows(to, a.by_piece.row, n, a.s.n, true, in);
-    }
-#pragma unroll
     for (int t = 0; t < HALVES * TILES; t++) {
         float2 f = row_pair(from_start, t);
         float2 upper = unpack2(transpose8(values[t / TILES][t % TILES].x)), lower = unpack2(transpose8(values[t / TILES][t % TILES].y));
         dy[t / 2][t % 2 * 2] = pack2(upper.x * f.x, upper.y * f.y);
         dy[t / 2][t % 2 * 2 + 1] = pack2(lower.x * f.x, lower.y * f.y);
+    }
+    load_piece(values, a, b, h, u - 1, col); /* as early as can be: it comes from far */
+#pragma unroll
+    for (int n = 0; n < N / 16; n++) {
+        round_to_a(in, e[2 * n], e[2 * n + 1]);
+        store_state_rows(to, a.by_piece.row, n, a.s.n, true, in);
     }
     scale_all(e, from_start[SSD_ROWS - 1]); /* the decay of the whole piece */
     uint64_t rows = wgmma_tile(tile, SSD_ROWS * 128, 1024);
@@ -64,7 +65,6 @@ __device__ __forceinline__ void scan_step(const struct ssd_scan_args &a, const b
     for (int j = 0; j < SSD_ROWS / 16; j++)
         wgmma_left<N, 1>::run(*(float (*)[N / 2])e, dy[j], rows + j * (2048 / 16), 0);
     wgmma_commit();
-    load_piece(values, a, b, h, u - 1, col);
     wgmma_wait<0>();
     hold(e);
     hold(dy);
