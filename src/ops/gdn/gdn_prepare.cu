@@ -65,17 +65,34 @@ __device__ float row_factor(const bf16 *row)
     return 1.0f / sqrtf(sum + (float)GDN_EPS);
 }
 
+/* What the gates of one head are made from, of a lane's two rows: asked for long before they are used. */
+struct raw_gates {
+    float alpha[2], beta[2], A_log, dt_bias;
+};
+__device__ __forceinline__ struct raw_gates load_gates(const struct prepare_args &a, int b, struct piece p, int h)
+{
+    struct raw_gates raw;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        int r = 2 * (threadIdx.x % 32) + e;
+        raw.alpha[e] = r < p.n ? to_float(*view_at(a.gates.alpha, b, p.first + r, h)) : 0.0f;
+        raw.beta[e] = r < p.n ? to_float(*view_at(a.gates.beta, b, p.first + r, h)) : 0.0f;
+    }
+    raw.A_log = a.gates.A_log[h];
+    raw.dt_bias = a.gates.dt_bias[h];
+    return raw;
+}
+
 /* Gates of one head by one warp, into shared memory (s, w) and to the row factors. */
-__device__ void head_gates(const struct prepare_args &a, int b, struct piece p, int h, float *factors,
-                           const struct prepare_rest *m, float *s_out, float *w_out)
+__device__ void head_gates(const struct raw_gates &from, struct piece p, float *factors, const struct prepare_rest *m, float *s_out,
+                           float *w_out)
 {
     int lane = threadIdx.x % 32;
-    float rate = -expf(a.gates.A_log[h]), bias = a.gates.dt_bias[h], g[2], w[2], slope[2], s[2];
+    float rate = -expf(from.A_log), g[2], w[2], slope[2], s[2];
     for (int e = 0; e < 2; e++) {
         int r = 2 * lane + e;
         bool real = r < p.n;
-        float raw = real ? to_float(*view_at(a.gates.alpha, b, p.first + r, h)) + bias : 0.0f;
-        float beta = real ? to_float(*view_at(a.gates.beta, b, p.first + r, h)) : 0.0f;
+        float raw = real ? from.alpha[e] + from.dt_bias : 0.0f, beta = from.beta[e];
         g[e] = real ? rate * (raw > 20.0f ? raw : log1pf(expf(raw))) : 0.0f;
         slope[e] = raw > 20.0f ? rate : rate / (1.0f + expf(-raw));
         w[e] = real ? 1.0f / (1.0f + expf(-beta)) : 0.0f;
@@ -180,9 +197,9 @@ __device__ __forceinline__ void store_inverse(uint32_t *unit, int i, int j, cons
 /* A and P of this warp's rows from the products of unit rows; A goes to shared memory. */
 template <bool TRANSPOSED>
 __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const float (&qk)[4][2][4],
-                                               struct prepare_rest *m, const float *s, const float *w, uint32_t *unit)
+                                               struct prepare_rest *m, const float *s, const float *w, uint32_t *unit, int warp)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if (j > warp)
@@ -217,9 +234,9 @@ __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const
 
 /* T of this warp's rows. Between the two halves all warps meet. */
 template <bool TRANSPOSED>
-__device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float *w, uint32_t *unit)
+__device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float *w, uint32_t *unit, int warp)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     uint32_t high[4][4], low[4][4]; /* T_(warp, k) */
     float *block = m->diagonal[warp], c[2][4];
     invert_diagonal(block);
@@ -270,14 +287,18 @@ __global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_con
     constexpr int LD = DK + 8;
     bf16 *k_tile = (bf16 *)shared_memory(), *q_tile = k_tile + PIECE * LD;
     struct prepare_rest *m = (struct prepare_rest *)(q_tile + PIECE * LD);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    /* Which rows a warp takes changes from block to block: a multiprocessor has several, and the last rows are most of the work. */
+    int warp = (threadIdx.x / 32 + (blockIdx.x * 0x9E3779B1u >> 30)) % WARPS, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int kh = (int)(blockIdx.x % a.g.key_heads), at = (int)(blockIdx.x / a.g.key_heads);
     int b = at / a.g.n_pieces, index = at % a.g.n_pieces;
     struct piece p = piece_at(a.g, index);
     load_rows<DK>(k_tile, view_at(a.k, b, p.first, kh), a.k.s, p.n, a.g.dk, PIECE);
     load_rows<DK>(q_tile, view_at(a.q, b, p.first, kh), a.q.s, p.n, a.g.dk, PIECE);
     copies_commit();
-    if (warp == 0)
+    struct raw_gates raw = {};
+    if (warp < a.g.per_key)
+        raw = load_gates(a, b, p, kh * a.g.per_key + warp);
+    if (warp == WARPS - 1)
         find_documents(a, b, p, m->low);
     copies_wait<0>();
     __syncthreads();
@@ -285,6 +306,9 @@ __global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_con
         m->kf[threadIdx.x] = row_factor<DK>(k_tile + threadIdx.x * LD);
     else
         m->qf[threadIdx.x - PIECE] = a.g.scale * row_factor<DK>(q_tile + (threadIdx.x - PIECE) * LD);
+    __syncthreads();
+    if (warp < a.g.per_key) /* gates of the first four heads, a warp each; the first rows have the fewest products */
+        head_gates(raw, p, a.factors + unit_of(a.g, b, index, kh * a.g.per_key + warp) * (UNIT_ROWS * PIECE), m, m->s[warp], m->w[warp]);
     float kk[4][2][4] = {}, qk[4][2][4] = {};
 #pragma unroll
     for (int d = 0; d < DK; d += 16) {
@@ -317,15 +341,15 @@ __global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_con
             }
     for (int v = 0; v < a.g.per_key; v++) {
         int slot = v % WARPS, h = kh * a.g.per_key + v;
-        if (slot == 0) { /* gates of the next four heads, a warp each */
+        if (slot == 0 && v > 0) { /* gates of the next four */
             if (v + warp < a.g.per_key)
-                head_gates(a, b, p, h + warp, a.factors + unit_of(a.g, b, index, h + warp) * (UNIT_ROWS * PIECE), m,
+                head_gates(load_gates(a, b, p, h + warp), p, a.factors + unit_of(a.g, b, index, h + warp) * (UNIT_ROWS * PIECE), m,
                            m->s[warp], m->w[warp]);
             __syncthreads();
         }
         uint32_t *unit = a.blocks + unit_of(a.g, b, index, h) * (UNIT_BLOCKS * BLOCK_WORDS);
-        scale_products<TRANSPOSED>(kk, qk, m, m->s[slot], m->w[slot], unit);
-        invert_rows<TRANSPOSED>(m, m->w[slot], unit);
+        scale_products<TRANSPOSED>(kk, qk, m, m->s[slot], m->w[slot], unit, warp);
+        invert_rows<TRANSPOSED>(m, m->w[slot], unit, warp);
         __syncthreads();
     }
 }
