@@ -92,7 +92,8 @@ __device__ __forceinline__ void bwd_piece(const struct gdn_scan_bwd_args &a, con
 }
 
 template <int DK>
-__global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_bwd_kernel(const __grid_constant__ struct gdn_scan_bwd_args a)
+__global__ __launch_bounds__(SCAN_WARPS * 32, 1) void
+    scan_bwd_kernel(const __grid_constant__ struct gdn_scan_bwd_args a)
 {
     struct scan_stage<DK> *stage = (struct scan_stage<DK> *)shared_memory();
     int warp = threadIdx.x / 32, q = threadIdx.x % 4;
@@ -194,8 +195,8 @@ static gdn_states<bf16> dense_states(bf16 *data, const struct gdn_geom *g)
     return s;
 }
 
-/* The states that enter the pieces: given, or computed from those that enter the chunks, for which T and P are prepared as
- * the walk forward wants them. */
+/* The states that enter the pieces: given, or computed from those that enter the chunks, for which T and P are
+ * prepared as the walk forward wants them. */
 static int piece_states(struct lane *l, const struct gdn_bwd_args *a, const struct gdn_geom *g,
                         const struct bwd_work *w, gdn_states<bf16> *out)
 {

@@ -1,6 +1,6 @@
 /* gdn forward on CUDA: prepare, then one walk over the pieces that makes the output and the states; see gdn_tile.cuh
- * and gdn_scan.cuh. The walk here is for every GPU; Hopper's is in gdn_scan_hopper.cu. Shapes and types that do not tile
- * go to gdn_plain.cu. */
+ * and gdn_scan.cuh. The walk here is for every GPU; Hopper's is in gdn_scan_hopper.cu. Shapes and types that do not
+ * tile go to gdn_plain.cu. */
 #include "ops/gdn/gdn_scan.cuh"
 #include "ops/gdn/gdn.h"
 

@@ -425,7 +425,8 @@ __global__ __launch_bounds__(GRAD_THREADS, 1) void grad_kernel(const __grid_cons
 {
     struct grad_tiles<DK, DV, ROOMY> *m = (struct grad_tiles<DK, DV, ROOMY> *)shared_memory();
     /* Warps w and w + 4 share a scheduler: together they have the same share of every triangle. */
-    int warp = threadIdx.x / 32, half = warp / 4, block = half ? 3 - warp % 4 : warp, row = 16 * block + threadIdx.x % 32 / 4;
+    int warp = threadIdx.x / 32, half = warp / 4, block = half ? 3 - warp % 4 : warp;
+    int row = 16 * block + threadIdx.x % 32 / 4;
     int kh = (int)(blockIdx.x % a.g.key_heads), at = (int)(blockIdx.x / a.g.key_heads);
     int b = at / a.g.n_pieces, index = at % a.g.n_pieces;
     struct piece p = piece_at(a.g, index);

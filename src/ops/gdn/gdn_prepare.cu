@@ -84,8 +84,8 @@ __device__ __forceinline__ struct raw_gates load_gates(const struct prepare_args
 }
 
 /* Gates of one head by one warp, into shared memory (s, w) and to the row factors. */
-__device__ void head_gates(const struct raw_gates &from, struct piece p, float *factors, const struct prepare_rest *m, float *s_out,
-                           float *w_out)
+__device__ void head_gates(const struct raw_gates &from, struct piece p, float *factors, const struct prepare_rest *m,
+                           float *s_out, float *w_out)
 {
     int lane = threadIdx.x % 32;
     float rate = -expf(from.A_log), g[2], w[2], slope[2], s[2];
@@ -197,7 +197,8 @@ __device__ __forceinline__ void store_inverse(uint32_t *unit, int i, int j, cons
 /* A and P of this warp's rows from the products of unit rows; A goes to shared memory. */
 template <bool TRANSPOSED>
 __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const float (&qk)[4][2][4],
-                                               struct prepare_rest *m, const float *s, const float *w, uint32_t *unit, int warp)
+                                               struct prepare_rest *m, const float *s, const float *w, uint32_t *unit,
+                                               int warp)
 {
     int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
 #pragma unroll
@@ -287,8 +288,10 @@ __global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_con
     constexpr int LD = DK + 8;
     bf16 *k_tile = (bf16 *)shared_memory(), *q_tile = k_tile + PIECE * LD;
     struct prepare_rest *m = (struct prepare_rest *)(q_tile + PIECE * LD);
-    /* Which rows a warp takes changes from block to block: a multiprocessor has several, and the last rows are most of the work. */
-    int warp = (threadIdx.x / 32 + (blockIdx.x * 0x9E3779B1u >> 30)) % WARPS, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    /* Which rows a warp takes changes from block to block: a multiprocessor has several blocks, and the last rows are
+     * most of the work. */
+    int warp = (threadIdx.x / 32 + (blockIdx.x * 0x9E3779B1u >> 30)) % WARPS;
+    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int kh = (int)(blockIdx.x % a.g.key_heads), at = (int)(blockIdx.x / a.g.key_heads);
     int b = at / a.g.n_pieces, index = at % a.g.n_pieces;
     struct piece p = piece_at(a.g, index);
@@ -308,7 +311,8 @@ __global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_con
         m->qf[threadIdx.x - PIECE] = a.g.scale * row_factor<DK>(q_tile + (threadIdx.x - PIECE) * LD);
     __syncthreads();
     if (warp < a.g.per_key) /* gates of the first four heads, a warp each; the first rows have the fewest products */
-        head_gates(raw, p, a.factors + unit_of(a.g, b, index, kh * a.g.per_key + warp) * (UNIT_ROWS * PIECE), m, m->s[warp], m->w[warp]);
+        head_gates(raw, p, a.factors + unit_of(a.g, b, index, kh * a.g.per_key + warp) * (UNIT_ROWS * PIECE), m,
+                   m->s[warp], m->w[warp]);
     float kk[4][2][4] = {}, qk[4][2][4] = {};
 #pragma unroll
     for (int d = 0; d < DK; d += 16) {
@@ -343,8 +347,9 @@ __global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_con
         int slot = v % WARPS, h = kh * a.g.per_key + v;
         if (slot == 0 && v > 0) { /* gates of the next four */
             if (v + warp < a.g.per_key)
-                head_gates(load_gates(a, b, p, h + warp), p, a.factors + unit_of(a.g, b, index, h + warp) * (UNIT_ROWS * PIECE), m,
-                           m->s[warp], m->w[warp]);
+                head_gates(load_gates(a, b, p, h + warp), p,
+                           a.factors + unit_of(a.g, b, index, h + warp) * (UNIT_ROWS * PIECE), m, m->s[warp],
+                           m->w[warp]);
             __syncthreads();
         }
         uint32_t *unit = a.blocks + unit_of(a.g, b, index, h) * (UNIT_BLOCKS * BLOCK_WORDS);
@@ -359,7 +364,8 @@ static int launch_prepare(struct lane *l, const struct prepare_args *a)
 {
     const int bytes = prepare_smem<DK>();
     NEEDS_SMEM(l, (prepare_kernel<DK, TRANSPOSED>), bytes);
-    LAUNCH(l, (prepare_kernel<DK, TRANSPOSED>), (unsigned)(a->g.batch * a->g.n_pieces * a->g.key_heads), WARPS * 32, bytes, *a);
+    LAUNCH(l, (prepare_kernel<DK, TRANSPOSED>), (unsigned)(a->g.batch * a->g.n_pieces * a->g.key_heads), WARPS * 32,
+           bytes, *a);
     return ST_OK;
 }
 

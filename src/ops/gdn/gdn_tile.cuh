@@ -93,7 +93,8 @@ __device__ __forceinline__ int64_t unit_of(const struct gdn_geom &g, int b, int 
 
 /* ---- what prepare leaves -------------------------------------------------------------------------------------- */
 
-/* Blocks of a triangle as in walk.cuh: T in two parts, and P. The walk forward takes them by columns, the walk backward transposed, by rows. */
+/* Blocks of a triangle as in walk.cuh: T in two parts, and P. The walk forward takes them by columns, the walk backward
+ * transposed, by rows. */
 enum { T_HIGH = 0, T_LOW = BLOCKS, P_AT = 2 * BLOCKS, UNIT_BLOCKS = 3 * BLOCKS };
 
 /* Rows of PIECE floats: e^s times the factor of k, of q; e^(s_end - s) times that of k; e^(s_end) (first element);

@@ -128,8 +128,8 @@ __device__ __forceinline__ void dx_head(float (*w)[4], float (*dg)[4], const flo
                                         struct dx_shared *sh, int k, int tile, int q_blocks)
 {
     const struct dx_stage *in = &sh->stage[k];
-    /* Two blocks of columns at a time, so that the products of one overlap the sums of the other; of an odd tile the first
-     * lies left of the diagonal and adds zeros. */
+    /* Two blocks of columns at a time, so that the products of one overlap the sums of the other; of an odd tile the
+     * first lies left of the diagonal and adds zeros. */
 #pragma unroll
     for (int i = 0; i < Q_BLOCKS; i += 2)
         if (i + 1 >= tile && i < q_blocks) {

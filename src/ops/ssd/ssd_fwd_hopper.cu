@@ -1,9 +1,10 @@
-/* ssd forward, CUDA, for Hopper: one walk over the pieces of a head that makes y and the states; see ops/cuda/walk.cuh and
- * ssd_cuda.cuh. A block of four warps owns one head of one sequence, a warp 16 columns of its state. Per piece of PIECE rows:
- *   M = (C B^T) L diag(delta), lower triangle, to shared memory as a right operand (L_ij = e^(s_i - s_j))
- *   y = diag(from_start) C S + M x + D x,   S <- decay S + (diag(to_end delta) x)^T B, both transposed
- * x is read and y written once, and no state but those that the caller keeps leaves the multiprocessor. C B^T is computed for each
- * head again: tensor cores have time for it while x and y go through memory. */
+/* ssd forward, CUDA, for Hopper: one walk over the pieces of a head that makes y and the states;
+ * see ops/cuda/walk.cuh and ssd_cuda.cuh. A block of four warps owns one head of one sequence, a
+ * warp 16 columns of its state. Per piece of PIECE rows: M = (C B^T) L diag(delta), lower triangle,
+ * to shared memory as a right operand (L_ij = e^(s_i - s_j)) y = diag(from_start) C S + M x + D x,
+ * S <- decay S + (diag(to_end delta) x)^T B, both transposed x is read and y written once, and no
+ * state but those that the caller keeps leaves the multiprocessor. C B^T is computed for each head
+ * again: tensor cores have time for it while x and y go through memory. */
 #include "ops/cuda/walk.cuh"
 #include "ops/ssd/ssd_cuda.cuh"
 
@@ -21,8 +22,7 @@ struct walk_maps {
     CUtensorMap b, c;
 };
 
-template <int N>
-struct walk_tiles {
+template <int N> struct walk_tiles {
     bf16 b[N / 64][PIECE][64], c[N / 64][PIECE][64]; /* as bulk copies leave them: hopper.cuh */
 };
 struct walk_numbers {
@@ -30,8 +30,7 @@ struct walk_numbers {
     int low[PIECE];
 };
 /* Two blocks fit a multiprocessor. */
-template <int N>
-struct walk_shared {
+template <int N> struct walk_shared {
     struct walk_tiles<N> tiles[STAGES];
     struct walk_numbers numbers[STAGES];
     uint32_t m[2][BLOCKS * BLOCK_WORDS];
@@ -42,7 +41,8 @@ struct walk_shared {
 
 /* Piece u, by one thread. */
 template <int N>
-__device__ __forceinline__ void bring(struct walk_shared<N> *sh, const struct walk_args &a, const walk_maps &maps, int b, int h, int u)
+__device__ __forceinline__ void bring(struct walk_shared<N> *sh, const struct walk_args &a,
+                                      const walk_maps &maps, int b, int h, int u)
 {
     struct walk_tiles<N> *tiles = &sh->tiles[u % STAGES];
     struct walk_numbers *to = &sh->numbers[u % STAGES];
@@ -63,7 +63,8 @@ __device__ __forceinline__ void bring(struct walk_shared<N> *sh, const struct wa
 }
 
 /* C B^T of the warp's 16 rows becomes M, block by block up to the diagonal. */
-__device__ __forceinline__ void put_m(uint32_t *m, const float (&g)[TILES][4], const struct walk_numbers *in)
+__device__ __forceinline__ void put_m(uint32_t *m, const float (&g)[TILES][4],
+                                      const struct walk_numbers *in)
 {
     int warp = threadIdx.x / 32, row = warp * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     float s[2] = {in->s[row], in->s[row + 8]};
@@ -100,10 +101,12 @@ struct walk_rows {
     bool valid;
 };
 
-/* One piece with the state that enters it in s and x in `values`, which leaves with x of the next. */
+/* One piece with the state that enters it in s and x in `values`, which leaves with x of the next.
+ */
 template <int N>
-__device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk_shared<N> *sh, int u, float skip,
-                                          float (&s)[N / 8][4], uint2 (&values)[TILES], const struct walk_rows &at)
+__device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk_shared<N> *sh,
+                                          int u, float skip, float (&s)[N / 8][4],
+                                          uint2 (&values)[TILES], const struct walk_rows &at)
 {
     const struct walk_tiles<N> *tiles = &sh->tiles[u % STAGES];
     const struct walk_numbers *in = &sh->numbers[u % STAGES];
@@ -117,7 +120,7 @@ __device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk
 #pragma unroll
     for (int n = 0; n < N / 16; n++) {
         int step = n / 4 * (PIECE * 128 / 16) + n % 4 * 2;
-        wgmma<PIECE, 0, 0>::run(*(float (*)[4 * TILES])g, ct + step, bt + step, n == 0);
+        wgmma<PIECE, 0, 0>::run(*(float(*)[4 * TILES]) g, ct + step, bt + step, n == 0);
     }
     wgmma_commit();
     by_rows<N>(out, left, tiles->c);
@@ -140,7 +143,8 @@ __device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk
     for (int j = 0; j < PIECE / 16; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float2 v = unpack2(x[j][i]), w = row_pair(in->to_end, 2 * j + i / 2), d = row_pair(in->delta, 2 * j + i / 2);
+            float2 v = unpack2(x[j][i]), w = row_pair(in->to_end, 2 * j + i / 2),
+                   d = row_pair(in->delta, 2 * j + i / 2);
             weighted[j][i] = pack2(v.x * w.x * d.x, v.y * w.y * d.y);
         }
     float decay = in->from_start[PIECE - 1];
@@ -181,8 +185,10 @@ template <int N>
 __device__ __forceinline__ void walk(const struct walk_args &a, const walk_maps &maps)
 {
     DYNAMIC_SHARED(char, walk_raw, 1024);
-    struct walk_shared<N> *sh = (struct walk_shared<N> *)(walk_raw + (1024 - smem_address(walk_raw) % 1024) % 1024);
-    int b = blockIdx.x / a.s.heads, h = blockIdx.x % a.s.heads, first = threadIdx.x / 32 * 16, col = first + 4 * (threadIdx.x % 4);
+    struct walk_shared<N> *sh =
+        (struct walk_shared<N> *)(walk_raw + (1024 - smem_address(walk_raw) % 1024) % 1024);
+    int b = blockIdx.x / a.s.heads, h = blockIdx.x % a.s.heads, first = threadIdx.x / 32 * 16,
+        col = first + 4 * (threadIdx.x % 4);
     bool fresh = a.first.data == NULL || (a.start != NULL && *a.start == 0);
     float s[N / 8][4], skip = a.d != NULL ? a.d[h] : 0.0f;
     uint2 values[TILES];
@@ -195,7 +201,8 @@ __device__ __forceinline__ void walk(const struct walk_args &a, const walk_maps 
     __syncthreads();
     for (int u = 0; threadIdx.x == 0 && u < STAGES - 1 && u < a.s.pieces; u++)
         bring<N>(sh, a, maps, b, h, u);
-    load_state<float, N>(s, fresh ? NULL : state_of<float>(a.first, b, 0, h), a.first.row, first, a.s.n, a.s.p);
+    load_state<float, N>(s, fresh ? NULL : state_of<float>(a.first, b, 0, h), a.first.row, first,
+                         a.s.n, a.s.p);
     load_columns(values, row_of<bf16>(a.x, b, 0, h) + col, a.x.row, span_of(a.s, 0).n, at.valid);
     for (int u = 0; u < a.s.pieces; u++) {
         struct span sp = span_of(a.s, u), next = span_of(a.s, u + 1);
@@ -225,20 +232,25 @@ static __global__ void __launch_bounds__(THREADS, 2)
 #endif
 }
 
-/* ---- launchers ------------------------------------------------------------------------------------------------------- */
+/* ---- launchers
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 static struct ssd_shape walk_shape(const struct ssd_fwd_args *a)
 {
     return ssd_shape_of(&a->x, &a->Bm, a->chunk, a->dt_min, a->dt_max, PIECE);
 }
 
-/* Bulk copies know no piece that ends inside the sequence: only the last one may be short. A long walk of few heads leaves
- * most of the multiprocessors idle: 32 heads of 4096 rows take 189 us this way and 152 by ssd_scan and the output kernel (H200). */
+/* Bulk copies know no piece that ends inside the sequence: only the last one may be short. A long
+ * walk of few heads leaves most of the multiprocessors idle: 32 heads of 4096 rows take 189 us this
+ * way and 152 by ssd_scan and the output kernel (H200). */
 bool ssd_fwd_on_hopper(const struct lane *l, const struct ssd_fwd_args *a)
 {
     struct ssd_shape s = walk_shape(a);
-    return cuda_of(l)->hopper && ssd_is_fast(&a->x, &a->Bm) && (s.batch * s.heads >= ENOUGH_BLOCKS || s.pieces <= FEW_PIECES) && s.p % 8 == 0 && (s.piece == PIECE || s.pieces == 1) && aligned16(&a->x) &&
-           aligned16(&a->Bm) && aligned16(&a->Cm) && aligned16(&a->y) && absent_or_aligned16(&a->states);
+    return cuda_of(l)->hopper && ssd_is_fast(&a->x, &a->Bm) &&
+           (s.batch * s.heads >= ENOUGH_BLOCKS || s.pieces <= FEW_PIECES) && s.p % 8 == 0 &&
+           (s.piece == PIECE || s.pieces == 1) && aligned16(&a->x) && aligned16(&a->Bm) &&
+           aligned16(&a->Cm) && aligned16(&a->y) && absent_or_aligned16(&a->states);
 }
 
 int64_t ssd_fwd_hopper_work(const struct ssd_fwd_args *a)
@@ -249,8 +261,7 @@ int64_t ssd_fwd_hopper_work(const struct ssd_fwd_args *a)
     return at.used;
 }
 
-template <int N>
-static int launch(struct lane *l, const struct walk_args *a, const walk_maps *maps)
+template <int N> static int launch(struct lane *l, const struct walk_args *a, const walk_maps *maps)
 {
     const int bytes = (int)sizeof(struct walk_shared<N>) + 1024;
     NEEDS_SMEM(l, walk_kernel<N>, bytes);

@@ -1,6 +1,7 @@
-/* ssd backward, CUDA: the last step of both paths, gradients of A_log, dt_bias and D from their parts by piece. */
-#include "ops/ssd/ssd_cuda.cuh"
+/* ssd backward, CUDA: the last step of both paths, gradients of A_log, dt_bias and D from their
+ * parts by piece. */
 #include "ops/ssd/ssd.h"
+#include "ops/ssd/ssd_cuda.cuh"
 
 enum { HEADS = 32, SLICES = 8 };
 
@@ -14,7 +15,8 @@ struct sum_jobs {
 };
 
 /* Slice y adds the pieces of its share in order, then the slices are added in order. */
-static __global__ void __launch_bounds__(HEADS *SLICES) sums_kernel(const __grid_constant__ struct sum_jobs jobs, int count, int heads)
+static __global__ void __launch_bounds__(HEADS *SLICES)
+    sums_kernel(const __grid_constant__ struct sum_jobs jobs, int count, int heads)
 {
     __shared__ float sum[SLICES][HEADS];
     const struct sum_job &job = jobs.of[blockIdx.y];
@@ -23,7 +25,8 @@ static __global__ void __launch_bounds__(HEADS *SLICES) sums_kernel(const __grid
         return;
     float s = 0;
 #pragma unroll 8
-    for (int k = threadIdx.y * each; h < heads && k < min(count, ((int)threadIdx.y + 1) * each); k++)
+    for (int k = threadIdx.y * each; h < heads && k < min(count, ((int)threadIdx.y + 1) * each);
+         k++)
         s += job.from[(int64_t)k * heads + h];
     sum[threadIdx.y][threadIdx.x] = s;
     __syncthreads();
@@ -35,11 +38,13 @@ static __global__ void __launch_bounds__(HEADS *SLICES) sums_kernel(const __grid
     job.to[h] = job.add ? job.to[h] + s : s;
 }
 
-int ssd_add_sums(struct lane *l, const struct ssd_shape *s, const struct ssd_sums *m, const struct ssd_bwd_args *a)
+int ssd_add_sums(struct lane *l, const struct ssd_shape *s, const struct ssd_sums *m,
+                 const struct ssd_bwd_args *a)
 {
     struct sum_jobs jobs = {{{m->a_log, (float *)a->dA_log.data, a->acc_dA_log},
                              {m->dt_bias, (float *)a->ddt_bias.data, a->acc_ddt_bias},
                              {m->d, present(&a->D) ? (float *)a->dD.data : NULL, a->acc_dD}}};
-    LAUNCH(l, sums_kernel, dim3((unsigned)ceil_div(s->heads, HEADS), 3), dim3(HEADS, SLICES), 0, jobs, s->batch * s->pieces, s->heads);
+    LAUNCH(l, sums_kernel, dim3((unsigned)ceil_div(s->heads, HEADS), 3), dim3(HEADS, SLICES), 0,
+           jobs, s->batch * s->pieces, s->heads);
     return ST_OK;
 }
