@@ -26,10 +26,7 @@ enum { PIECE = 64, TILES = PIECE / 8 };
  * row follow each other (block_index_t). So what one step of 16 along the sum reads is one operand
  * of wgmma (wgmma_matrices), whatever its size. */
 enum { BLOCKS = 10, BLOCK_WORDS = 128 };
-__host__ __device__ constexpr int block_index(int i, int j)
-{
-    return 4 * j - j * (j - 1) / 2 + 3 - i;
-}
+__host__ __device__ constexpr int block_index(int i, int j) { return 4 * j - j * (j - 1) / 2 + 3 - i; }
 __host__ __device__ constexpr int block_index_t(int i, int j) { return i * (i + 1) / 2 + j; }
 
 /* ---- fragments
@@ -41,10 +38,7 @@ __device__ __forceinline__ uint32_t pack2(float low, float high)
     __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
     return *(uint32_t *)&v;
 }
-__device__ __forceinline__ float2 unpack2(uint32_t x)
-{
-    return __bfloat1622float2(*(__nv_bfloat162 *)&x);
-}
+__device__ __forceinline__ float2 unpack2(uint32_t x) { return __bfloat1622float2(*(__nv_bfloat162 *)&x); }
 /* What pack2(low, high) leaves over. */
 __device__ __forceinline__ uint32_t pack2_rest(float low, float high, uint32_t packed)
 {
@@ -53,16 +47,15 @@ __device__ __forceinline__ uint32_t pack2_rest(float low, float high, uint32_t p
 }
 
 /* The A fragment of two C fragments side by side. */
-__device__ __forceinline__ void round_to_a(uint32_t (&a)[4], const float (&left)[4],
-                                           const float (&right)[4])
+__device__ __forceinline__ void round_to_a(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4])
 {
     a[0] = pack2(left[0], left[1]);
     a[1] = pack2(left[2], left[3]);
     a[2] = pack2(right[0], right[1]);
     a[3] = pack2(right[2], right[3]);
 }
-__device__ __forceinline__ void rest_to_a(uint32_t (&a)[4], const float (&left)[4],
-                                          const float (&right)[4], const uint32_t (&rounded)[4])
+__device__ __forceinline__ void rest_to_a(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4],
+                                          const uint32_t (&rounded)[4])
 {
     a[0] = pack2_rest(left[0], left[1], rounded[0]);
     a[1] = pack2_rest(left[2], left[3], rounded[1]);
@@ -94,8 +87,7 @@ __device__ __forceinline__ void store_block_t(uint32_t *block, const uint32_t (&
  */
 
 /* Four columns of rows 8t + g of a [rows, dv] matrix: zeros outside. */
-__device__ __forceinline__ void load_columns(uint2 (&x)[TILES], const bf16 *from, int64_t stride,
-                                             int n, bool valid)
+__device__ __forceinline__ void load_columns(uint2 (&x)[TILES], const bf16 *from, int64_t stride, int n, bool valid)
 {
     int g = threadIdx.x % 32 / 4;
 #pragma unroll
@@ -106,14 +98,12 @@ __device__ __forceinline__ void load_columns(uint2 (&x)[TILES], const bf16 *from
     }
 }
 /* C fragments [16, PIECE] to rows of a [rows, dv] matrix. */
-__device__ __forceinline__ void store_columns(bf16 *to, int64_t stride, int n, bool valid,
-                                              const float (&c)[TILES][4])
+__device__ __forceinline__ void store_columns(bf16 *to, int64_t stride, int n, bool valid, const float (&c)[TILES][4])
 {
     int g = threadIdx.x % 32 / 4;
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-        uint2 x =
-            make_uint2(transpose8(pack2(c[t][0], c[t][1])), transpose8(pack2(c[t][2], c[t][3])));
+        uint2 x = make_uint2(transpose8(pack2(c[t][0], c[t][1])), transpose8(pack2(c[t][2], c[t][3])));
         if (valid && 8 * t + g < n)
             *(uint2 *)(to + (8 * t + g) * stride) = x;
     }
@@ -121,12 +111,11 @@ __device__ __forceinline__ void store_columns(bf16 *to, int64_t stride, int n, b
 
 /* Rows 16 d to 16 d + 15 of a state, from the A fragment of its transpose. to: this lane's first
  * column. */
-__device__ __forceinline__ void store_state_rows(bf16 *to, int64_t stride, int d, int dk,
-                                                 bool valid, const uint32_t (&a)[4])
+__device__ __forceinline__ void store_state_rows(bf16 *to, int64_t stride, int d, int dk, bool valid,
+                                                 const uint32_t (&a)[4])
 {
     int g = threadIdx.x % 32 / 4, row = 16 * d + g;
-    uint2 x = make_uint2(transpose8(a[0]), transpose8(a[1])),
-          y = make_uint2(transpose8(a[2]), transpose8(a[3]));
+    uint2 x = make_uint2(transpose8(a[0]), transpose8(a[1])), y = make_uint2(transpose8(a[2]), transpose8(a[3]));
     if (valid && row < dk)
         *(uint2 *)(to + row * stride) = x;
     if (valid && row + 8 < dk)
@@ -141,8 +130,8 @@ __device__ __forceinline__ int state_column(int e)
     return 4 * (g / 2) + 2 * (e >> 1) + g % 2;
 }
 template <typename T, int DK>
-__device__ __forceinline__ void load_state(float (&s)[DK / 8][4], const T *from, int64_t stride,
-                                           int first, int dk, int dv)
+__device__ __forceinline__ void load_state(float (&s)[DK / 8][4], const T *from, int64_t stride, int first, int dk,
+                                           int dv)
 {
     int q = threadIdx.x % 4;
 #pragma unroll
@@ -150,13 +139,12 @@ __device__ __forceinline__ void load_state(float (&s)[DK / 8][4], const T *from,
 #pragma unroll
         for (int e = 0; e < 4; e++) {
             int row = 8 * t + 2 * q + (e & 1), col = first + state_column(e);
-            s[t][e] =
-                from != NULL && row < dk && col < dv ? to_float(from[row * stride + col]) : 0.0f;
+            s[t][e] = from != NULL && row < dk && col < dv ? to_float(from[row * stride + col]) : 0.0f;
         }
 }
 template <int DK>
-__device__ __forceinline__ void store_state(const float (&s)[DK / 8][4], float *to, int64_t stride,
-                                            int first, int dk, int dv)
+__device__ __forceinline__ void store_state(const float (&s)[DK / 8][4], float *to, int64_t stride, int first, int dk,
+                                            int dv)
 {
     int q = threadIdx.x % 4;
 #pragma unroll
@@ -176,8 +164,7 @@ __device__ __forceinline__ float2 row_pair(const float *rows, int t)
 }
 
 /* A fragments of c with columns scaled by row factors. */
-__device__ __forceinline__ void scale_to_a(uint32_t (&a)[PIECE / 16][4], const float (&c)[TILES][4],
-                                           const float *rows)
+__device__ __forceinline__ void scale_to_a(uint32_t (&a)[PIECE / 16][4], const float (&c)[TILES][4], const float *rows)
 {
 #pragma unroll
     for (int j = 0; j < PIECE / 16; j++) {
@@ -202,13 +189,12 @@ __device__ __forceinline__ void by_rows(float (&c)[TILES][4], const uint32_t (&x
     uint64_t rows = wgmma_tile(tile, 1024, 1024);
 #pragma unroll
     for (int d = 0; d < DK / 16; d++)
-        wgmma_left<PIECE, 0>::run(*(float(*)[4 * TILES]) c, x[d],
-                                  rows + d / 4 * (PIECE * 128 / 16) + d % 4 * 2, d == 0);
+        wgmma_left<PIECE, 0>::run(*(float(*)[4 * TILES]) c, x[d], rows + d / 4 * (PIECE * 128 / 16) + d % 4 * 2,
+                                  d == 0);
 }
 /* s += x R; x [16 a warp, PIECE]. */
 template <int DK>
-__device__ __forceinline__ void add_rows_wgmma(float (&s)[DK / 8][4],
-                                               const uint32_t (&x)[PIECE / 16][4],
+__device__ __forceinline__ void add_rows_wgmma(float (&s)[DK / 8][4], const uint32_t (&x)[PIECE / 16][4],
                                                const bf16 (*tile)[PIECE][64])
 {
     uint64_t rows = wgmma_tile(tile, PIECE * 128, 1024);
@@ -220,8 +206,8 @@ __device__ __forceinline__ void add_rows_wgmma(float (&s)[DK / 8][4],
  * columns of c are in reverse order, so that what is added to is the beginning of c, as wgmma's
  * registers must be. */
 template <int J>
-__device__ __forceinline__ void by_column(float (&c)[TILES][4], const uint32_t (&x)[4],
-                                          const uint32_t *triangle, int first)
+__device__ __forceinline__ void by_column(float (&c)[TILES][4], const uint32_t (&x)[4], const uint32_t *triangle,
+                                          int first)
 {
     constexpr int N = PIECE - 16 * J;
     uint64_t column = wgmma_matrices(triangle + block_index(3, J) * BLOCK_WORDS, 128, 256);
@@ -230,8 +216,8 @@ __device__ __forceinline__ void by_column(float (&c)[TILES][4], const uint32_t (
 /* c += x_I times block row I of a triangle whose blocks are transposed: to columns before 16 (I +
  * 1). */
 template <int I>
-__device__ __forceinline__ void by_row(float (&c)[TILES][4], const uint32_t (&x)[4],
-                                       const uint32_t *triangle, int first)
+__device__ __forceinline__ void by_row(float (&c)[TILES][4], const uint32_t (&x)[4], const uint32_t *triangle,
+                                       int first)
 {
     constexpr int N = 16 * (I + 1);
     uint64_t row = wgmma_matrices(triangle + block_index_t(I, 0) * BLOCK_WORDS, 128, 256);
@@ -258,14 +244,8 @@ __device__ __forceinline__ void add_in_order(float (&to)[TILES][4], const float 
             to[t][e] += c[(TILES / 2 - 1 - t / 2) * 2 + t % 2][e];
 }
 
-template <int N> __device__ __forceinline__ void hold(float (&c)[N][4])
-{
-    wgmma_hold(*(float(*)[4 * N]) c);
-}
-template <int N> __device__ __forceinline__ void hold(uint32_t (&a)[N][4])
-{
-    wgmma_hold_left(*(uint32_t(*)[4 * N]) a);
-}
+template <int N> __device__ __forceinline__ void hold(float (&c)[N][4]) { wgmma_hold(*(float(*)[4 * N]) c); }
+template <int N> __device__ __forceinline__ void hold(uint32_t (&a)[N][4]) { wgmma_hold_left(*(uint32_t(*)[4 * N]) a); }
 template <int N> __device__ __forceinline__ void scale_all(float (&c)[N][4], float by)
 {
 #pragma unroll

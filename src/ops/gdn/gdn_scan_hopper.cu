@@ -41,9 +41,8 @@ template <int DK> __device__ __forceinline__ struct walk_shared<DK> *walk_memory
 
 /* Step n of the walk, piece `index`, by one thread. */
 template <int DK>
-__device__ __forceinline__ void bring(struct walk_shared<DK> *m, const struct gdn_geom &g,
-                                      const scan_maps &maps, const uint32_t *blocks,
-                                      const float *factors, int b, int h, int n, int index)
+__device__ __forceinline__ void bring(struct walk_shared<DK> *m, const struct gdn_geom &g, const scan_maps &maps,
+                                      const uint32_t *blocks, const float *factors, int b, int h, int n, int index)
 {
     struct walk_stage<DK> *to = &m->stage[n % STAGES];
     uint64_t *full = &m->full[n % STAGES];
@@ -71,16 +70,16 @@ __device__ __forceinline__ void by_column_split(float (&c)[TILES][4], const uint
     by_column<J>(c, high, blocks + T_HIGH * BLOCK_WORDS, 0);
 }
 template <int I>
-__device__ __forceinline__ void by_row_split(float (&c)[TILES][4], const uint32_t (&high)[4],
-                                             const uint32_t (&low)[4], const uint32_t *blocks)
+__device__ __forceinline__ void by_row_split(float (&c)[TILES][4], const uint32_t (&high)[4], const uint32_t (&low)[4],
+                                             const uint32_t *blocks)
 {
     by_row<I>(c, low, blocks + T_HIGH * BLOCK_WORDS, I == 3);
     by_row<I>(c, high, blocks + T_LOW * BLOCK_WORDS, 0);
     by_row<I>(c, high, blocks + T_HIGH * BLOCK_WORDS, 0);
 }
 
-__device__ __forceinline__ void split(uint32_t (&high)[PIECE / 16][4],
-                                      uint32_t (&low)[PIECE / 16][4], const float (&c)[TILES][4])
+__device__ __forceinline__ void split(uint32_t (&high)[PIECE / 16][4], uint32_t (&low)[PIECE / 16][4],
+                                      const float (&c)[TILES][4])
 {
 #pragma unroll
     for (int j = 0; j < PIECE / 16; j++) {
@@ -105,9 +104,8 @@ struct fwd_rows {
 /* One piece with the state that enters it in s and V in `values`, which leaves with V of the next.
  */
 template <int DK>
-__device__ __forceinline__ void fwd_step(const struct gdn_scan_args &a,
-                                         const struct walk_stage<DK> *m, float (&s)[DK / 8][4],
-                                         uint2 (&values)[TILES], const struct fwd_rows &at)
+__device__ __forceinline__ void fwd_step(const struct gdn_scan_args &a, const struct walk_stage<DK> *m,
+                                         float (&s)[DK / 8][4], uint2 (&values)[TILES], const struct fwd_rows &at)
 {
     uint32_t in[DK / 16][4], high[PIECE / 16][4], low[PIECE / 16][4];
     float ks[TILES][4], out[TILES][4], x[TILES][4];
@@ -174,23 +172,19 @@ __device__ __forceinline__ void fwd_step(const struct gdn_scan_args &a,
     hold(low);
 }
 
-template <int DK>
-__device__ __forceinline__ void walk_forward(const struct gdn_scan_args &a, const scan_maps &maps)
+template <int DK> __device__ __forceinline__ void walk_forward(const struct gdn_scan_args &a, const scan_maps &maps)
 {
     struct walk_shared<DK> *m = walk_memory<DK>();
     int h = (int)(blockIdx.x % a.g.heads), b = (int)(blockIdx.x / a.g.heads), n = a.g.n_pieces;
-    int first = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * 16,
-        col = first + 4 * (threadIdx.x % 4);
+    int first = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * 16, col = first + 4 * (threadIdx.x % 4);
     bool fresh = a.init.data == NULL || (a.start != NULL && *a.start == 0);
     float s[DK / 8][4];
     uint2 values[TILES];
-    struct fwd_rows at = {NULL, NULL, NULL,        a.given ? a.piece_states.n : a.states.n,
-                          0,    0,    col < a.g.dv};
+    struct fwd_rows at = {NULL, NULL, NULL, a.given ? a.piece_states.n : a.states.n, 0, 0, col < a.g.dv};
     walk_begin(m);
     for (int c = 0; threadIdx.x == 0 && c < STAGES - 1 && c < n; c++)
         bring<DK>(m, a.g, maps, a.blocks, a.factors, b, h, c, c);
-    load_state<float, DK>(s, fresh ? NULL : state_at(a.init, b, 0, h), a.init.n, first, a.g.dk,
-                          a.g.dv);
+    load_state<float, DK>(s, fresh ? NULL : state_at(a.init, b, 0, h), a.init.n, first, a.g.dk, a.g.dv);
     load_columns(values, view_at(a.v, b, 0, h) + col, a.v.s, piece_at(a.g, 0).n, at.valid);
     for (int c = 0; c < n; c++) {
         struct piece p = piece_at(a.g, c), next = piece_at(a.g, c + 1);
@@ -198,15 +192,12 @@ __device__ __forceinline__ void walk_forward(const struct gdn_scan_args &a, cons
         if (threadIdx.x == 0 && c + STAGES - 1 < n)
             bring<DK>(m, a.g, maps, a.blocks, a.factors, b, h, c + STAGES - 1, c + STAGES - 1);
         if (begins && a.given)
-            load_state<bf16, DK>(s, state_at(a.states, b, c / a.g.per_chunk, h), a.states.n, first,
-                                 a.g.dk, a.g.dv);
+            load_state<bf16, DK>(s, state_at(a.states, b, c / a.g.per_chunk, h), a.states.n, first, a.g.dk, a.g.dv);
         at.n = p.n;
         at.n_next = next.n;
         at.v_next = c + 1 < n ? view_at(a.v, b, next.first, h) + col : NULL;
         at.o = a.o.data ? view_at(a.o, b, p.first, h) + col : NULL;
-        at.state = begins && !a.given && a.states.data
-                       ? state_at(a.states, b, c / a.g.per_chunk, h) + col
-                       : NULL;
+        at.state = begins && !a.given && a.states.data ? state_at(a.states, b, c / a.g.per_chunk, h) + col : NULL;
         if (a.given)
             at.state = state_at(a.piece_states, b, c, h) + col;
         barrier_wait(&m->full[c % STAGES], c / STAGES % 2);
@@ -231,9 +222,8 @@ struct bwd_rows {
 /* One piece with the gradient of the state that leaves it in e and dO in `values`, which leaves
  * with dO of the piece before. */
 template <int DK>
-__device__ __forceinline__ void bwd_step(const struct gdn_scan_bwd_args &a,
-                                         const struct walk_stage<DK> *m, float (&e)[DK / 8][4],
-                                         uint2 (&values)[TILES], const struct bwd_rows &at)
+__device__ __forceinline__ void bwd_step(const struct gdn_scan_bwd_args &a, const struct walk_stage<DK> *m,
+                                         float (&e)[DK / 8][4], uint2 (&values)[TILES], const struct bwd_rows &at)
 {
     uint32_t in[DK / 16][4], out[PIECE / 16][4], high[PIECE / 16][4], low[PIECE / 16][4];
     float dx[TILES][4], through[TILES][4];
@@ -274,8 +264,7 @@ __device__ __forceinline__ void bwd_step(const struct gdn_scan_bwd_args &a,
     for (int j = 0; j < PIECE / 16; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float2 x = unpack2(out[j][i]),
-                   query = row_pair(m->rows + ROW_QUERY * PIECE, 2 * j + i / 2);
+            float2 x = unpack2(out[j][i]), query = row_pair(m->rows + ROW_QUERY * PIECE, 2 * j + i / 2);
             out[j][i] = pack2(x.x * query.x, x.y * query.y);
         }
     wgmma_begin();
@@ -303,13 +292,11 @@ __device__ __forceinline__ void bwd_step(const struct gdn_scan_bwd_args &a,
 }
 
 template <int DK>
-__device__ __forceinline__ void walk_backward(const struct gdn_scan_bwd_args &a,
-                                              const scan_maps &maps)
+__device__ __forceinline__ void walk_backward(const struct gdn_scan_bwd_args &a, const scan_maps &maps)
 {
     struct walk_shared<DK> *m = walk_memory<DK>();
     int h = (int)(blockIdx.x % a.g.heads), b = (int)(blockIdx.x / a.g.heads), n = a.g.n_pieces;
-    int first = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * 16,
-        col = first + 4 * (threadIdx.x % 4);
+    int first = (int)(blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * 16, col = first + 4 * (threadIdx.x % 4);
     float e[DK / 8][4];
     uint2 values[TILES];
     struct bwd_rows at = {NULL, NULL, NULL, 0, 0, col < a.g.dv};
@@ -317,16 +304,14 @@ __device__ __forceinline__ void walk_backward(const struct gdn_scan_bwd_args &a,
     walk_begin(m);
     for (int c = 0; threadIdx.x == 0 && c < STAGES - 1 && c < n; c++)
         bring<DK>(m, a.g, maps, a.blocks, a.factors, b, h, c, n - 1 - c);
-    load_state<float, DK>(e, a.dfinal.data ? state_at(a.dfinal, b, 0, h) : NULL, a.dfinal.n, first,
-                          a.g.dk, a.g.dv);
+    load_state<float, DK>(e, a.dfinal.data ? state_at(a.dfinal, b, 0, h) : NULL, a.dfinal.n, first, a.g.dk, a.g.dv);
     load_columns(values, view_at(a.d_o, b, p.first, h) + col, a.d_o.s, p.n, at.valid);
     for (int c = 0; c < n; c++) {
         int index = n - 1 - c;
         struct piece before = piece_at(a.g, index > 0 ? index - 1 : 0);
         p = piece_at(a.g, index);
         if (threadIdx.x == 0 && c + STAGES - 1 < n)
-            bring<DK>(m, a.g, maps, a.blocks, a.factors, b, h, c + STAGES - 1,
-                      index - (STAGES - 1));
+            bring<DK>(m, a.g, maps, a.blocks, a.factors, b, h, c + STAGES - 1, index - (STAGES - 1));
         at.n = p.n;
         at.n_next = before.n;
         at.d_o_next = index > 0 ? view_at(a.d_o, b, before.first, h) + col : NULL;
@@ -344,8 +329,7 @@ __device__ __forceinline__ void walk_backward(const struct gdn_scan_bwd_args &a,
 
 template <int DK>
 __global__ void __launch_bounds__(2 * GROUP, 1)
-    scan_fwd_hopper(const __grid_constant__ struct gdn_scan_args a,
-                    const __grid_constant__ scan_maps maps)
+    scan_fwd_hopper(const __grid_constant__ struct gdn_scan_args a, const __grid_constant__ scan_maps maps)
 {
 #if HOPPER_CODE
     walk_forward<DK>(a, maps);
@@ -353,8 +337,7 @@ __global__ void __launch_bounds__(2 * GROUP, 1)
 }
 template <int DK>
 __global__ void __launch_bounds__(2 * GROUP, 1)
-    scan_bwd_hopper(const __grid_constant__ struct gdn_scan_bwd_args a,
-                    const __grid_constant__ scan_maps maps)
+    scan_bwd_hopper(const __grid_constant__ struct gdn_scan_bwd_args a, const __grid_constant__ scan_maps maps)
 {
 #if HOPPER_CODE
     walk_backward<DK>(a, maps);
@@ -378,8 +361,7 @@ bool gdn_scan_on_hopper(const struct lane *l, const struct gdn_geom *g)
     return cuda_of(l)->hopper && (g->chunk % PIECE == 0 || g->rows <= g->chunk) && g->n_pieces > 0;
 }
 
-static int heads_map(struct lane *l, CUtensorMap *map, const struct gdn_geom *g,
-                     const gdn_view<const bf16> &v)
+static int heads_map(struct lane *l, CUtensorMap *map, const struct gdn_geom *g, const gdn_view<const bf16> &v)
 {
     struct tensor t = {};
     t.data = (void *)v.data;
@@ -393,32 +375,28 @@ static int heads_map(struct lane *l, CUtensorMap *map, const struct gdn_geom *g,
     return tensor_map_heads(l, map, &t, PIECE);
 }
 
-template <typename ARGS>
-static int launch_walk(struct lane *l, const ARGS *a, void (*kernel)(ARGS, scan_maps), int dk)
+template <typename ARGS> static int launch_walk(struct lane *l, const ARGS *a, void (*kernel)(ARGS, scan_maps), int dk)
 {
     enum { ENOUGH_BLOCKS = 128 };
     const struct gdn_geom *g = &a->g;
     int64_t heads = (int64_t)g->batch * g->heads, need = ceil_div(g->dv, COLUMNS);
-    int64_t groups = need > 1 && heads >= ENOUGH_BLOCKS
-                         ? 2
-                         : 1; /* few heads: a group a block, over more multiprocessors */
+    int64_t groups =
+        need > 1 && heads >= ENOUGH_BLOCKS ? 2 : 1; /* few heads: a group a block, over more multiprocessors */
     scan_maps maps;
     TRY(heads_map(l, &maps.q, g, a->q));
     TRY(heads_map(l, &maps.k, g, a->k));
     NEEDS_SMEM(l, kernel, walk_bytes(dk));
-    LAUNCH(l, kernel, dim3((unsigned)heads, (unsigned)ceil_div(need, groups)),
-           (unsigned)(groups * GROUP), (size_t)walk_bytes(dk), *a, maps);
+    LAUNCH(l, kernel, dim3((unsigned)heads, (unsigned)ceil_div(need, groups)), (unsigned)(groups * GROUP),
+           (size_t)walk_bytes(dk), *a, maps);
     return ST_OK;
 }
 
 int gdn_scan_hopper(struct lane *l, const struct gdn_scan_args *a)
 {
-    return a->g.dk <= 64 ? launch_walk(l, a, scan_fwd_hopper<64>, 64)
-                         : launch_walk(l, a, scan_fwd_hopper<128>, 128);
+    return a->g.dk <= 64 ? launch_walk(l, a, scan_fwd_hopper<64>, 64) : launch_walk(l, a, scan_fwd_hopper<128>, 128);
 }
 
 int gdn_scan_bwd_hopper(struct lane *l, const struct gdn_scan_bwd_args *a)
 {
-    return a->g.dk <= 64 ? launch_walk(l, a, scan_bwd_hopper<64>, 64)
-                         : launch_walk(l, a, scan_bwd_hopper<128>, 128);
+    return a->g.dk <= 64 ? launch_walk(l, a, scan_bwd_hopper<64>, 64) : launch_walk(l, a, scan_bwd_hopper<128>, 128);
 }

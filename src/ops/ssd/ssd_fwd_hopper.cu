@@ -41,8 +41,8 @@ template <int N> struct walk_shared {
 
 /* Piece u, by one thread. */
 template <int N>
-__device__ __forceinline__ void bring(struct walk_shared<N> *sh, const struct walk_args &a,
-                                      const walk_maps &maps, int b, int h, int u)
+__device__ __forceinline__ void bring(struct walk_shared<N> *sh, const struct walk_args &a, const walk_maps &maps,
+                                      int b, int h, int u)
 {
     struct walk_tiles<N> *tiles = &sh->tiles[u % STAGES];
     struct walk_numbers *to = &sh->numbers[u % STAGES];
@@ -63,8 +63,7 @@ __device__ __forceinline__ void bring(struct walk_shared<N> *sh, const struct wa
 }
 
 /* C B^T of the warp's 16 rows becomes M, block by block up to the diagonal. */
-__device__ __forceinline__ void put_m(uint32_t *m, const float (&g)[TILES][4],
-                                      const struct walk_numbers *in)
+__device__ __forceinline__ void put_m(uint32_t *m, const float (&g)[TILES][4], const struct walk_numbers *in)
 {
     int warp = threadIdx.x / 32, row = warp * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     float s[2] = {in->s[row], in->s[row + 8]};
@@ -104,9 +103,8 @@ struct walk_rows {
 /* One piece with the state that enters it in s and x in `values`, which leaves with x of the next.
  */
 template <int N>
-__device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk_shared<N> *sh,
-                                          int u, float skip, float (&s)[N / 8][4],
-                                          uint2 (&values)[TILES], const struct walk_rows &at)
+__device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk_shared<N> *sh, int u, float skip,
+                                          float (&s)[N / 8][4], uint2 (&values)[TILES], const struct walk_rows &at)
 {
     const struct walk_tiles<N> *tiles = &sh->tiles[u % STAGES];
     const struct walk_numbers *in = &sh->numbers[u % STAGES];
@@ -181,12 +179,10 @@ __device__ __forceinline__ void walk_step(const struct walk_args &a, struct walk
     hold(weighted);
 }
 
-template <int N>
-__device__ __forceinline__ void walk(const struct walk_args &a, const walk_maps &maps)
+template <int N> __device__ __forceinline__ void walk(const struct walk_args &a, const walk_maps &maps)
 {
     DYNAMIC_SHARED(char, walk_raw, 1024);
-    struct walk_shared<N> *sh =
-        (struct walk_shared<N> *)(walk_raw + (1024 - smem_address(walk_raw) % 1024) % 1024);
+    struct walk_shared<N> *sh = (struct walk_shared<N> *)(walk_raw + (1024 - smem_address(walk_raw) % 1024) % 1024);
     int b = blockIdx.x / a.s.heads, h = blockIdx.x % a.s.heads, first = threadIdx.x / 32 * 16,
         col = first + 4 * (threadIdx.x % 4);
     bool fresh = a.first.data == NULL || (a.start != NULL && *a.start == 0);
@@ -201,8 +197,7 @@ __device__ __forceinline__ void walk(const struct walk_args &a, const walk_maps 
     __syncthreads();
     for (int u = 0; threadIdx.x == 0 && u < STAGES - 1 && u < a.s.pieces; u++)
         bring<N>(sh, a, maps, b, h, u);
-    load_state<float, N>(s, fresh ? NULL : state_of<float>(a.first, b, 0, h), a.first.row, first,
-                         a.s.n, a.s.p);
+    load_state<float, N>(s, fresh ? NULL : state_of<float>(a.first, b, 0, h), a.first.row, first, a.s.n, a.s.p);
     load_columns(values, row_of<bf16>(a.x, b, 0, h) + col, a.x.row, span_of(a.s, 0).n, at.valid);
     for (int u = 0; u < a.s.pieces; u++) {
         struct span sp = span_of(a.s, u), next = span_of(a.s, u + 1);
@@ -249,8 +244,8 @@ bool ssd_fwd_on_hopper(const struct lane *l, const struct ssd_fwd_args *a)
     struct ssd_shape s = walk_shape(a);
     return cuda_of(l)->hopper && ssd_is_fast(&a->x, &a->Bm) &&
            (s.batch * s.heads >= ENOUGH_BLOCKS || s.pieces <= FEW_PIECES) && s.p % 8 == 0 &&
-           (s.piece == PIECE || s.pieces == 1) && aligned16(&a->x) && aligned16(&a->Bm) &&
-           aligned16(&a->Cm) && aligned16(&a->y) && absent_or_aligned16(&a->states);
+           (s.piece == PIECE || s.pieces == 1) && aligned16(&a->x) && aligned16(&a->Bm) && aligned16(&a->Cm) &&
+           aligned16(&a->y) && absent_or_aligned16(&a->states);
 }
 
 int64_t ssd_fwd_hopper_work(const struct ssd_fwd_args *a)

@@ -20,34 +20,31 @@ struct scan_map {
 
 /* Step k of the walk, by one thread. */
 template <int N>
-__device__ __forceinline__ void bring(struct scan_shared<N> *sh, const struct ssd_scan_args &a,
-                                      const scan_map &map, int b, int h, int k)
+__device__ __forceinline__ void bring(struct scan_shared<N> *sh, const struct ssd_scan_args &a, const scan_map &map,
+                                      int b, int h, int k)
 {
     int u = a.s.pieces - 1 - k, first = span_of(a.s, u).first, at = k % STAGES;
     barrier_expect(&sh->full[at], sizeof sh->c[0] + sizeof sh->from_start[0]);
 #pragma unroll
     for (int i = 0; i < N / 64; i++)
         tma_load_4d(sh->c[at][i], &map.c, 64 * i, first, h / a.s.per_group, b, &sh->full[at]);
-    bulk_load(sh->from_start[at], a.r.from_start + rows_at(a.s, b, u, h), sizeof sh->from_start[0],
-              &sh->full[at]);
+    bulk_load(sh->from_start[at], a.r.from_start + rows_at(a.s, b, u, h), sizeof sh->from_start[0], &sh->full[at]);
 }
 
-__device__ __forceinline__ void load_piece(uint2 (&values)[HALVES][TILES],
-                                           const struct ssd_scan_args &a, int b, int h, int u,
-                                           int col)
+__device__ __forceinline__ void load_piece(uint2 (&values)[HALVES][TILES], const struct ssd_scan_args &a, int b, int h,
+                                           int u, int col)
 {
     struct span sp = span_of(a.s, max(u, 0));
     const bf16 *rows = row_of<bf16>(a.u, b, sp.first, h) + col;
 #pragma unroll
     for (int half = 0; half < HALVES; half++)
-        load_columns(values[half], rows + half * PIECE * a.u.row, a.u.row, sp.n - half * PIECE,
-                     u >= 0 && col < a.s.p);
+        load_columns(values[half], rows + half * PIECE * a.u.row, a.u.row, sp.n - half * PIECE, u >= 0 && col < a.s.p);
 }
 
 template <int N>
-__device__ __forceinline__ void
-scan_step(const struct ssd_scan_args &a, const bf16 (*tile)[SSD_ROWS][64], const float *from_start,
-          float (&e)[N / 8][4], uint2 (&values)[HALVES][TILES], int b, int h, int u, int col)
+__device__ __forceinline__ void scan_step(const struct ssd_scan_args &a, const bf16 (*tile)[SSD_ROWS][64],
+                                          const float *from_start, float (&e)[N / 8][4], uint2 (&values)[HALVES][TILES],
+                                          int b, int h, int u, int col)
 {
     uint32_t in[4], dy[SSD_ROWS / 16][4];
     bf16 *to = state_of<bf16>(a.by_piece, b, u, h) + col;
@@ -77,12 +74,10 @@ scan_step(const struct ssd_scan_args &a, const bf16 (*tile)[SSD_ROWS][64], const
     hold(dy);
 }
 
-template <int N>
-__device__ __forceinline__ void walk_back(const struct ssd_scan_args &a, const scan_map &map)
+template <int N> __device__ __forceinline__ void walk_back(const struct ssd_scan_args &a, const scan_map &map)
 {
     DYNAMIC_SHARED(char, scan_raw, 1024);
-    struct scan_shared<N> *sh =
-        (struct scan_shared<N> *)(scan_raw + (1024 - smem_address(scan_raw) % 1024) % 1024);
+    struct scan_shared<N> *sh = (struct scan_shared<N> *)(scan_raw + (1024 - smem_address(scan_raw) % 1024) % 1024);
     int b = blockIdx.x / a.s.heads, h = blockIdx.x % a.s.heads, first = threadIdx.x / 32 * 16,
         col = first + 4 * (threadIdx.x % 4);
     float e[N / 8][4];
@@ -95,8 +90,8 @@ __device__ __forceinline__ void walk_back(const struct ssd_scan_args &a, const s
     __syncthreads();
     for (int k = 0; threadIdx.x == 0 && k < STAGES && k < a.s.pieces; k++)
         bring<N>(sh, a, map, b, h, k);
-    load_state<float, N>(e, a.first.data != NULL ? state_of<float>(a.first, b, 0, h) : NULL,
-                         a.first.row, first, a.s.n, a.s.p);
+    load_state<float, N>(e, a.first.data != NULL ? state_of<float>(a.first, b, 0, h) : NULL, a.first.row, first, a.s.n,
+                         a.s.p);
     load_piece(values, a, b, h, a.s.pieces - 1, col);
     for (int k = 0; k < a.s.pieces; k++) {
         int at = k % STAGES;
@@ -114,8 +109,7 @@ __device__ __forceinline__ void walk_back(const struct ssd_scan_args &a, const s
 
 template <int N>
 static __global__ void __launch_bounds__(THREADS, 2)
-    scan_reverse_hopper(const __grid_constant__ struct ssd_scan_args a,
-                        const __grid_constant__ scan_map map)
+    scan_reverse_hopper(const __grid_constant__ struct ssd_scan_args a, const __grid_constant__ scan_map map)
 {
 #if HOPPER_CODE
     walk_back<N>(a, map);
@@ -129,13 +123,11 @@ bool ssd_scan_on_hopper(const struct lane *l, const struct ssd_scan_args *a)
            (a->s.piece == SSD_ROWS || a->s.pieces == 1) && a->s.pieces > 0;
 }
 
-template <int N>
-static int launch(struct lane *l, const struct ssd_scan_args *a, const scan_map *map)
+template <int N> static int launch(struct lane *l, const struct ssd_scan_args *a, const scan_map *map)
 {
     const int bytes = (int)sizeof(struct scan_shared<N>) + 1024;
     NEEDS_SMEM(l, scan_reverse_hopper<N>, bytes);
-    LAUNCH(l, scan_reverse_hopper<N>, (unsigned)(a->s.batch * a->s.heads), THREADS, bytes, *a,
-           *map);
+    LAUNCH(l, scan_reverse_hopper<N>, (unsigned)(a->s.batch * a->s.heads), THREADS, bytes, *a, *map);
     return ST_OK;
 }
 

@@ -25,8 +25,7 @@ static __global__ void __launch_bounds__(HEADS *SLICES)
         return;
     float s = 0;
 #pragma unroll 8
-    for (int k = threadIdx.y * each; h < heads && k < min(count, ((int)threadIdx.y + 1) * each);
-         k++)
+    for (int k = threadIdx.y * each; h < heads && k < min(count, ((int)threadIdx.y + 1) * each); k++)
         s += job.from[(int64_t)k * heads + h];
     sum[threadIdx.y][threadIdx.x] = s;
     __syncthreads();
@@ -38,13 +37,12 @@ static __global__ void __launch_bounds__(HEADS *SLICES)
     job.to[h] = job.add ? job.to[h] + s : s;
 }
 
-int ssd_add_sums(struct lane *l, const struct ssd_shape *s, const struct ssd_sums *m,
-                 const struct ssd_bwd_args *a)
+int ssd_add_sums(struct lane *l, const struct ssd_shape *s, const struct ssd_sums *m, const struct ssd_bwd_args *a)
 {
     struct sum_jobs jobs = {{{m->a_log, (float *)a->dA_log.data, a->acc_dA_log},
                              {m->dt_bias, (float *)a->ddt_bias.data, a->acc_ddt_bias},
                              {m->d, present(&a->D) ? (float *)a->dD.data : NULL, a->acc_dD}}};
-    LAUNCH(l, sums_kernel, dim3((unsigned)ceil_div(s->heads, HEADS), 3), dim3(HEADS, SLICES), 0,
-           jobs, s->batch * s->pieces, s->heads);
+    LAUNCH(l, sums_kernel, dim3((unsigned)ceil_div(s->heads, HEADS), 3), dim3(HEADS, SLICES), 0, jobs,
+           s->batch * s->pieces, s->heads);
     return ST_OK;
 }
