@@ -429,9 +429,11 @@ void transfers_at_exit(struct fiber *f)
 static char *operand_at(const struct transfer *t, uint64_t tile, bool mn, int row, int k)
 {
     uint32_t start = (uint32_t)(tile & 0x3FFF) << 4, leading = (uint32_t)(tile >> 16 & 0x3FFF) << 4, stride = (uint32_t)(tile >> 32 & 0x3FFF) << 4;
-    uint32_t at = mn ? start + (uint32_t)(row / 64) * leading + (uint32_t)(k / 8) * stride + (uint32_t)(k % 8) * 128 + (uint32_t)(row % 64) * 2
+    bool swizzled = tile >> 62 == 1;
+    uint32_t plain = start + (uint32_t)(row / 8) * stride + (uint32_t)(k / 8) * leading + (uint32_t)(row % 8) * 16 + (uint32_t)(k % 8) * 2;
+    uint32_t at = !swizzled ? plain : mn ? start + (uint32_t)(row / 64) * leading + (uint32_t)(k / 8) * stride + (uint32_t)(k % 8) * 128 + (uint32_t)(row % 64) * 2
                      : start + (uint32_t)(row / 8) * stride + (uint32_t)(row % 8) * 128 + (uint32_t)k * 2;
-    at ^= (at >> 7 & 7) << 4;
+    at ^= swizzled ? (at >> 7 & 7) << 4 : 0;
     if (at < WINDOW_START || at - WINDOW_START + 2 > t->in->shared_bytes + 1024)
         emu_fail("wgmma reads %#x, outside of the block's shared memory", at);
     return t->in->shared + (at - WINDOW_START);
@@ -499,8 +501,8 @@ static void ask_wgmma(float *d, int n, const uint32_t *left, uint64_t a, uint64_
     struct fiber *f = self();
     struct group *g = f->warp->group;
     size_t at = (size_t)(f->wgmmas++ - g->first);
-    if ((left == NULL && a >> 62 != 1) || b >> 62 != 1)
-        emu_fail("wgmma: only tiles with the 128-byte swizzle are emulated");
+    if ((left == NULL && a >> 62 != 1) || (b >> 62 != 1 && (b >> 62 != 0 || b_mn)))
+        emu_fail("wgmma: only tiles with the 128-byte swizzle, and K-major right operands without one, are emulated");
     while (g->queue.size() <= at) {
         transfer_ref t = transfer_new(WGMMA);
         t->group = g;

@@ -1,6 +1,6 @@
 /* The Hopper helper header alone: products of small integers, exact in fp32, for all four pairs of operand majorness and
- * all widths, through bulk copies, mbarriers and wgmma; the left operand from registers; transposed matrices and sums
- * by bulk copies. Prints "N passed, N failed" last. */
+ * all widths, through bulk copies, mbarriers and wgmma; the left operand from registers, with the right one as 8 x 8 matrices
+ * without swizzle; transposed matrices and sums by bulk copies. Prints "N passed, N failed" last. */
 #include "ops/cuda/hopper.cuh"
 
 #include <stdlib.h>
@@ -106,6 +106,36 @@ __global__ void product_left(const bf16 *a, const __grid_constant__ CUtensorMap 
 #endif
 }
 
+/* A from registers, B as 8 x 8 matrices without swizzle, one step of 16 along K after the other: [K / 16][N / 8][2]. */
+template <int N>
+__global__ void product_matrices(const bf16 *a, const bf16 *b, float *c)
+{
+#if HOPPER_CODE
+    DYNAMIC_SHARED(char, raw, 1);
+    bf16 *tile = (bf16 *)(((uintptr_t)raw + 1023) / 1024 * 1024);
+    int w = (int)threadIdx.x / 32, g = (int)threadIdx.x % 32 / 4, q = (int)threadIdx.x % 4;
+    for (int i = (int)threadIdx.x; i < N * K; i += 128) {
+        int n = i / K, k = i % K;
+        tile[k / 16 * 16 * N + n / 8 * 128 + k % 16 / 8 * 64 + n % 8 * 8 + k % 8] = b[i];
+    }
+    fence_async_proxy();
+    __syncthreads();
+    float d[N / 2];
+    uint32_t left[K / 4];
+    for (int i = 0; i < K / 4; i++)
+        left[i] = *(const uint32_t *)&a[(w * 16 + g + i % 2 * 8) * K + i / 4 * 16 + i / 2 % 2 * 8 + q * 2];
+    wgmma_begin();
+    for (int i = 0; i < K / 16; i++)
+        wgmma_left<N, 0>::run(d, left + 4 * i, wgmma_matrices(tile + i * 16 * N, 128, 256), i == 0);
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_hold(d);
+    wgmma_hold_left(left);
+    for (int j = 0; j < N / 2; j++)
+        c[(w * 16 + g + j / 2 % 2 * 8) * N + j / 4 * 8 + q * 2 + j % 2] = d[j];
+#endif
+}
+
 static int value(int i) { return (int)((uint32_t)i * 2654435761u >> 28) - 8; }
 
 /* Element (r, c) of a matrix [rows, K] stored as it is (K-major) or transposed. */
@@ -181,6 +211,32 @@ template <int N> static int check_left(struct lane *l)
     return wrong ? err_set(l->err, ST_INTERNAL, "%d wrong", wrong) : ST_OK;
 }
 
+template <int N> static int check_matrices(struct lane *l)
+{
+    bf16 *a, *b;
+    float *c;
+    TRY(cuda_status(l->err, (int)cudaMallocManaged(&a, M * K * 2), "memory"));
+    TRY(cuda_status(l->err, (int)cudaMallocManaged(&b, N * K * 2), "memory"));
+    TRY(cuda_status(l->err, (int)cudaMallocManaged(&c, M * N * 4), "memory"));
+    fill(a, M, false, 1);
+    fill(b, N, false, 2);
+    LAUNCH(l, product_matrices<N>, 1, 128, 1024 + N * K * 2, a, b, c);
+    TRY(cuda_status(l->err, (int)cudaDeviceSynchronize(), "product_matrices"));
+    int wrong = 0;
+    for (int i = 0; i < M; i++)
+        for (int j = 0; j < N; j++) {
+            int sum = 0;
+            for (int k = 0; k < K; k++)
+                sum += value((i * K + k) * 3 + 1) * value((j * K + k) * 3 + 2);
+            wrong += c[i * N + j] != (float)sum;
+        }
+    cudaFree(a);
+    cudaFree(b);
+    cudaFree(c);
+    printf("%s wgmma 64x%d, A from registers, B without swizzle: %d wrong\n", wrong ? "not ok" : "ok", N, wrong);
+    return wrong ? err_set(l->err, ST_INTERNAL, "%d wrong", wrong) : ST_OK;
+}
+
 template <int N> static int check_width(struct lane *l)
 {
     int failed = 0;
@@ -203,9 +259,11 @@ int main(void)
     struct lane lane = {&dev, 0, &e, NULL};
     int failed = check_width<64>(&lane) + check_width<128>(&lane) + check_width<256>(&lane);
     failed += (check_left<64>(&lane) != ST_OK) + (check_left<128>(&lane) != ST_OK);
+    failed += (check_matrices<16>(&lane) != ST_OK) + (check_matrices<32>(&lane) != ST_OK) + (check_matrices<48>(&lane) != ST_OK) +
+              (check_matrices<64>(&lane) != ST_OK);
     if (e.code != ST_OK)
         printf("# %s\n", e.msg);
     dev_close(&dev);
-    printf("%d passed, %d failed\n", 14 - failed, failed);
+    printf("%d passed, %d failed\n", 18 - failed, failed);
     return failed != 0;
 }

@@ -319,6 +319,12 @@ __device__ __forceinline__ uint64_t wgmma_tile(const void *p, uint32_t leading, 
 {
     return (uint64_t)((smem_address(p) & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
+/* A K-major operand as 8 x 8 matrices of 128 bytes, rows of 16 bytes, without swizzle. leading: between the two matrices of 16 along K; stride: between
+ * groups of 8 rows. Aligned to 16 bytes. */
+__device__ __forceinline__ uint64_t wgmma_matrices(const void *p, uint32_t leading, uint32_t stride)
+{
+    return (uint64_t)((smem_address(p) & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32;
+}
 __device__ __forceinline__ void wgmma_begin(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
@@ -482,6 +488,55 @@ template <int A_MN, int B_MN> struct wgmma<256, A_MN, B_MN> {
 /* The same with A from registers: a[0]: row 16 w + g, k 2q and 2q + 1; a[1]: row + 8; a[2], a[3]: the same rows, k + 8. They must keep
  * their values until the product is done: wgmma_hold_left after the wait. */
 template <int N, int B_MN> struct wgmma_left;
+
+template <int B_MN> struct wgmma_left<16, B_MN> {
+    static __device__ __forceinline__ void run(float (&d)[8], const uint32_t *a, uint64_t b, int first)
+    {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.eq.b32 p, %13, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7}, "
+                     "{%8, %9, %10, %11}, %12, p, 1, 1, %14;\n"
+                     "}"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
+    }
+};
+
+template <int B_MN> struct wgmma_left<32, B_MN> {
+    static __device__ __forceinline__ void run(float (&d)[16], const uint32_t *a, uint64_t b, int first)
+    {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.eq.b32 p, %21, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                     "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n"
+                     "}"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
+    }
+};
+
+template <int B_MN> struct wgmma_left<48, B_MN> {
+    static __device__ __forceinline__ void run(float (&d)[24], const uint32_t *a, uint64_t b, int first)
+    {
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "setp.eq.b32 p, %29, 0;\n"
+                     "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+                     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,\n"
+                     "%16, %17, %18, %19, %20, %21, %22, %23}, "
+                     "{%24, %25, %26, %27}, %28, p, 1, 1, %30;\n"
+                     "}"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                       "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
+                       "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(first), "n"(B_MN));
+    }
+};
 
 template <int B_MN> struct wgmma_left<64, B_MN> {
     static __device__ __forceinline__ void run(float (&d)[32], const uint32_t *a, uint64_t b, int first)

@@ -3,19 +3,9 @@
 #include "ops/gdn/gdn_scan.cuh"
 #include "ops/gdn/gdn.h"
 
-struct scan_bwd_args {
-    struct gdn_geom g;
-    gdn_view<const bf16> q, k, d_o;
-    gdn_view<bf16> dv;
-    const uint32_t *blocks;
-    const float *factors;
-    gdn_states<float> dfinal, dinit;
-    gdn_states<bf16> gradients; /* of each piece: E that leaves it */
-};
-
 /* One piece with the gradient of the state that leaves it in e: dV, and the gradient of the state that enters. */
 template <int DK>
-__device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const struct scan_stage<DK> *m,
+__device__ __forceinline__ void bwd_piece(const struct gdn_scan_bwd_args &a, const struct scan_stage<DK> *m,
                                           float (&e)[DK / 8][4], const bf16 *d_o, bf16 *dv, bf16 *gradient, int n,
                                           bool valid)
 {
@@ -52,7 +42,7 @@ __device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const s
 #pragma unroll
         for (int j = 0; j <= i; j++) {
             uint32_t b[4];
-            block_b(b, m->blocks + (P_AT + block_index(i, j)) * BLOCK_WORDS);
+            block_b_rows(b, m->blocks + (P_AT + block_index_t(i, j)) * BLOCK_WORDS);
             mma_bf16(dx[2 * j], out[i], b[0], b[1]);
             mma_bf16(dx[2 * j + 1], out[i], b[2], b[3]);
         }
@@ -68,8 +58,8 @@ __device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const s
 #pragma unroll
         for (int j = 0; j <= i; j++) {
             uint32_t b[4], rest[4];
-            block_b(b, m->blocks + (T_HIGH + block_index(i, j)) * BLOCK_WORDS);
-            block_b(rest, m->blocks + (T_LOW + block_index(i, j)) * BLOCK_WORDS);
+            block_b_rows(b, m->blocks + (T_HIGH + block_index_t(i, j)) * BLOCK_WORDS);
+            block_b_rows(rest, m->blocks + (T_LOW + block_index_t(i, j)) * BLOCK_WORDS);
             mma_bf16(y[2 * j], low[i], b[0], b[1]);
             mma_bf16(y[2 * j + 1], low[i], b[2], b[3]);
             mma_bf16(y[2 * j], high[i], rest[0], rest[1]);
@@ -102,7 +92,8 @@ __device__ __forceinline__ void bwd_piece(const struct scan_bwd_args &a, const s
 }
 
 template <int DK>
-__global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_bwd_kernel(const __grid_constant__ struct scan_bwd_args a)
+__global__ __launch_bounds__(SCAN_WARPS * 32, 1) void
+    scan_bwd_kernel(const __grid_constant__ struct gdn_scan_bwd_args a)
 {
     struct scan_stage<DK> *stage = (struct scan_stage<DK> *)shared_memory();
     int warp = threadIdx.x / 32, q = threadIdx.x % 4;
@@ -126,13 +117,20 @@ __global__ __launch_bounds__(SCAN_WARPS * 32, 1) void scan_bwd_kernel(const __gr
 }
 
 template <int DK>
-static int launch_scan(struct lane *l, const struct scan_bwd_args *a)
+static int launch_scan(struct lane *l, const struct gdn_scan_bwd_args *a)
 {
     const int bytes = 2 * (int)sizeof(struct scan_stage<DK>), warps = scan_warps(&a->g);
     NEEDS_SMEM(l, scan_bwd_kernel<DK>, bytes);
     LAUNCH(l, scan_bwd_kernel<DK>, dim3((unsigned)(a->g.batch * a->g.heads), (unsigned)ceil_div(a->g.dv, warps * 16)),
            warps * 32, bytes, *a);
     return ST_OK;
+}
+
+static int scan_bwd(struct lane *l, const struct gdn_scan_bwd_args *a)
+{
+    if (gdn_scan_on_hopper(l, &a->g))
+        return gdn_scan_bwd_hopper(l, a);
+    return a->g.dk <= 64 ? launch_scan<64>(l, a) : launch_scan<128>(l, a);
 }
 
 /* ---- the head's scalars --------------------------------------------------------------------------------------------
@@ -197,7 +195,8 @@ static gdn_states<bf16> dense_states(bf16 *data, const struct gdn_geom *g)
     return s;
 }
 
-/* The states that enter the pieces: given, or recomputed from those that enter the chunks. */
+/* The states that enter the pieces: given, or computed from those that enter the chunks, for which T and P are
+ * prepared as the walk forward wants them. */
 static int piece_states(struct lane *l, const struct gdn_bwd_args *a, const struct gdn_geom *g,
                         const struct bwd_work *w, gdn_states<bf16> *out)
 {
@@ -205,6 +204,7 @@ static int piece_states(struct lane *l, const struct gdn_bwd_args *a, const stru
     if (g->per_chunk == 1)
         return ST_OK;
     struct gdn_scan_args s = {};
+    gdn_gates<bf16> gates = gates_of<bf16>(a);
     s.g = *g;
     s.q = view_of<const bf16>(&a->q);
     s.k = view_of<const bf16>(&a->k);
@@ -214,6 +214,7 @@ static int piece_states(struct lane *l, const struct gdn_bwd_args *a, const stru
     s.states = *out;
     s.given = true;
     s.piece_states = *out = dense_states(w->piece_states, g);
+    TRY(gdn_prepare(l, g, s.q, s.k, &gates, w->blocks, w->factors, false));
     return gdn_scan(l, &s);
 }
 
@@ -222,7 +223,7 @@ static int gdn_bwd_tiles(struct lane *l, const struct gdn_bwd_args *a, const str
     struct bwd_work w;
     bwd_work_take(&w, g, (char *)a->work.data);
     gdn_gates<bf16> gates = gates_of<bf16>(a);
-    struct scan_bwd_args s = {};
+    struct gdn_scan_bwd_args s = {};
     s.g = *g;
     s.q = view_of<const bf16>(&a->q);
     s.k = view_of<const bf16>(&a->k);
@@ -233,9 +234,10 @@ static int gdn_bwd_tiles(struct lane *l, const struct gdn_bwd_args *a, const str
     s.dfinal = state_of(&a->dfinal);
     s.dinit = state_of(&a->dinit);
     s.gradients = dense_states(w.gradients, g);
-    TRY(gdn_prepare(l, g, s.q, s.k, &gates, w.blocks, w.factors));
-    TRY(g->dk <= 64 ? launch_scan<64>(l, &s) : launch_scan<128>(l, &s));
     struct gdn_grad_args d = {};
+    TRY(piece_states(l, a, g, &w, &d.piece_states));
+    TRY(gdn_prepare(l, g, s.q, s.k, &gates, w.blocks, w.factors, true));
+    TRY(scan_bwd(l, &s));
     d.g = *g;
     d.q = s.q;
     d.k = s.k;
@@ -250,7 +252,6 @@ static int gdn_bwd_tiles(struct lane *l, const struct gdn_bwd_args *a, const str
     d.factors = w.factors;
     d.gradients = s.gradients;
     d.sums = w.sums;
-    TRY(piece_states(l, a, g, &w, &d.piece_states));
     TRY(gdn_grad(l, &d));
     return gdn_add_sums(l, a, w.sums, (int64_t)g->batch * g->n_pieces, g->heads);
 }

@@ -1,5 +1,6 @@
 /* gdn forward on CUDA: prepare, then one walk over the pieces that makes the output and the states; see gdn_tile.cuh
- * and gdn_scan.cuh. Shapes and types that do not tile go to gdn_plain.cu. */
+ * and gdn_scan.cuh. The walk here is for every GPU; Hopper's is in gdn_scan_hopper.cu. Shapes and types that do not
+ * tile go to gdn_plain.cu. */
 #include "ops/gdn/gdn_scan.cuh"
 #include "ops/gdn/gdn.h"
 
@@ -137,6 +138,8 @@ static int launch_scan(struct lane *l, const struct gdn_scan_args *a)
 
 int gdn_scan(struct lane *l, const struct gdn_scan_args *a)
 {
+    if (gdn_scan_on_hopper(l, &a->g))
+        return gdn_scan_hopper(l, a);
     return a->g.dk <= 64 ? launch_scan<64>(l, a) : launch_scan<128>(l, a);
 }
 
@@ -170,7 +173,7 @@ static int gdn_fwd_tiles(struct lane *l, const struct gdn_fwd_args *a, const str
     s.final = state_of(&a->final);
     s.start = (const int64_t *)a->start.data;
     s.states = chunk_states_of<bf16>(&a->states);
-    TRY(gdn_prepare(l, g, s.q, s.k, &gates, blocks, factors));
+    TRY(gdn_prepare(l, g, s.q, s.k, &gates, blocks, factors, false));
     return gdn_scan(l, &s);
 }
 

@@ -1,5 +1,5 @@
 /* gdn backward on CUDA, last kernel: dq, dk, dalpha, dbeta of one piece of one key head, by a block of eight warps.
- * Warp w takes rows 16 (w % 4) and one of two halves (w / 4): of the columns of a product, or, where products are
+ * A warp takes one of four blocks of 16 rows and one of two halves: of the columns of a product, or, where products are
  * square, of the two there are. What value heads share or add to stays in registers while they are taken in turn. With
  * G = dO X^T, H = dV X^T (lower triangles), and S, E the state that enters and the gradient of the one that leaves:
  *   d(q^ k^) = D G,   d(k^ k^) = -D H below the diagonal
@@ -163,8 +163,8 @@ __device__ __forceinline__ void make_x(struct grad_tiles<DK, DV, ROOMY> *m, int 
     float c[N][4] = {};
     for (int j = 0; j <= block; j++) {
         uint32_t x[4], rest[4], y[4];
-        block_a(x, m->t + (T_HIGH + block_index(block, j)) * BLOCK_WORDS);
-        block_a(rest, m->t + (T_LOW + block_index(block, j)) * BLOCK_WORDS);
+        block_a_trans(x, m->t + (T_HIGH + block_index_t(block, j)) * BLOCK_WORDS);
+        block_a_trans(rest, m->t + (T_LOW + block_index_t(block, j)) * BLOCK_WORDS);
 #pragma unroll
         for (int n = 0; n < N / 2; n++) {
             load_b_trans<LD>(y, m->r, 16 * j, half * (DV / 2) + 16 * n);
@@ -424,7 +424,9 @@ template <int DK, int DV, bool ROOMY>
 __global__ __launch_bounds__(GRAD_THREADS, 1) void grad_kernel(const __grid_constant__ struct gdn_grad_args a)
 {
     struct grad_tiles<DK, DV, ROOMY> *m = (struct grad_tiles<DK, DV, ROOMY> *)shared_memory();
-    int warp = threadIdx.x / 32, block = warp % 4, half = warp / 4, row = 16 * block + threadIdx.x % 32 / 4;
+    /* Warps w and w + 4 share a scheduler: together they have the same share of every triangle. */
+    int warp = threadIdx.x / 32, half = warp / 4, block = half ? 3 - warp % 4 : warp;
+    int row = 16 * block + threadIdx.x % 32 / 4;
     int kh = (int)(blockIdx.x % a.g.key_heads), at = (int)(blockIdx.x / a.g.key_heads);
     int b = at / a.g.n_pieces, index = at % a.g.n_pieces;
     struct piece p = piece_at(a.g, index);

@@ -65,17 +65,34 @@ __device__ float row_factor(const bf16 *row)
     return 1.0f / sqrtf(sum + (float)GDN_EPS);
 }
 
+/* What the gates of one head are made from, of a lane's two rows: asked for long before they are used. */
+struct raw_gates {
+    float alpha[2], beta[2], A_log, dt_bias;
+};
+__device__ __forceinline__ struct raw_gates load_gates(const struct prepare_args &a, int b, struct piece p, int h)
+{
+    struct raw_gates raw;
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+        int r = 2 * (threadIdx.x % 32) + e;
+        raw.alpha[e] = r < p.n ? to_float(*view_at(a.gates.alpha, b, p.first + r, h)) : 0.0f;
+        raw.beta[e] = r < p.n ? to_float(*view_at(a.gates.beta, b, p.first + r, h)) : 0.0f;
+    }
+    raw.A_log = a.gates.A_log[h];
+    raw.dt_bias = a.gates.dt_bias[h];
+    return raw;
+}
+
 /* Gates of one head by one warp, into shared memory (s, w) and to the row factors. */
-__device__ void head_gates(const struct prepare_args &a, int b, struct piece p, int h, float *factors,
-                           const struct prepare_rest *m, float *s_out, float *w_out)
+__device__ void head_gates(const struct raw_gates &from, struct piece p, float *factors, const struct prepare_rest *m,
+                           float *s_out, float *w_out)
 {
     int lane = threadIdx.x % 32;
-    float rate = -expf(a.gates.A_log[h]), bias = a.gates.dt_bias[h], g[2], w[2], slope[2], s[2];
+    float rate = -expf(from.A_log), g[2], w[2], slope[2], s[2];
     for (int e = 0; e < 2; e++) {
         int r = 2 * lane + e;
         bool real = r < p.n;
-        float raw = real ? to_float(*view_at(a.gates.alpha, b, p.first + r, h)) + bias : 0.0f;
-        float beta = real ? to_float(*view_at(a.gates.beta, b, p.first + r, h)) : 0.0f;
+        float raw = real ? from.alpha[e] + from.dt_bias : 0.0f, beta = from.beta[e];
         g[e] = real ? rate * (raw > 20.0f ? raw : log1pf(expf(raw))) : 0.0f;
         slope[e] = raw > 20.0f ? rate : rate / (1.0f + expf(-raw));
         w[e] = real ? 1.0f / (1.0f + expf(-beta)) : 0.0f;
@@ -149,8 +166,19 @@ __device__ __forceinline__ void mma_split(float (&c)[2][4], const uint32_t (&hig
     }
 }
 
-/* A block of T = (I + A)^-1 diag(w), w of its columns, in two parts. */
-__device__ __forceinline__ void store_inverse(uint32_t *unit, int index, const float (&c)[2][4], const float *w)
+/* Block (i, j) of one of the matrices of a piece. */
+template <bool TRANSPOSED>
+__device__ __forceinline__ void put_block(uint32_t *unit, int matrix, int i, int j, const uint32_t (&a)[4])
+{
+    if (TRANSPOSED)
+        store_block_t(unit + (matrix + block_index_t(i, j)) * BLOCK_WORDS, a);
+    else
+        store_block(unit + (matrix + block_index(i, j)) * BLOCK_WORDS, a);
+}
+
+/* Block (i, j) of T = (I + A)^-1 diag(w), w of its columns, in two parts. */
+template <bool TRANSPOSED>
+__device__ __forceinline__ void store_inverse(uint32_t *unit, int i, int j, const float (&c)[2][4], const float *w)
 {
     int q = threadIdx.x % 4;
     float scaled[2][4];
@@ -162,15 +190,17 @@ __device__ __forceinline__ void store_inverse(uint32_t *unit, int index, const f
             scaled[t][e] = c[t][e] * w[8 * t + 2 * q + (e & 1)];
     round_to_a(high, scaled[0], scaled[1]);
     rest_to_a(low, scaled[0], scaled[1], high);
-    store_block(unit + (T_HIGH + index) * BLOCK_WORDS, high);
-    store_block(unit + (T_LOW + index) * BLOCK_WORDS, low);
+    put_block<TRANSPOSED>(unit, T_HIGH, i, j, high);
+    put_block<TRANSPOSED>(unit, T_LOW, i, j, low);
 }
 
 /* A and P of this warp's rows from the products of unit rows; A goes to shared memory. */
+template <bool TRANSPOSED>
 __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const float (&qk)[4][2][4],
-                                               struct prepare_rest *m, const float *s, const float *w, uint32_t *unit)
+                                               struct prepare_rest *m, const float *s, const float *w, uint32_t *unit,
+                                               int warp)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         if (j > warp)
@@ -187,7 +217,7 @@ __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const
             }
         uint32_t high[4], low[4];
         round_to_a(high, p[0], p[1]);
-        store_block(unit + (P_AT + block_index(warp, j)) * BLOCK_WORDS, high);
+        put_block<TRANSPOSED>(unit, P_AT, warp, j, high);
         if (j == warp) {
 #pragma unroll
             for (int t = 0; t < 2; t++)
@@ -204,9 +234,10 @@ __device__ __forceinline__ void scale_products(const float (&kk)[4][2][4], const
 }
 
 /* T of this warp's rows. Between the two halves all warps meet. */
-__device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float *w, uint32_t *unit)
+template <bool TRANSPOSED>
+__device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float *w, uint32_t *unit, int warp)
 {
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     uint32_t high[4][4], low[4][4]; /* T_(warp, k) */
     float *block = m->diagonal[warp], c[2][4];
     invert_diagonal(block);
@@ -215,7 +246,7 @@ __device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float 
 #pragma unroll
         for (int e = 0; e < 4; e++)
             c[t][e] = block[(g + (e >> 1) * 8) * DIAGONAL_ROW + 8 * t + 2 * q + (e & 1)];
-    store_inverse(unit, block_index(warp, warp), c, w + 16 * warp);
+    store_inverse<TRANSPOSED>(unit, warp, warp, c, w + 16 * warp);
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         if (k != warp)
@@ -245,26 +276,32 @@ __device__ __forceinline__ void invert_rows(struct prepare_rest *m, const float 
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 out[t][e] = -out[t][e];
-        store_inverse(unit, block_index(warp, j), out, w + 16 * j);
+        store_inverse<TRANSPOSED>(unit, warp, j, out, w + 16 * j);
         round_to_a(high[j], out[0], out[1]);
         rest_to_a(low[j], out[0], out[1], high[j]);
     }
 }
 
-template <int DK>
-__global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_constant__ struct prepare_args a)
+template <int DK, bool TRANSPOSED>
+__global__ __launch_bounds__(WARPS * 32, 4) void prepare_kernel(const __grid_constant__ struct prepare_args a)
 {
     constexpr int LD = DK + 8;
     bf16 *k_tile = (bf16 *)shared_memory(), *q_tile = k_tile + PIECE * LD;
     struct prepare_rest *m = (struct prepare_rest *)(q_tile + PIECE * LD);
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
+    /* Which rows a warp takes changes from block to block: a multiprocessor has several blocks, and the last rows are
+     * most of the work. */
+    int warp = (threadIdx.x / 32 + (blockIdx.x * 0x9E3779B1u >> 30)) % WARPS;
+    int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
     int kh = (int)(blockIdx.x % a.g.key_heads), at = (int)(blockIdx.x / a.g.key_heads);
     int b = at / a.g.n_pieces, index = at % a.g.n_pieces;
     struct piece p = piece_at(a.g, index);
     load_rows<DK>(k_tile, view_at(a.k, b, p.first, kh), a.k.s, p.n, a.g.dk, PIECE);
     load_rows<DK>(q_tile, view_at(a.q, b, p.first, kh), a.q.s, p.n, a.g.dk, PIECE);
     copies_commit();
-    if (warp == 0)
+    struct raw_gates raw = {};
+    if (warp < a.g.per_key)
+        raw = load_gates(a, b, p, kh * a.g.per_key + warp);
+    if (warp == WARPS - 1)
         find_documents(a, b, p, m->low);
     copies_wait<0>();
     __syncthreads();
@@ -272,6 +309,10 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_consta
         m->kf[threadIdx.x] = row_factor<DK>(k_tile + threadIdx.x * LD);
     else
         m->qf[threadIdx.x - PIECE] = a.g.scale * row_factor<DK>(q_tile + (threadIdx.x - PIECE) * LD);
+    __syncthreads();
+    if (warp < a.g.per_key) /* gates of the first four heads, a warp each; the first rows have the fewest products */
+        head_gates(raw, p, a.factors + unit_of(a.g, b, index, kh * a.g.per_key + warp) * (UNIT_ROWS * PIECE), m,
+                   m->s[warp], m->w[warp]);
     float kk[4][2][4] = {}, qk[4][2][4] = {};
 #pragma unroll
     for (int d = 0; d < DK; d += 16) {
@@ -304,31 +345,35 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(const __grid_consta
             }
     for (int v = 0; v < a.g.per_key; v++) {
         int slot = v % WARPS, h = kh * a.g.per_key + v;
-        if (slot == 0) { /* gates of the next four heads, a warp each */
+        if (slot == 0 && v > 0) { /* gates of the next four */
             if (v + warp < a.g.per_key)
-                head_gates(a, b, p, h + warp, a.factors + unit_of(a.g, b, index, h + warp) * (UNIT_ROWS * PIECE), m,
-                           m->s[warp], m->w[warp]);
+                head_gates(load_gates(a, b, p, h + warp), p,
+                           a.factors + unit_of(a.g, b, index, h + warp) * (UNIT_ROWS * PIECE), m, m->s[warp],
+                           m->w[warp]);
             __syncthreads();
         }
         uint32_t *unit = a.blocks + unit_of(a.g, b, index, h) * (UNIT_BLOCKS * BLOCK_WORDS);
-        scale_products(kk, qk, m, m->s[slot], m->w[slot], unit);
-        invert_rows(m, m->w[slot], unit);
+        scale_products<TRANSPOSED>(kk, qk, m, m->s[slot], m->w[slot], unit, warp);
+        invert_rows<TRANSPOSED>(m, m->w[slot], unit, warp);
         __syncthreads();
     }
 }
 
-template <int DK>
+template <int DK, bool TRANSPOSED>
 static int launch_prepare(struct lane *l, const struct prepare_args *a)
 {
     const int bytes = prepare_smem<DK>();
-    NEEDS_SMEM(l, prepare_kernel<DK>, bytes);
-    LAUNCH(l, prepare_kernel<DK>, (unsigned)(a->g.batch * a->g.n_pieces * a->g.key_heads), WARPS * 32, bytes, *a);
+    NEEDS_SMEM(l, (prepare_kernel<DK, TRANSPOSED>), bytes);
+    LAUNCH(l, (prepare_kernel<DK, TRANSPOSED>), (unsigned)(a->g.batch * a->g.n_pieces * a->g.key_heads), WARPS * 32,
+           bytes, *a);
     return ST_OK;
 }
 
 int gdn_prepare(struct lane *l, const struct gdn_geom *g, gdn_view<const bf16> q, gdn_view<const bf16> k,
-                const gdn_gates<bf16> *gates, uint32_t *blocks, float *factors)
+                const gdn_gates<bf16> *gates, uint32_t *blocks, float *factors, bool transposed)
 {
     struct prepare_args a = {*g, q, k, *gates, blocks, factors};
-    return g->dk <= 64 ? launch_prepare<64>(l, &a) : launch_prepare<128>(l, &a);
+    if (transposed)
+        return g->dk <= 64 ? launch_prepare<64, true>(l, &a) : launch_prepare<128, true>(l, &a);
+    return g->dk <= 64 ? launch_prepare<64, false>(l, &a) : launch_prepare<128, false>(l, &a);
 }

@@ -13,10 +13,11 @@
 #define BRAID_OPS_GDN_TILE_CUH
 
 #include "ops/cuda/kernel.cuh"
+#include "ops/cuda/walk.cuh"
 #include "ops/gdn/gdn_mma.cuh"
 #include "ops/gdn/gdn.h"
 
-enum { PIECE = 64, MAX_WIDTH = 128, FEW_ROWS = 16 };
+enum { MAX_WIDTH = 128, FEW_ROWS = 16 };
 
 /* Sizes of the problem; the same for both directions. */
 struct gdn_geom {
@@ -92,9 +93,9 @@ __device__ __forceinline__ int64_t unit_of(const struct gdn_geom &g, int b, int 
 
 /* ---- what prepare leaves -------------------------------------------------------------------------------------- */
 
-/* Blocks of 16 x 16 on and below the diagonal; a block is four 8 x 8 matrices, row by row, each 128 bytes. */
-enum { BLOCKS = 10, BLOCK_WORDS = 128, T_HIGH = 0, T_LOW = BLOCKS, P_AT = 2 * BLOCKS, UNIT_BLOCKS = 3 * BLOCKS };
-__host__ __device__ constexpr int block_index(int i, int j) { return i * (i + 1) / 2 + j; }
+/* Blocks of a triangle as in walk.cuh: T in two parts, and P. The walk forward takes them by columns, the walk backward
+ * transposed, by rows. */
+enum { T_HIGH = 0, T_LOW = BLOCKS, P_AT = 2 * BLOCKS, UNIT_BLOCKS = 3 * BLOCKS };
 
 /* Rows of PIECE floats: e^s times the factor of k, of q; e^(s_end - s) times that of k; e^(s_end) (first element);
  * then what only the gradient needs. */
@@ -117,36 +118,6 @@ enum {
 };
 
 /* ---- fragments ------------------------------------------------------------------------------------------------- */
-
-__device__ __forceinline__ uint32_t pack2(float low, float high)
-{
-    __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
-    return *(uint32_t *)&v;
-}
-__device__ __forceinline__ float2 unpack2(uint32_t x) { return __bfloat1622float2(*(__nv_bfloat162 *)&x); }
-/* What pack2(low, high) leaves over. */
-__device__ __forceinline__ uint32_t pack2_rest(float low, float high, uint32_t packed)
-{
-    float2 v = unpack2(packed);
-    return pack2(low - v.x, high - v.y);
-}
-
-/* The A fragment of two C fragments side by side. */
-__device__ __forceinline__ void round_to_a(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4])
-{
-    a[0] = pack2(left[0], left[1]);
-    a[1] = pack2(left[2], left[3]);
-    a[2] = pack2(right[0], right[1]);
-    a[3] = pack2(right[2], right[3]);
-}
-__device__ __forceinline__ void rest_to_a(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4],
-                                          const uint32_t (&rounded)[4])
-{
-    a[0] = pack2_rest(left[0], left[1], rounded[0]);
-    a[1] = pack2_rest(left[2], left[3], rounded[1]);
-    a[2] = pack2_rest(right[0], right[1], rounded[2]);
-    a[3] = pack2_rest(right[2], right[3], rounded[3]);
-}
 
 /* From a tile with rows of LD elements. A: 16 rows, 16 columns as depth. */
 template <int LD>
@@ -196,16 +167,6 @@ __device__ __forceinline__ void block_a_trans(uint32_t (&a)[4], const uint32_t *
 {
     load_matrices_t(a, block + threadIdx.x % 32 * 4);
 }
-/* Stores the block whose A fragment this is. */
-__device__ __forceinline__ void store_block(uint32_t *block, const uint32_t (&a)[4])
-{
-    int lane = threadIdx.x % 32;
-    block[lane] = a[0];
-    block[32 + lane] = a[2];
-    block[64 + lane] = a[1];
-    block[96 + lane] = a[3];
-}
-
 /* `rows` rows of up to WIDTH elements, `n` of them real with `width` elements each, the rest zeros. */
 template <int WIDTH>
 __device__ __forceinline__ void load_rows(bf16 *tile, const bf16 *from, int64_t stride, int n, int width, int rows)
@@ -270,9 +231,9 @@ static inline gdn_gates<T> gates_of(const ARGS *a)
     return g;
 }
 
-/* T, P and row factors of every piece and value head (gdn_prepare.cu). */
+/* T, P (transposed: for the walk backward) and row factors of every piece and value head (gdn_prepare.cu). */
 int gdn_prepare(struct lane *l, const struct gdn_geom *g, gdn_view<const bf16> q, gdn_view<const bf16> k,
-                const gdn_gates<bf16> *gates, uint32_t *blocks, float *factors);
+                const gdn_gates<bf16> *gates, uint32_t *blocks, float *factors, bool transposed);
 
 struct gdn_scan_args {
     struct gdn_geom g;
@@ -283,19 +244,34 @@ struct gdn_scan_args {
     gdn_states<float> init, final;
     const int64_t *start;
     gdn_states<bf16> states;       /* of each chunk: written; with `given` read, where a chunk begins */
-    gdn_states<bf16> piece_states; /* of each piece, written; NULL data: not wanted */
+    gdn_states<bf16> piece_states; /* of each piece: written with `given` */
     bool given;
 };
 /* Walks the pieces in order (gdn_fwd.cu). */
 int gdn_scan(struct lane *l, const struct gdn_scan_args *a);
 bool gdn_scan_fits(const struct lane *l, const struct gdn_geom *g); /* in shared memory; backwards too */
 
+struct gdn_scan_bwd_args {
+    struct gdn_geom g;
+    gdn_view<const bf16> q, k, d_o;
+    gdn_view<bf16> dv;
+    const uint32_t *blocks; /* transposed */
+    const float *factors;
+    gdn_states<float> dfinal, dinit;
+    gdn_states<bf16> gradients; /* of each piece: E that leaves it */
+};
+
+/* Both walks by wgmma and bulk copies (gdn_scan_hopper.cu), where gdn_scan_on_hopper says so. */
+bool gdn_scan_on_hopper(const struct lane *l, const struct gdn_geom *g);
+int gdn_scan_hopper(struct lane *l, const struct gdn_scan_args *a);
+int gdn_scan_bwd_hopper(struct lane *l, const struct gdn_scan_bwd_args *a);
+
 /* Everything but dV and dinit, from `gradients`, the E that leaves each piece, and dV (gdn_grad.cu). */
 struct gdn_grad_args {
     struct gdn_geom g;
     gdn_view<const bf16> q, k, v, d_o, dv;
     gdn_view<bf16> dq, dk, dalpha, dbeta;
-    const uint32_t *blocks;
+    const uint32_t *blocks; /* transposed */
     const float *factors;
     gdn_states<bf16> piece_states, gradients;
     float *sums; /* [B, pieces, Hv, 2]: of dA_log, ddt_bias */

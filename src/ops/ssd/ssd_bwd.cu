@@ -159,7 +159,7 @@ static int fast_bwd(struct lane *l, const struct ssd_bwd_args *a)
     c.piece_vec = true;
     c.last = state_view_of(&a->dinit);
     c.vec = g.vec;
-    TRY(ssd_scan(l, &c, true));
+    TRY(ssd_scan_on_hopper(l, &c) ? ssd_scan_hopper(l, &c, &a->Cm) : ssd_scan(l, &c, true));
     TRY(ssd_dx(l, &g));
     TRY(ssd_dbc(l, &g));
     dim3 grid((unsigned)(g.s.batch * g.s.pieces), (unsigned)ceil_div(g.s.heads, DDT_HEADS));

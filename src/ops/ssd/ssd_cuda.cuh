@@ -243,6 +243,18 @@ struct ssd_scan_args {
 };
 int ssd_scan(struct lane *l, const struct ssd_scan_args *a, bool reverse);
 
+/* ---- ssd_scan_hopper.cu --------------------------------------------------------------------------------------------- */
+
+/* The reverse scan with v = cm, where ssd_scan_on_hopper says so. */
+bool ssd_scan_on_hopper(const struct lane *l, const struct ssd_scan_args *a);
+int ssd_scan_hopper(struct lane *l, const struct ssd_scan_args *a, const struct tensor *cm);
+
+/* ---- ssd_fwd_hopper.cu ---------------------------------------------------------------------------------------------- */
+
+bool ssd_fwd_on_hopper(const struct lane *l, const struct ssd_fwd_args *a);
+int64_t ssd_fwd_hopper_work(const struct ssd_fwd_args *a);
+int ssd_fwd_hopper(struct lane *l, const struct ssd_fwd_args *a);
+
 /* ---- ssd_plain.cu --------------------------------------------------------------------------------------------------- */
 
 int64_t ssd_plain_fwd_work(const struct ssd_fwd_args *a);

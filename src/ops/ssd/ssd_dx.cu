@@ -90,8 +90,9 @@ __device__ __forceinline__ void column_sums(float *to, const float (*v)[2])
 }
 
 /* Columns 16 i .. of one head: dG^T added to dg, G L packed as the left operand of w. */
+template <bool DOCUMENTS>
 __device__ __forceinline__ void pair_block(uint32_t *gl, float (*dg)[4], const float (*g)[4], const float (*m)[4],
-                                           struct dx_rows *r, struct dx_shared *sh, int k, int i, int tile, bool documents)
+                                           struct dx_rows *r, struct dx_shared *sh, int k, int i, int tile)
 {
     int t = threadIdx.x % 4;
     float cols[2][2];
@@ -104,8 +105,8 @@ __device__ __forceinline__ void pair_block(uint32_t *gl, float (*dg)[4], const f
         for (int e = 0; e < 4; e++) {
             int at = col + e % 2, j = r->j + e / 2 * 8;
             float d = (e % 2 ? si.y : si.x) - r->s[e / 2];
-            if (i == tile || documents)
-                d = at >= j && sh->low[at] <= j ? d : -INFINITY;
+            if (i <= tile || DOCUMENTS)
+                d = at >= j && (!DOCUMENTS || sh->low[at] <= j) ? d : -INFINITY;
             if (i == tile && at == j)
                 r->dd += m[half][e];
             float l = exp2_fast(d), product = m[half][e] * l;
@@ -121,33 +122,40 @@ __device__ __forceinline__ void pair_block(uint32_t *gl, float (*dg)[4], const f
     column_sums(sh->col[k][tile] + i * 16, cols);
 }
 
-/* One head: w of the warp's rows. */
+/* One head: w of the warp's rows. DOCUMENTS: one begins in this piece. */
+template <bool DOCUMENTS>
 __device__ __forceinline__ void dx_head(float (*w)[4], float (*dg)[4], const float (*g)[4], struct dx_rows *r,
-                                        struct dx_shared *sh, int k, int tile, int q_blocks, bool documents)
+                                        struct dx_shared *sh, int k, int tile, int q_blocks)
 {
     const struct dx_stage *in = &sh->stage[k];
-    uint32_t xa[P_BLOCKS][4];
+    /* Two blocks of columns at a time, so that the products of one overlap the sums of the other; of an odd tile the
+     * first lies left of the diagonal and adds zeros. */
 #pragma unroll
-    for (int p = 0; p < P_BLOCKS; p++)
-        frag_a(xa[p], in->x + tile * 16 * P_ROW + p * 16, P_ROW);
-#pragma unroll
-    for (int i = 0; i < Q_BLOCKS; i++)
-        if (i >= tile && i < q_blocks) {
-            float m[2][4] = {};
-            uint32_t b[4], gl[4];
+    for (int i = 0; i < Q_BLOCKS; i += 2)
+        if (i + 1 >= tile && i < q_blocks) {
+            float m[2][2][4] = {};
+            uint32_t x[4], b[4], gl[2][4];
 #pragma unroll
             for (int p = 0; p < P_BLOCKS; p++) {
-                frag_b(b, in->dy + i * 16 * P_ROW + p * 16, P_ROW);
-                mma_bf16(m[0], xa[p], b[0], b[1]);
-                mma_bf16(m[1], xa[p], b[2], b[3]);
-            }
-            pair_block(gl, dg + 2 * i, g + 2 * i, m, r, sh, k, i, tile, documents);
+                frag_a(x, in->x + tile * 16 * P_ROW + p * 16, P_ROW);
 #pragma unroll
-            for (int q = 0; q < P_BLOCKS; q++) {
-                frag_b_t(b, in->dy + i * 16 * P_ROW + q * 16, P_ROW);
-                mma_bf16(w[2 * q], gl, b[0], b[1]);
-                mma_bf16(w[2 * q + 1], gl, b[2], b[3]);
+                for (int c = 0; c < 2; c++) {
+                    frag_b(b, in->dy + (i + c) * 16 * P_ROW + p * 16, P_ROW);
+                    mma_bf16(m[c][0], x, b[0], b[1]);
+                    mma_bf16(m[c][1], x, b[2], b[3]);
+                }
             }
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+                pair_block<DOCUMENTS>(gl[c], dg + 2 * (i + c), g + 2 * (i + c), m[c], r, sh, k, i + c, tile);
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+#pragma unroll
+                for (int q = 0; q < P_BLOCKS; q++) {
+                    frag_b_t(b, in->dy + (i + c) * 16 * P_ROW + q * 16, P_ROW);
+                    mma_bf16(w[2 * q], gl[c], b[0], b[1]);
+                    mma_bf16(w[2 * q + 1], gl[c], b[2], b[3]);
+                }
         }
 }
 
@@ -230,7 +238,10 @@ static __global__ void __launch_bounds__(THREADS, 1) dx_kernel(const __grid_cons
         if (mine) {
             float w[P_TILES][4] = {};
             leaving(w, sh, now, tile, n_blocks, j);
-            dx_head(w, dg, g, &r, sh, now, tile, q_blocks, documents);
+            if (documents)
+                dx_head<true>(w, dg, g, &r, sh, now, tile, q_blocks);
+            else
+                dx_head<false>(w, dg, g, &r, sh, now, tile, q_blocks);
             finish_rows(w, sh->stage[now].dy, &r, a.d != NULL ? a.d[h] : 0.0f);
             float pair0 = quad_sum(r.pair[0]), pair1 = quad_sum(r.pair[1]);
             if (t == 0) {

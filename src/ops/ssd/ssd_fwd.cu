@@ -1,4 +1,5 @@
-/* ssd forward, CUDA: the choice of path, and the output kernel of the fast one; see ssd_cuda.cuh.
+/* ssd forward, CUDA: the choice of path, and the output kernel of the fast one of every GPU (Hopper's is ssd_fwd_hopper.cu); see
+ * ssd_cuda.cuh.
  *
  * A block makes y of one piece for a few heads of one group. C B^T is made once and stays in registers; for each head it is
  * multiplied by the decays, rounded, and meets x; the incoming state adds e^s C S. The tiles of the next head are copied
@@ -260,7 +261,7 @@ extern "C" int64_t ssd_fwd_work_cuda(const struct ssd_fwd_args *a)
     struct ssd_shape s = fwd_shape(a);
     struct parts at = {NULL, 0};
     fwd_take(&at, &s);
-    return at.used;
+    return max_i64(at.used, ssd_fwd_hopper_work(a));
 }
 
 static int fast_fwd(struct lane *l, const struct ssd_fwd_args *a)
@@ -300,5 +301,7 @@ extern "C" int ssd_fwd_cuda(struct lane *l, const struct ssd_fwd_args *a)
 {
     TRY(ssd_fwd_check(a, l->err));
     TRY(check_work("ssd_fwd", &a->work, ssd_fwd_work_cuda(a), l->err));
+    if (ssd_fwd_on_hopper(l, a))
+        return ssd_fwd_hopper(l, a);
     return ssd_is_fast(&a->x, &a->Bm) ? fast_fwd(l, a) : ssd_plain_fwd(l, a);
 }

@@ -35,6 +35,16 @@ __device__ __forceinline__ int max_before(int own)
     return lane > 0 ? before : -1;
 }
 
+/* A lane's neighbouring numbers, in one store. */
+template <int R> __device__ __forceinline__ void put_numbers(float *to, const float *v)
+{
+    static_assert(R == 2 || R == 4, "eight or sixteen bytes");
+    if (R == 4)
+        *(float4 *)to = make_float4(v[0], v[1], v[R - 2], v[R - 1]);
+    else
+        *(float2 *)to = make_float2(v[0], v[1]);
+}
+
 /* A block: PREP_HEADS heads of one piece, a warp each. */
 template <typename T, int PAD>
 static __global__ void __launch_bounds__(PREP_THREADS)
@@ -46,11 +56,16 @@ static __global__ void __launch_bounds__(PREP_THREADS)
     int b = blockIdx.x / s.pieces, u = blockIdx.x % s.pieces, h0 = blockIdx.y * PREP_HEADS;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, h = h0 + warp;
     struct span sp = span_of(s, u);
-    for (int at = threadIdx.x; at < sp.n * PREP_HEADS; at += PREP_THREADS) {
-        int i = at / PREP_HEADS, k = at % PREP_HEADS;
-        if (h0 + k < s.heads)
-            raw[k][i] = to_float(row_of<T>(dt, b, sp.first + i, 0)[h0 + k]);
+    constexpr int EACH = PAD * PREP_HEADS / PREP_THREADS;
+    float loaded[EACH]; /* all loads are under way before the first is used */
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        int i = (threadIdx.x + e * PREP_THREADS) / PREP_HEADS, k = threadIdx.x % PREP_HEADS;
+        loaded[e] = i < sp.n && h0 + k < s.heads ? to_float(row_of<T>(dt, b, sp.first + i, 0)[h0 + k]) : 0.0f;
     }
+#pragma unroll
+    for (int e = 0; e < EACH; e++)
+        raw[threadIdx.x % PREP_HEADS][(threadIdx.x + e * PREP_THREADS) / PREP_HEADS] = loaded[e];
     __syncthreads();
     if (h >= s.heads)
         return;
@@ -77,21 +92,24 @@ static __global__ void __launch_bounds__(PREP_THREADS)
     }
     double end = __shfl_sync(0xffffffffu, sum[R - 1], 31);
     int low_end = __shfl_sync(0xffffffffu, low[R - 1], 31);
-    int64_t at = rows_at(s, b, u, h);
+    int64_t at = rows_at(s, b, u, h), mine = at + lane * R;
+    float from_start[R], to_end[R], log2_sum[R];
 #pragma unroll
     for (int k = 0; k < R; k++) {
-        int i = lane * R + k;
-        r.delta[at + i] = delta[k];
-        r.slope[at + i] = slope[k];
-        r.from_start[at + i] = low[k] < 0 ? expf((float)sum[k]) : 0.0f;
-        r.to_end[at + i] = i >= low_end ? expf((float)(end - sum[k])) : 0.0f;
-        if (r.s != NULL)
-            r.s[at + i] = (float)(sum[k] * 1.4426950408889634);
-        else
-            r.s_exact[at + i] = sum[k];
+        from_start[k] = low[k] < 0 ? expf((float)sum[k]) : 0.0f;
+        to_end[k] = lane * R + k >= low_end ? expf((float)(end - sum[k])) : 0.0f;
+        log2_sum[k] = (float)(sum[k] * 1.4426950408889634);
+        if (r.s == NULL)
+            r.s_exact[mine + k] = sum[k];
         if (h == 0)
-            r.low[((int64_t)b * s.pieces + u) * PAD + i] = low[k];
+            r.low[((int64_t)b * s.pieces + u) * PAD + lane * R + k] = low[k];
     }
+    put_numbers<R>(r.delta + mine, delta);
+    put_numbers<R>(r.slope + mine, slope);
+    put_numbers<R>(r.from_start + mine, from_start);
+    put_numbers<R>(r.to_end + mine, to_end);
+    if (r.s != NULL)
+        put_numbers<R>(r.s + mine, log2_sum);
     if (lane == 0)
         r.decay[at / PAD] = low_end < 0 ? expf((float)end) : 0.0f;
 }

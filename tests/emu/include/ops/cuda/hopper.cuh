@@ -141,6 +141,10 @@ static inline uint64_t wgmma_tile(const void *p, uint32_t leading, uint32_t stri
 {
     return (uint64_t)((smem_address(p) & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 | (uint64_t)1 << 62;
 }
+static inline uint64_t wgmma_matrices(const void *p, uint32_t leading, uint32_t stride)
+{
+    return (uint64_t)((smem_address(p) & 0x3FFFF) >> 4) | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32;
+}
 static inline void wgmma_begin(void) {}
 static inline void wgmma_commit(void) { emu_wgmma_commit(); }
 template <int N> static inline void wgmma_wait(void) { emu_wgmma_wait(N); }
