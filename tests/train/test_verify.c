@@ -108,7 +108,7 @@ static void adapters_agree_on_every_level(void **state)
     set(&f.user, "lora.rank", "4");
     fixture_run(&f);
     for (int i = 0; i < countof(ways); i++)
-        run_ways(&f, way_named(ways[i]), 1);
+        run_ways(&f, variant_named(ways[i]), 1);
     fixture_close(&f);
 }
 
