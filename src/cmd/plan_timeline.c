@@ -288,7 +288,8 @@ static void print_head(const struct config *c, const struct machine *m)
     machine_print(m, false, &out);
     buf_addf(&out,
              "each step: microbatches (mb) of %lld x %lld on every data-parallel rank, then the update; one rank of each stage is planned and simulated node by\n"
-             "node, the others do the same beside it. The program's own schedules and messages: reductions and gathers after the last microbatch.\n"
+             "node, the others do the same beside it. The program's own schedules and messages: gradients of a unit are\n"
+             "reduced under the backward pass of the last microbatch, its weights gathered under the forward pass of the first (parallel.zero = 1).\n"
              "columns of each schedule: ms/step, model TFLOP/s of a GPU, exposed communication, bubble, GB of the fullest GPU (!: more than %.0f)\n\n%5s  %-22s %3s",
              (long long)c->train.micro_batch, (long long)c->train.seq, m->memory * 1e-9, "GPUs", "mesh", "mb");
     for (int w = 0; w < VARIANTS; w++)
@@ -299,10 +300,12 @@ static void print_head(const struct config *c, const struct machine *m)
     buf_release(&out);
 }
 
-/* The microbatches are those of the mesh before where only the number of data-parallel ranks differs. */
+/* The microbatches are those of the mesh before where only the number of data-parallel ranks differs, and is so large, for experts too, that a
+ * rank sends and receives about the whole of what is reduced and gathered. */
 static bool same_train(const struct machine *m, const struct shape *a, const struct shape *b)
 {
-    return a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && a->gpus / a->pp >= m->gpus && b->gpus / b->pp >= m->gpus;
+    const struct shape *least = a->gpus < b->gpus ? a : b;
+    return a->pp == b->pp && a->vpp == b->vpp && a->ep == b->ep && least->gpus / least->pp / least->ep >= m->gpus;
 }
 
 static int predict(struct config *c, const char *text, const struct machine *m, struct err *e)

@@ -90,8 +90,11 @@ static int sum_one(struct lane *l, const struct pending *p)
     if (tensor_elems(&p->out) == 0)
         return ST_OK;
     if (on_gpu(l))
-        return gpu_comm_sum(l, &p->out, p->pieces, p->n_pieces);
-    sum_pieces(&p->out, p->pieces, p->n_pieces, l->dev->n_threads);
+        return p->bf16 ? gpu_comm_sum_bf16(l, &p->out, p->pieces, p->n_pieces, p->add) : gpu_comm_sum(l, &p->out, p->pieces, p->n_pieces);
+    if (p->bf16)
+        sum_bf16_pieces(&p->out, p->pieces, p->n_pieces, p->add);
+    else
+        sum_pieces(&p->out, p->pieces, p->n_pieces, l->dev->n_threads);
     return ST_OK;
 }
 
@@ -185,39 +188,101 @@ int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct ten
     for (int r = 0; r < c->size; r++)
         TRY(add_both(c, r, t->data, bytes, in_place ? t->data : (char *)work->data + r * bytes, bytes, l->err));
     if (!in_place)
-        TRY(add_pending(c, (struct pending){*t, work->data, c->size}, l->err));
+        TRY(add_pending(c, (struct pending){.out = *t, .pieces = work->data, .n_pieces = c->size}, l->err));
     return finish_or_wait(c, l, OP_ALL_REDUCE, what);
 }
 
-int comm_reduce_scatter(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece, struct tensor *work)
+/* Elements of a slice that piece r has. */
+static int64_t slice_size(const struct tensor *x, struct piece_slice s, int r)
 {
-    int64_t mine = piece_size(x, piece, c->rank), size = (int64_t)dtype_bytes(x->dtype);
-    TRY(check_reduced(c, l, what, x, work, mine * c->size));
-    TRY(piece_bytes(c, what, x, piece, l->err));
-    if (!moves(c))
-        return ST_OK;
-    char *own_piece = elem_at(x, piece_begin(x, piece, c->rank));
-    bool in_place = work->data == NULL;
+    int64_t left = piece_size(x, s.piece, r) - s.from;
+    return left < 0 ? 0 : min_i64(left, s.n);
+}
+
+int64_t comm_sum_room(int ranks, int64_t n, enum dtype type, bool bf16)
+{
+    int64_t bytes = bf16 ? 2 * ranks * n * (int64_t)dtype_bytes(DT_BF16) : (ranks + 1) * n * (int64_t)dtype_bytes(type);
+    return round_up(bytes, DEV_ALIGN);
+}
+
+/* Where piece r of a slice begins in x. */
+static char *slice_at(const struct tensor *x, struct piece_slice s, int r)
+{
+    return elem_at(x, piece_begin(x, s.piece, r) + (slice_size(x, s, r) > 0 ? s.from : 0));
+}
+
+/* As bf16: all that leaves is rounded into the first half of work, what comes goes to the second. */
+static int queue_bf16(struct comm *c, struct lane *l, const struct tensor *x, struct piece_slice s, char *work)
+{
+    enum { SIZE = 2 };
+    int64_t mine = slice_size(x, s, c->rank);
+    char *in = work + c->size * s.n * SIZE;
+    for (int r = 0; r < c->size; r++) {
+        int64_t n = slice_size(x, s, r);
+        struct tensor to = tensor_1d(work + r * s.n * SIZE, DT_BF16, n), from = tensor_1d(slice_at(x, s, r), x->dtype, n);
+        TRY(n > 0 && on_gpu(l) ? gpu_comm_round(l, &to, &from) : ST_OK);
+        if (!on_gpu(l))
+            round_to_bf16(&to, &from);
+        TRY(add_both(c, r, to.data, n * SIZE, in + r * mine * SIZE, mine * SIZE, l->err));
+    }
+    return ST_OK;
+}
+
+static int queue_wide(struct comm *c, struct lane *l, const struct tensor *x, struct piece_slice s, char *work)
+{
+    int64_t size = (int64_t)dtype_bytes(x->dtype), bytes = slice_size(x, s, c->rank) * size;
     for (int r = 0; r < c->size; r++)
-        TRY(add_both(c, r, elem_at(x, piece_begin(x, piece, r)), piece_size(x, piece, r) * size,
-                     in_place ? own_piece : elem_at(work, r * mine), mine * size, l->err));
-    if (!in_place)
-        TRY(add_pending(c, (struct pending){tensor_1d(own_piece, x->dtype, mine), work->data, c->size}, l->err));
+        TRY(add_both(c, r, slice_at(x, s, r), slice_size(x, s, r) * size, work + (r + 1) * bytes, bytes, l->err));
+    return ST_OK;
+}
+
+int comm_sum_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct piece_slice s, struct tensor *out, bool add,
+                    struct tensor *work)
+{
+    int64_t mine = slice_size(x, s, c->rank), size = (int64_t)dtype_bytes(x->dtype), bytes = mine * size, room = comm_sum_room(c->size, s.n, x->dtype, s.bf16);
+    struct tensor scratch = tensor_1d(work->data, DT_U8, tensor_bytes(work));
+    TRY(check_reduced(c, l, what, x, &scratch, 0));
+    TRY(piece_bytes(c, what, x, s.piece, l->err));
+    if (out->dtype != x->dtype || (mine > 0 && s.from + mine > tensor_elems(out)))
+        return err_set(l->err, ST_INTERNAL, "%s: the sum of a piece does not fit where it should go", what);
+    if (s.n > 0 && (work->data == NULL || tensor_bytes(work) < room))
+        return err_set(l->err, ST_INTERNAL, "%s: the work area has %lld bytes, needed are %lld", what, (long long)tensor_bytes(work), (long long)room);
+    char *sums = work->data;
+    struct tensor to = tensor_1d(mine > 0 ? elem_at(out, s.from) : NULL, x->dtype, mine);
+    TRY(s.bf16 ? queue_bf16(c, l, x, s, sums) : queue_wide(c, l, x, s, sums));
+    if (s.bf16)
+        TRY(add_pending(c, (struct pending){.out = to, .pieces = sums + c->size * s.n * 2, .n_pieces = c->size, .bf16 = true, .add = add}, l->err));
+    else
+        TRY(add_pending(c, (struct pending){.out = to, .pieces = sums + (add ? 0 : bytes), .n_pieces = c->size + add}, l->err));
+    if (add && !s.bf16 && mine > 0) /* what is there counts as the first piece */
+        TRY(move_bytes(l, sums, to.data, bytes, l->err));
     return finish_or_wait(c, l, OP_REDUCE_SCATTER, what);
 }
 
-int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece)
+int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x, int64_t piece)
 {
     int64_t size = (int64_t)dtype_bytes(x->dtype), mine = piece_size(x, piece, c->rank);
     TRY(check_tensor(c, l, what, x));
     TRY(piece_bytes(c, what, x, piece, l->err));
+    if (mine > 0 && (own->dtype != x->dtype || tensor_elems(own) != mine))
+        return err_set(l->err, ST_INTERNAL, "%s: a piece of %lld elements is to be gathered, not of %lld", what, (long long)mine,
+                       (long long)tensor_elems(own));
+    char *place = elem_at(x, piece_begin(x, piece, c->rank));
+    const char *from = mine > 0 ? own->data : place;
+    if (from != place)
+        TRY(move_bytes(l, place, from, mine * size, l->err));
     if (!moves(c))
         return ST_OK;
-    const char *own_piece = elem_at(x, piece_begin(x, piece, c->rank));
     for (int r = 0; r < c->size; r++)
         if (r != c->rank || c->world->on_lane->plays_link)
-            TRY(add_both(c, r, own_piece, mine * size, elem_at(x, piece_begin(x, piece, r)), piece_size(x, piece, r) * size, l->err));
+            TRY(add_both(c, r, from, mine * size, elem_at(x, piece_begin(x, piece, r)), piece_size(x, piece, r) * size, l->err));
     return finish_or_wait(c, l, OP_ALL_GATHER, what);
+}
+
+int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece)
+{
+    struct tensor own = tensor_1d(elem_at(x, piece_begin(x, piece, c->rank)), x->dtype, piece_size(x, piece, c->rank));
+    return comm_gather_pieces(c, l, what, &own, x, piece);
 }
 
 static int add_broadcast(struct comm *c, void *data, int64_t bytes, int root, struct err *e)

@@ -40,9 +40,19 @@ struct comm {
 /* t becomes the sum (F64, F32, BF16 summed in fp32, I32, I64) over ranks, in rank order. work: size * bytes of t; it
  * may be absent in a group of one. */
 int comm_all_reduce(struct comm *c, struct lane *l, const char *what, struct tensor *t, struct tensor *work);
-/* x [n] is cut into pieces of `piece` elements, rank r owning [r * piece, (r + 1) * piece) up to n; the own piece of x becomes
- * the sum of all ranks' pieces, the rest keeps its values. work: size * piece elements of x's type. */
-int comm_reduce_scatter(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece, struct tensor *work);
+/* x [n] is cut into pieces of `piece` elements, rank r owning [r * piece, (r + 1) * piece) up to n. Of every piece, elements
+ * [from, from + n): the sum over ranks of the own ones goes to the same elements of out [own piece], which may be that piece of x; add: on
+ * top of what out holds. bf16: values travel rounded to bf16 and are summed in the type of x. work: comm_sum_room() bytes, other ones
+ * for each call of a group. */
+struct piece_slice {
+    int64_t piece, from, n;
+    bool bf16;
+};
+int comm_sum_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *x, struct piece_slice s, struct tensor *out, bool add,
+                    struct tensor *work);
+int64_t comm_sum_room(int ranks, int64_t n, enum dtype type, bool bf16);
+/* Every rank's `own` piece goes to its place in x on all ranks; own may already be that place. */
+int comm_gather_pieces(struct comm *c, struct lane *l, const char *what, const struct tensor *own, struct tensor *x, int64_t piece);
 /* The same pieces: every rank's own piece of x goes to all. */
 int comm_all_gather(struct comm *c, struct lane *l, const char *what, struct tensor *x, int64_t piece);
 /* send, recv [size, cap, ...]: buffer r goes to rank r, buffer r of recv comes from it. Of a buffer only the first rows[r] of its cap
@@ -146,6 +156,7 @@ struct mesh {
     int world, rank;
     int pp, vpp, dp, ep, edp;
     int first_layers, last_layers; /* of the first and the last stage; 0: an even share */
+    int zero;                      /* parallel.zero: how much of what ranks hold copies of is sharded over them */
     int pp_rank, dp_rank, ep_rank, edp_rank;
     struct comm *all, *dp_comm, *ep_comm, *edp_comm, *pp_comm;
     struct comm *ends_comm; /* first and last stage of this column, where embeddings are shared; NULL elsewhere */
@@ -155,6 +166,7 @@ struct mesh {
 struct mesh_sizes {
     int pp, vpp, ep;               /* 1 or more */
     int first_layers, last_layers; /* 0: an even share */
+    int zero;                      /* 0 .. 3 */
 };
 /* Pure: the place of a rank; refuses numbers that do not divide, naming the option. */
 int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, struct err *e);
@@ -163,6 +175,26 @@ int mesh_open(struct mesh *m, const struct mesh_sizes *s, struct world *w, struc
 void mesh_close(struct mesh *m);
 /* One rank, no communication. */
 struct mesh mesh_alone(void);
+
+/* ---- copies of a parameter ------------------------------------------------------------------------------------------------ */
+
+/* The ranks that hold copies of a parameter: all data-parallel ones, for experts those with the same experts. */
+int mesh_copies(const struct mesh *m, const struct param *p);
+int mesh_copy_rank(const struct mesh *m, const struct param *p);
+struct comm *mesh_copy_comm(const struct mesh *m, const struct param *p);
+/* Elements of a parameter, as this rank holds it, that this rank owns among those with copies: equal pieces, rounded up so that
+ * pieces begin where vectors do, the last ones shorter or empty. */
+struct shard {
+    int64_t first, n;
+    int64_t piece; /* of the ranks before the last */
+};
+struct shard mesh_shard(const struct mesh *m, const struct param *p);
+/* What a rank keeps of a parameter, and from which parallel.zero on only its shard. */
+enum kept_form { KEPT_WEIGHT, KEPT_GRADIENT, KEPT_MASTER, KEPT_MOMENT };
+bool mesh_shards(const struct mesh *m, const struct param *p, enum kept_form form);
+/* The part that is kept: the shard, or all of it. */
+struct shard mesh_kept(const struct mesh *m, const struct param *p, enum kept_form form);
+
 static inline bool mesh_is_first(const struct mesh *m, int chunk) { return m->pp_rank == 0 && chunk == 0; }
 static inline bool mesh_is_last(const struct mesh *m, int chunk) { return m->pp_rank == m->pp - 1 && chunk == m->vpp - 1; }
 

@@ -140,6 +140,7 @@ struct pending {
     struct tensor out; /* the sum goes here */
     const void *pieces; /* one after the other, n elements apart */
     int n_pieces;
+    bool bf16, add; /* pieces are bf16, whatever out is; their sum is added to out */
 };
 struct comm_own {
     struct comm pub; /* first: casts */
@@ -170,6 +171,9 @@ int move_bytes(struct lane *l, void *dst, const void *src, int64_t bytes, struct
 int move_own_parts(struct comm *c, struct lane *l, const struct exchange *x, struct err *e);
 /* out = pieces summed in order; pieces lie n elements apart. Host memory. */
 void sum_pieces(const struct tensor *out, const void *pieces, int n_pieces, int threads);
+/* The same of bf16 pieces, in the type of out; add: to what is there. */
+void sum_bf16_pieces(const struct tensor *out, const void *pieces, int n_pieces, bool add);
+void round_to_bf16(const struct tensor *to, const struct tensor *from);
 
 int launch_read(struct launch *l, struct err *e);
 /* Process ranks that have just met: one number for the run, and the board. */

@@ -126,6 +126,42 @@ extern "C" int gpu_comm_sum(struct lane *l, const struct tensor *out, const void
     return cuda_launched(l, "sum of pieces");
 }
 
+__global__ static void sum_bf16_kernel(float *out, const __nv_bfloat16 *in, int64_t n, int pieces, bool add)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x) {
+        float a = (float)in[i];
+        for (int r = 1; r < pieces; r++)
+            a += (float)in[(int64_t)r * n + i];
+        out[i] = add ? out[i] + a : a;
+    }
+}
+
+__global__ static void round_kernel(__nv_bfloat16 *to, const float *from, int64_t n)
+{
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (int64_t)gridDim.x * blockDim.x)
+        to[i] = __float2bfloat16(from[i]);
+}
+
+static unsigned blocks_for(int64_t n) { return (unsigned)min_i64(ceil_div(n, 256), 1024); }
+
+extern "C" int gpu_comm_sum_bf16(struct lane *l, const struct tensor *out, const void *in, int pieces, bool add)
+{
+    int64_t n = tensor_elems(out);
+    if (out->dtype != DT_F32)
+        return err_set(l->err, ST_INTERNAL, "no sum of bf16 pieces as %s on a GPU", dtype_name(out->dtype));
+    sum_bf16_kernel<<<blocks_for(n), 256, 0, stream_of(l)>>>((float *)out->data, (const __nv_bfloat16 *)in, n, pieces, add);
+    return cuda_launched(l, "sum of bf16 pieces");
+}
+
+extern "C" int gpu_comm_round(struct lane *l, const struct tensor *to, const struct tensor *from)
+{
+    int64_t n = tensor_elems(from);
+    if (from->dtype != DT_F32)
+        return err_set(l->err, ST_INTERNAL, "no rounding of %s to bf16 on a GPU", dtype_name(from->dtype));
+    round_kernel<<<blocks_for(n), 256, 0, stream_of(l)>>>((__nv_bfloat16 *)to->data, (const float *)from->data, n);
+    return cuda_launched(l, "rounding to bf16");
+}
+
 // ---- a link of limited rate ------------------------------------------------------------------------------------------------
 
 __device__ static unsigned long long now_ns()

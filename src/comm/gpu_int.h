@@ -13,6 +13,9 @@ int gpu_comm_sync(struct lane *l);
 int gpu_comm_idle(struct dev *d, bool *idle, struct err *e);
 /* out [n] = pieces, n elements apart, summed in order. */
 int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces);
+/* The same of bf16 pieces, summed in fp32; add: to what out holds. to: from, rounded. */
+int gpu_comm_sum_bf16(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces, bool add);
+int gpu_comm_round(struct lane *l, const struct tensor *to, const struct tensor *from);
 /* Copies with a few blocks of threads, at a steady rate, and takes latency + seconds at least. */
 int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds);
 /* Streams beside the lanes, for sends that this rank does not wait for. */
@@ -37,6 +40,14 @@ static inline int gpu_comm_idle(struct dev *d, bool *idle, struct err *e) { retu
 static inline int gpu_comm_sum(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces)
 {
     return (void)out, (void)pieces, (void)n_pieces, gpu_comm_none(l->err);
+}
+static inline int gpu_comm_sum_bf16(struct lane *l, const struct tensor *out, const void *pieces, int n_pieces, bool add)
+{
+    return (void)out, (void)pieces, (void)n_pieces, (void)add, gpu_comm_none(l->err);
+}
+static inline int gpu_comm_round(struct lane *l, const struct tensor *to, const struct tensor *from)
+{
+    return (void)to, (void)from, gpu_comm_none(l->err);
 }
 static inline int gpu_comm_slow_copy(struct lane *l, void *dst, const void *src, int64_t bytes, double latency, double seconds)
 {

@@ -22,7 +22,7 @@ int mesh_place(struct mesh *m, const struct mesh_sizes *s, int world, int rank, 
     if (rank < 0 || rank >= world)
         return err_set(e, ST_USAGE, "rank %d of a world of %d", rank, world);
     int dp_rank = rank % dp;
-    *m = (struct mesh){.world = world, .rank = rank, .pp = s->pp, .vpp = s->vpp, .first_layers = s->first_layers, .last_layers = s->last_layers, .dp = dp, .ep = s->ep, .edp = dp / s->ep,
+    *m = (struct mesh){.world = world, .rank = rank, .pp = s->pp, .vpp = s->vpp, .first_layers = s->first_layers, .last_layers = s->last_layers, .zero = s->zero, .dp = dp, .ep = s->ep, .edp = dp / s->ep,
                        .pp_rank = rank / dp, .dp_rank = dp_rank, .ep_rank = dp_rank % s->ep, .edp_rank = dp_rank / s->ep};
     return ST_OK;
 }
@@ -71,4 +71,32 @@ void mesh_close(struct mesh *m)
     comm_close(m->ep_comm);
     comm_close(m->dp_comm);
     m->all = m->dp_comm = m->ep_comm = m->edp_comm = m->pp_comm = m->ends_comm = NULL;
+}
+
+/* ---- copies of a parameter ------------------------------------------------------------------------------------------------ */
+
+enum { PIECE_ALIGN = 64 };
+
+int mesh_copies(const struct mesh *m, const struct param *p) { return p->expert ? m->edp : m->dp; }
+int mesh_copy_rank(const struct mesh *m, const struct param *p) { return p->expert ? m->edp_rank : m->dp_rank; }
+struct comm *mesh_copy_comm(const struct mesh *m, const struct param *p) { return p->expert ? m->edp_comm : m->dp_comm; }
+
+struct shard mesh_shard(const struct mesh *m, const struct param *p)
+{
+    int ranks = mesh_copies(m, p);
+    int64_t elems = param_elems(p), piece = ranks > 1 ? round_up(ceil_div(elems, ranks), PIECE_ALIGN) : elems;
+    int64_t first = min_i64(mesh_copy_rank(m, p) * piece, elems);
+    return (struct shard){.first = first, .n = min_i64(piece, elems - first), .piece = piece};
+}
+
+bool mesh_shards(const struct mesh *m, const struct param *p, enum kept_form form)
+{
+    static const int from[] = {[KEPT_WEIGHT] = 3, [KEPT_GRADIENT] = 2, [KEPT_MASTER] = 1, [KEPT_MOMENT] = 1};
+    return param_trained(p) && m->zero >= from[form] && mesh_copies(m, p) > 1;
+}
+
+struct shard mesh_kept(const struct mesh *m, const struct param *p, enum kept_form form)
+{
+    int64_t elems = param_elems(p);
+    return mesh_shards(m, p, form) ? mesh_shard(m, p) : (struct shard){.n = elems, .piece = elems};
 }

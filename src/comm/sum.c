@@ -60,3 +60,23 @@ void sum_pieces(const struct tensor *out, const void *pieces, int n_pieces, int 
     for (int64_t at = 0; at < n; at += BLOCK)
         sum_block(out, pieces, n_pieces, n, at);
 }
+
+void sum_bf16_pieces(const struct tensor *out, const void *pieces, int n_pieces, bool add)
+{
+    const uint16_t *in = pieces;
+    for (int64_t i = 0, n = tensor_elems(out); i < n; i++) {
+        double sum = bf16_to_f32(in[i]);
+        for (int r = 1; r < n_pieces; r++) {
+            double next = sum + (double)bf16_to_f32(in[r * n + i]);
+            sum = out->dtype == DT_F64 ? next : (double)(float)next;
+        }
+        tensor_set(out, i, add ? tensor_get(out, i) + sum : sum);
+    }
+}
+
+void round_to_bf16(const struct tensor *to, const struct tensor *from)
+{
+    uint16_t *out = to->data;
+    for (int64_t i = 0, n = tensor_elems(from); i < n; i++)
+        out[i] = f32_to_bf16((float)tensor_get(from, i));
+}

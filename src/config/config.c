@@ -146,6 +146,7 @@ int option_store(struct config *c, void *base, const struct option *o, const cha
     void *to = (char *)base + o->offset;
     int64_t i;
     double d;
+    bool on;
     switch (o->type) {
     case OPT_BOOL:
         if (!parse_bool(text, (bool *)to))
@@ -154,6 +155,8 @@ int option_store(struct config *c, void *base, const struct option *o, const cha
     case OPT_INT:
         if ((o->flags & OPT_ALL) && strcmp(text, "all") == 0)
             i = 0;
+        else if ((o->flags & OPT_SWITCH) && !parse_i64(text, &i) && parse_bool(text, &on))
+            i = on;
         else if (!parse_i64(text, &i))
             return bad_value(o, text, origin, "is not an integer", e);
         if (!within(o, (double)i))
@@ -169,7 +172,6 @@ int option_store(struct config *c, void *base, const struct option *o, const cha
         break;
     case OPT_ENUM: {
         int index = enum_index(o, text);
-        bool on;
         if (index < 0 && parse_bool(text, &on)) /* true and yes where there is an on */
             index = enum_index(o, on ? "on" : "off");
         if (index < 0)

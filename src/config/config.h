@@ -75,6 +75,7 @@
 #define CONFIG_COMM(X) X(CFG_COMM_AUTO, "auto") TRANSPORTS(CONFIG_TRANSPORT, X)
 #define CONFIG_OVERLAP(X)                                                                          \
     X(CFG_OVERLAP_NONE, "none") X(CFG_OVERLAP_EP, "ep") X(CFG_OVERLAP_DW, "dw")
+#define CONFIG_REDUCE(X) X(CFG_REDUCE_FP32, "fp32") X(CFG_REDUCE_BF16, "bf16")
 #define CONFIG_FUSED(X) X(CFG_FUSED_AUTO, "auto") X(CFG_FUSED_ON, "on") X(CFG_FUSED_OFF, "off")
 #define CONFIG_PRECISION(X) X(CFG_PRECISION_BF16, "bf16") X(CFG_PRECISION_FP32, "fp32") X(CFG_PRECISION_FP8, "fp8")
 #define CONFIG_FP8_RECIPE(X) X(CFG_FP8_BLOCKWISE, "blockwise") X(CFG_FP8_TENSOR, "tensor") X(CFG_FP8_MX, "mxfp8")
@@ -109,6 +110,7 @@ enum config_nonfinite { CONFIG_NONFINITE(CONFIG_ENUM_ID) };
 enum config_device { CONFIG_DEVICE(CONFIG_ENUM_ID) };
 enum config_comm { CONFIG_COMM(CONFIG_ENUM_ID) };
 enum config_overlap { CONFIG_OVERLAP(CONFIG_ENUM_ID) };
+enum config_reduce { CONFIG_REDUCE(CONFIG_ENUM_ID) };
 enum config_fused { CONFIG_FUSED(CONFIG_ENUM_ID) };
 enum config_precision { CONFIG_PRECISION(CONFIG_ENUM_ID) };
 enum config_fp8_recipe { CONFIG_FP8_RECIPE(CONFIG_ENUM_ID) };
@@ -250,7 +252,8 @@ struct config_parallel {
     int64_t ranks, pp, vpp, ep; /* ranks, vpp: (auto) */
     int overlap; /* enum config_overlap */
     int64_t pp_group, first_layers, last_layers;
-    bool zero;
+    int64_t zero; /* 0 .. 3 */
+    int reduce;   /* enum config_reduce */
     double bucket_mb, ep_capacity, timeout, loop_gbps, loop_us;
     int64_t loop_ranks, port;
     const char *secret;

@@ -25,6 +25,7 @@ enum option_flag {
     OPT_BELOW = 32,  /* max itself is excluded */
     OPT_WORDS = 64,  /* its alias takes all words up to the next option */
     OPT_ALL = 128,   /* 0 is written "all" */
+    OPT_SWITCH = 256, /* on and off may stand for 1 and 0 */
 };
 
 /* "--name VALUE"; with value set it is a flag without an argument that means that value. */

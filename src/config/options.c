@@ -24,6 +24,7 @@ static const char *const wsd_style_values[] = {CONFIG_WSD_STYLE(VALUE_TEXT) NULL
 static const char *const nonfinite_values[] = {CONFIG_NONFINITE(VALUE_TEXT) NULL};
 static const char *const comm_values[] = {CONFIG_COMM(VALUE_TEXT) NULL};
 static const char *const overlap_values[] = {CONFIG_OVERLAP(VALUE_TEXT) NULL};
+static const char *const reduce_values[] = {CONFIG_REDUCE(VALUE_TEXT) NULL};
 static const char *const fused_values[] = {CONFIG_FUSED(VALUE_TEXT) NULL};
 static const char *const precision_values[] = {CONFIG_PRECISION(VALUE_TEXT) NULL};
 static const char *const fp8_recipe_values[] = {CONFIG_FP8_RECIPE(VALUE_TEXT) NULL};
@@ -585,10 +586,14 @@ const struct option config_options[] = {
         "ep: run the forward pass of one microbatch against the backward pass of another, so that tokens travel while "
         "the other computes; with pp > 1 it needs virtual stages. dw: put the experts' weight gradients under the backward pass of "
         "the same microbatch's tokens. Results stay bit for bit the same.")),
-    ROW(parallel.zero, "on", OPT_RUN | OPT_LOCAL, FLAG("use-distributed-optimizer", "on"), HELP(
-        "Each rank keeps the optimizer state of its share of every parameter and updates that share only (ZeRO-1).")),
+    ROW(parallel.zero, "1", OPT_RUN | OPT_LOCAL | OPT_SWITCH, RANGE(0, 3), FLAG("use-distributed-optimizer", "1"), HELP(
+        "What ranks that hold copies of a parameter shard among them (ZeRO stages). 0: nothing. 1: optimizer state and fp32 master weights; each "
+        "rank updates its share. 2: also gradients, which are reduced after every microbatch. 3: also weights, which are gathered for each "
+        "unit (bracket group or layer, embedding, head, experts) before use; not with pipeline stages. on and off are 1 and 0.")),
+    ROW(parallel.reduce, "fp32", OPT_RUN | OPT_LOCAL, ONE_OF(reduce_values), FLAG("grad-reduce-in-bf16", "bf16"), HELP(
+        "How gradients travel between ranks that hold copies of a parameter. bf16: matrices rounded, half the bytes; sums are taken in fp32.")),
     ROW(parallel.bucket_mb, "40", OPT_RUN | OPT_LOCAL, RANGE(0.001, 1e6), HELP(
-        "Gradients reduced in one message, in MB.")),
+        "Gradients reduced in one message, in MB: the scratch memory of a reduction.")),
     ROW(parallel.ep_capacity, "0", OPT_RUN | OPT_LOCAL, RANGE(0, 4096), HELP(
         "Rows one rank can send to another, as a multiple of an even share. 0: enough for any routing. When a step or an "
         "evaluation needs more, buffers grow and it is repeated; nothing is dropped.")),

@@ -371,8 +371,20 @@ static bool block_malformed(const struct config *c)
     return strcmp(s, "off") != 0 && strcmp(s, "auto") != 0 && !(parse_i64(s, &n) && n >= 1 && n <= 4096);
 }
 
+/* Every microbatch of every virtual stage would gather its weights anew. */
+static bool zero3_with_stages(const struct config *c) { return c->parallel.zero > 2 && c->parallel.pp > 1; }
+
+/* Codes are made from whole weights once per step. */
+static bool zero3_with_codes(const struct config *c) { return c->parallel.zero > 2 && c->gpu.precision == CFG_PRECISION_FP8; }
+
 /* clang-format off */
 static const struct rule general_rules[] = {
+    {"zero3-without-codes", zero3_with_codes,
+     "parallel.zero = 3 keeps shards of weights, and gpu.precision = fp8 makes codes from whole ones; use parallel.zero = 2",
+     {"parallel.zero", "gpu.precision"}},
+    {"zero3-without-stages", zero3_with_stages,
+     "parallel.zero = 3 gathers the weights of a stage anew for every microbatch in flight; with pipeline stages use parallel.zero = 2",
+     {"parallel.zero", "parallel.pp"}},
     {"ratios-within-one", ratios_above_one,
      "model.attn_ratio and model.mlp_ratio together must not be above 1",
      {"model.attn_ratio", "model.mlp_ratio"}},

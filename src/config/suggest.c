@@ -12,6 +12,10 @@ struct synonym {
 /* clang-format off */
 static const struct synonym synonyms[] = {
     {"learning_rate", {"train.lr"}},
+    {"fsdp", {"parallel.zero"}},
+    {"use_torch_fsdp2", {"parallel.zero"}},
+    {"use_megatron_fsdp", {"parallel.zero"}},
+    {"zero_stage", {"parallel.zero"}},
     {"max_lr", {"train.lr"}},
     {"base_lr", {"train.lr"}},
     {"lr_min", {"train.min_lr"}},
@@ -179,10 +183,6 @@ static const struct not_built missing[] = {
     {"cp", "context parallelism", MESH},
     {"context_parallel", "context parallelism", MESH},
     {"context_parallel_size", "context parallelism", MESH},
-    {"fsdp", "sharding of parameters (FSDP)", ZERO1},
-    {"use_torch_fsdp2", "sharding of parameters (FSDP)", ZERO1},
-    {"use_megatron_fsdp", "sharding of parameters (FSDP)", ZERO1},
-    {"zero_stage", "ZeRO beyond stage 1", ZERO1},
     {"fp16", "training in fp16", TYPES},
     {"fp4", "training in fp4", TYPES},
     {"fp4_format", "training in fp4", TYPES},

@@ -1,5 +1,5 @@
 /* What layers call while they declare themselves: weights, slots, tables, the linear block. */
-#include "layers/layer.h"
+#include "layers/unit.h"
 #include "ops/colsum/colsum.h"
 #include "ops/gemm/gemm.h"
 #include "ops/layernorm/layernorm.h"
@@ -33,9 +33,11 @@ double output_std(const struct build *b)
     return std / sqrt((double)(branches * (b->n_layers > 0 ? b->n_layers : 1)));
 }
 
-static struct tensor param_shape(const struct build *b, const struct param *p)
+/* Bytes that are kept of a parameter in one of its forms. */
+static int64_t kept_bytes(const struct build *b, const struct param *p, enum kept_form form)
 {
-    return tensor_shape(param_dtype(p, b->dev->real), p->rank, p->dim);
+    enum dtype type = form == KEPT_WEIGHT ? param_dtype(p, b->dev->real) : b->dev->wide;
+    return mesh_kept(b->mesh, p, form).n * (int64_t)dtype_bytes(type);
 }
 
 /* A group's freeze decides; without one base weights of LoRA are frozen, and all else is trained. */
@@ -60,29 +62,27 @@ struct weight build_weight(struct build *b, const struct param *decl)
     if (b->g->err.code != ST_OK || param_add(b->params, &p, &index, &is_new, &b->g->err) != ST_OK)
         return no_weight();
     struct param_entry *row = &b->params->list[index];
-    struct tensor shape = param_shape(b, &p);
     if (is_new) {
-        row->offset = memory_reserve(b->mem, ARENA_PARAM, tensor_bytes(&shape));
+        row->offset = memory_reserve(b->mem, ARENA_PARAM, kept_bytes(b, &p, KEPT_WEIGHT));
         row->grad_offset = row->master_offset = row->code_work = -1;
         memset(row->code_offset, -1, sizeof row->code_offset);
     }
     struct weight w = no_weight();
     w.param = index;
-    w.w = graph_persistent(b->g, decl->key, shape, ARENA_PARAM, row->offset);
+    w.w = unit_weight(b, index, decl->key);
     if (p.codes)
         weight_codes(b, row, &w);
     if (training(b) && !p.buffer) {
         snprintf(name, sizeof name, "d.%s", decl->key);
-        struct tensor grad = tensor_shape(b->dev->wide, p.rank, p.dim);
         if (p.frozen) {
-            w.dw = graph_unwanted(b->g, name, grad);
+            w.dw = graph_unwanted(b->g, name, tensor_shape(b->dev->wide, p.rank, p.dim));
             return w;
         }
         if (row->grad_offset < 0)
-            row->grad_offset = memory_reserve(b->mem, ARENA_GRAD, tensor_bytes(&grad));
-        if (row->master_offset < 0 && shape.dtype != grad.dtype)
-            row->master_offset = memory_reserve(b->mem, ARENA_MASTER, tensor_bytes(&grad));
-        w.dw = graph_persistent(b->g, name, grad, ARENA_GRAD, row->grad_offset);
+            row->grad_offset = memory_reserve(b->mem, ARENA_GRAD, kept_bytes(b, &p, KEPT_GRADIENT));
+        if (row->master_offset < 0 && param_dtype(&p, b->dev->real) != b->dev->wide)
+            row->master_offset = memory_reserve(b->mem, ARENA_MASTER, kept_bytes(b, &p, KEPT_MASTER));
+        w.dw = unit_gradient(b, index, name);
     }
     return w;
 }

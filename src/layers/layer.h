@@ -122,6 +122,7 @@ struct build {
     struct metric_list *metrics;
     struct route_list *routes;
     struct update_list *updates;
+    struct units *units;      /* unit.h; NULL: every parameter is kept whole */
     int64_t batch, seq, rows; /* rows = batch * seq of this plan */
     int64_t cache_len;        /* decode: positions the caches hold */
     struct batch_slots in;

@@ -59,16 +59,25 @@ int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct
     return fill_tables(m, e);
 }
 
-int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e)
+/* What is kept of a host tensor that holds all of the parameter. */
+static struct tensor kept_of(const struct model *m, int index, const struct tensor *host, enum kept_form form)
+{
+    struct shard s = mesh_kept(&m->mesh, &m->params.list[index].p, form);
+    return tensor_1d((char *)host->data + s.first * (int64_t)dtype_bytes(host->dtype), host->dtype, s.n);
+}
+
+int model_set_param(struct model *m, int index, const struct tensor *whole, struct err *e)
 {
     const struct param_entry *row = &m->params.list[index];
-    struct tensor copy = tensor_shape(param_dtype(&row->p, m->dev->real), row->p.rank, row->p.dim);
-    int64_t bytes = tensor_bytes(host);
+    struct tensor from = kept_of(m, index, whole, KEPT_WEIGHT), *host = &from, master = kept_of(m, index, whole, KEPT_MASTER);
+    struct tensor copy = tensor_1d(NULL, param_dtype(&row->p, m->dev->real), from.dim[0]);
     if (row->master_offset >= 0)
-        TRY(m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_MASTER] + row->master_offset, host->data, bytes, e));
+        TRY(m->dev->vt->copy_in(m->dev, m->mem.base[ARENA_MASTER] + row->master_offset, master.data, tensor_bytes(&master), e));
+    if (from.dim[0] == 0)
+        return ST_OK;
     char *to = m->mem.base[ARENA_PARAM] + row->offset;
     if (copy.dtype == host->dtype)
-        return m->dev->vt->copy_in(m->dev, to, host->data, bytes, e);
+        return m->dev->vt->copy_in(m->dev, to, host->data, tensor_bytes(host), e);
     TRY(mem_aligned(&copy.data, (size_t)tensor_bytes(&copy), DEV_ALIGN, e));
     tensor_convert(&copy, host);
     int st = m->dev->vt->copy_in(m->dev, to, copy.data, tensor_bytes(&copy), e);
@@ -82,14 +91,18 @@ int model_init_params(struct model *m, struct err *e)
     for (int k = 0; k < m->params.n; k++) {
         const struct param_entry *row = &m->params.list[k];
         const struct param *p = &row->p;
-        int64_t n = param_elems(p);
+        struct shard kept = model_param_kept(m, k), copy = mesh_kept(&m->mesh, p, KEPT_WEIGHT);
+        int64_t n = kept.n, all = param_elems(p);
         struct tensor trained = model_param(m, k);
+        if (n == 0)
+            continue;
         struct init_args a = {.y = tensor_1d(trained.data, trained.dtype, n), .kind = p->init, .a = p->init_a, .b = p->init_b,
                               .row = p->rank > 1 ? p->dim[1] : 1, .n_values = p->n_values,
                               .key = rng_key((uint64_t)m->cfg->run.seed, p->key),
-                              .first = p->dim[0] > 0 ? p->shard.first * (n / p->dim[0]) : 0};
-        if (row->master_offset >= 0)
-            a.copy = tensor_1d(m->mem.base[ARENA_PARAM] + row->offset, m->dev->real, n);
+                              .first = kept.first + (p->dim[0] > 0 ? p->shard.first * (all / p->dim[0]) : 0)};
+        if (row->master_offset >= 0) /* of other ranks' pieces, their values are gathered from them */
+            a.copy = tensor_1d(m->mem.base[ARENA_PARAM] + row->offset + (kept.first - copy.first) * (int64_t)dtype_bytes(m->dev->real),
+                               m->dev->real, n);
         if (a.y.dtype != DT_BF16) {
             TRY(m->ops->init(&lane, &a));
             continue;
@@ -145,14 +158,24 @@ struct tensor model_param(const struct model *m, int index)
     const struct param_entry *row = &m->params.list[index];
     bool master = row->master_offset >= 0;
     struct tensor t = tensor_shape(param_dtype(&row->p, master ? m->dev->wide : m->dev->real), row->p.rank, row->p.dim);
+    if (mesh_shards(&m->mesh, &row->p, master ? KEPT_MASTER : KEPT_WEIGHT))
+        t = tensor_1d(NULL, t.dtype, model_param_kept(m, index).n);
     t.data = master ? m->mem.base[ARENA_MASTER] + row->master_offset : m->mem.base[ARENA_PARAM] + row->offset;
     return t;
+}
+
+struct shard model_param_kept(const struct model *m, int index)
+{
+    const struct param_entry *row = &m->params.list[index];
+    return mesh_kept(&m->mesh, &row->p, row->master_offset >= 0 ? KEPT_MASTER : KEPT_WEIGHT);
 }
 
 struct tensor model_grad(const struct model *m, int index)
 {
     const struct param_entry *row = &m->params.list[index];
     struct tensor t = tensor_shape(m->dev->wide, row->p.rank, row->p.dim);
+    if (mesh_shards(&m->mesh, &row->p, KEPT_GRADIENT))
+        t = tensor_1d(NULL, t.dtype, mesh_shard(&m->mesh, &row->p).n);
     t.data = m->mem.base[ARENA_GRAD] + row->grad_offset;
     return t;
 }

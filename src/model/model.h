@@ -70,10 +70,12 @@ int model_commit(struct model *m, struct model_plan **plans, int n_plans, struct
 int model_init_params(struct model *m, struct err *e);
 
 /* Host views; valid on host devices. */
-/* As trained: the fp32 master weight where there is one. On the device. */
+/* As trained: the fp32 master weight where there is one. On the device; of the parameter's shape, or where a rank keeps a shard [n] of it. */
 struct tensor model_param(const struct model *m, int index);
-/* Fills master weight and working copy from a dense host tensor of the wide type. */
+struct shard model_param_kept(const struct model *m, int index); /* which elements those are */
+/* What is kept of master weight and working copy, from a dense host tensor of the wide type that holds all of it. */
 int model_set_param(struct model *m, int index, const struct tensor *host, struct err *e);
+/* Whole, or this rank's shard of the sums. */
 struct tensor model_grad(const struct model *m, int index);
 /* FP8 codes of a parameter from its value; of all that have codes. After every change of values that is not the update plan's. */
 int model_quantise_param(const struct model *m, int index, struct lane *lane);

@@ -1,6 +1,7 @@
 /* The stack: from pattern to a graph. Embedding, then joints and cores in turn, then the head; where the model is cut
  * into pipeline stages, the chunks of this rank, each between cuts. Numbers, keys, initial values and random sites are
  * those of the whole model, so none of them depends on where it is cut. */
+#include "layers/unit.h"
 #include "model/model.h"
 
 #include <string.h>
@@ -113,6 +114,8 @@ static int declare_layers(struct build *b, const struct part *p, struct sublayer
         b->core = core;
         b->number = ordinal(p->symbols, i);
         set_unit(b, p, i);
+        if (b->unit_start)
+            unit_begin(b, b->layer, "unit", false);
         snprintf(b->prefix, sizeof b->prefix, "%s%d.", p->where, p->keys ? pattern_layer_key_index(p->keys, i) : i);
         TRY(joint_of(b->cfg)->declare(b, sub, &next, core->norm_key, false));
         struct core_io io = {.h = next.h, .dh = next.dh, .df = next.df, .f = NO_SLOT};
@@ -151,6 +154,7 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
     hand_on(&io, main_end);
     for (int k = 0; k < p->n_mtp_depths; k++) {
         char where[64], norm[64], scope[32];
+        unit_begin(b, b->layer, "mtp", false);
         TRY(mtp_declare(b, k, &io));
         snprintf(where, sizeof where, "mtp.layers.%d.mtp_model_layer.layers.", k);
         snprintf(norm, sizeof norm, "mtp.layers.%d.final_layernorm.weight", k);
@@ -162,6 +166,7 @@ static int declare_mtp(struct build *b, const struct pattern *p, const struct su
         b->layer++; /* the final joint's own number */
         graph_scope(b->g, -1, scope);
         mp->mtp_loss[k] = build_state(b, "loss", tensor_1d(NULL, DT_F64, 2));
+        unit_begin(b, -1, scope, false);
         struct head_io head = {.scope = scope, .h = sub.h, .dh = sub.dh, .label = io.label, .loss = mp->mtp_loss[k], .scale_index = k + 1};
         TRY(head_declare(b, &head));
         hand_on(&io, &sub);
@@ -208,6 +213,7 @@ static int declare_end(struct build *b, const struct pattern *p, struct sublayer
     b->prefix[0] = '\0';
     TRY(joint_of(b->cfg)->declare(b, sub, &end, pattern_final_norm_key(p), true));
     b->layer++;
+    unit_begin(b, -1, "head", !b->cfg->model.tied);
     struct head_io head = {.scope = "head", .h = end.h, .dh = end.dh, .label = b->in.label, .loss = b->in.loss};
     TRY(head_declare(b, &head));
     return mp->n_mtp > 0 ? declare_mtp(b, p, &end, mp) : ST_OK;
@@ -218,16 +224,20 @@ static int declare_chunk(struct build *b, const struct pattern *p, const struct 
     struct sublayer sub;
     b->layer = c->from;
     if (c->first) {
+        unit_begin(b, -1, "embed", false);
         slot_id x, dx;
         TRY(embed_declare(b, "embed", b->in.token, b->in.pos, &x, &dx));
         sub = sublayer_entry(x, dx, false);
     } else {
         TRY(cut_in_declare(b, &(struct cut_place){.before = c->segment - 1, .n_segments = c->n_segments}, joint_of(b->cfg), &sub));
+        unit_begin(b, -1, "entry", false); /* a chunk begins with its cut */
     }
     struct part part = {
         .symbols = p->symbols, .from = c->from, .n = c->n, .where = "decoder.layers.", .keys = p, .groups = p};
     TRY(declare_layers(b, &part, &sub));
-    return c->last ? declare_end(b, p, &sub, mp) : declare_exit(b, c, &sub);
+    TRY(c->last ? declare_end(b, p, &sub, mp) : declare_exit(b, c, &sub));
+    units_finish(b);
+    return ST_OK;
 }
 
 static int declare_stack(struct build *b, const struct pattern *p, struct model_plan *mp)
@@ -257,7 +267,10 @@ static int declare_plan(struct model *m, struct model_plan *mp, const struct mod
                       .params = &m->params, .tables = &m->tables, .metrics = &m->metrics, .routes = &m->routes, .updates = &m->updates, .batch = o->batch, .seq = o->seq, .rows = o->batch * o->seq,
                       .cache_len = o->cache_len, .n_layers = m->pattern.n_layers, .n_depths = m->pattern.n_mtp_depths, .want_logits = o->want_logits,
                       .logits = NO_SLOT, .streams = m->policy.streams, .e = e};
-    if (declare_stack(&b, &m->pattern, mp) != ST_OK || mp->g.err.code != ST_OK) {
+    TRY(units_open(&b.units, e));
+    int st = declare_stack(&b, &m->pattern, mp);
+    units_close(b.units);
+    if (st != ST_OK || mp->g.err.code != ST_OK) {
         if (mp->g.err.code != ST_OK)
             *e = mp->g.err;
         return e->code;
@@ -360,6 +373,8 @@ int model_plan_build(struct model *m, struct model_plan *mp, const struct model_
     }
     struct order order = {0};
     int st = order_plan(m, mp, o, &order, e);
+    if (st == ST_OK)
+        st = order_prefetch(&mp->g, &order, e);
     if (st == ST_OK)
         st = plan_build(&mp->p, o->name, &mp->g, &order, e);
     order_release(&order);

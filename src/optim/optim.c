@@ -1,9 +1,9 @@
-/* Declaration of the update plan; see optim.h. Order: hyper-parameters in, sums over ranks, sum of squares of every
- * gradient in table order, clip, AdamW, values to the other ranks, what layers bring along.
+/* Declaration of the update plan; see optim.h. Order: hyper-parameters in, sums over the ends of a pipeline, sum of squares of every
+ * gradient in table order, clip, AdamW, what layers bring along. Gradients are summed over ranks, and weights gathered, by nodes
+ * of the training plan (layers/unit.h).
  *
- * Norm and AdamW are one node each for all parameters of a bucket, since a GPU updates dozens of them in one launch: the node
- * uses the stretch of an arena that holds them all, and knows where each begins in it. One rank has one bucket. With several
- * (shard.c) stretches may overlap, for parameters of different buckets alternate; what nodes touch of them never does. */
+ * Norm and AdamW are one node each for all parameters, since a GPU updates dozens of them in one launch: the node uses the stretch
+ * of an arena that holds them all, and knows where each begins in it. */
 #include "optim/optim_int.h"
 #include "ops/adamw/adamw.h"
 #include "ops/gradnorm/gradnorm.h"
@@ -137,6 +137,12 @@ static int new_node(struct optim *o, const struct model *m, int most, struct upd
     return *list == NULL || n->grads == NULL || n->parts == NULL ? ST_NOMEM : ST_OK;
 }
 
+/* Elements of s that lie before it in what is kept of the parameter. */
+static int64_t skipped(const struct model *m, int k, struct shard s, enum kept_form form)
+{
+    return s.first - mesh_kept(&m->mesh, &m->params.list[k].p, form).first;
+}
+
 /* n elements of a parameter from `first` on. */
 static struct trained part_of(const struct model *m, int k, struct shard s)
 {
@@ -145,46 +151,54 @@ static struct trained part_of(const struct model *m, int k, struct shard s)
     bool copy = row->master_offset >= 0;
     const struct config_group *group = row->p.group > 0 ? &m->cfg->group[row->p.group - 1] : NULL;
     bool own_decay = group != NULL && group->weight_decay >= 0;
-    return (struct trained){.elems = s.n, .grad = row->grad_offset + s.first * wide, .master = copy ? row->master_offset + s.first * wide : -1,
-                            .param = row->offset + s.first * (copy ? real : wide), .optim = row->optim_offset,
+    return (struct trained){.elems = s.n,
+                            .grad = row->grad_offset + skipped(m, k, s, KEPT_GRADIENT) * wide,
+                            .master = copy ? row->master_offset + skipped(m, k, s, KEPT_MASTER) * wide : -1,
+                            .param = row->offset + skipped(m, k, s, KEPT_WEIGHT) * (copy ? real : wide),
+                            .optim = row->optim_offset,
                             .decay = own_decay ? group->weight_decay : row->p.decay ? m->cfg->train.weight_decay : 0,
                             .rate = group != NULL ? group->lr : 1};
 }
 
-/* Every parameter of the bucket: what is updated here, with room for its moments. */
-static int list_updated(struct optim *o, struct model *m, const struct bucket *b, struct update_node *n)
+static bool trained(const struct model *m, int k) { return param_trained(&m->params.list[k].p); }
+static int64_t kept(const struct model *m, int k, enum kept_form form) { return mesh_kept(&m->mesh, &m->params.list[k].p, form).n; }
+
+/* Every trained parameter: what is updated here, with room for its moments. */
+static int list_updated(struct optim *o, struct model *m, struct update_node *n)
 {
     struct trained *list;
     int64_t wide = (int64_t)dtype_bytes(m->dev->wide), real = (int64_t)dtype_bytes(m->dev->real);
-    TRY(new_node(o, m, b->n, n, &list));
-    for (int i = 0; i < b->n; i++) {
-        struct param_entry *row = &m->params.list[b->index[i]];
-        struct shard s = shard_updated(m, b->index[i]);
-        int64_t bytes = param_elems(&row->p) * wide, moment = round_up(s.n * wide, DEV_ALIGN);
+    TRY(new_node(o, m, m->params.n, n, &list));
+    for (int k = 0; k < m->params.n; k++) {
+        struct param_entry *row = &m->params.list[k];
+        if (!trained(m, k))
+            continue;
+        struct shard s = shard_updated(m, k);
+        int64_t moment = round_up(s.n * wide, DEV_ALIGN);
         row->optim_offset = memory_reserve(&m->mem, ARENA_OPTIM, 2 * moment);
-        extend(&n->form[FORM_GRAD], row->grad_offset, bytes);
-        extend(&n->form[FORM_MASTER], row->master_offset, bytes);
-        extend(&n->form[FORM_PARAM], row->offset, row->master_offset >= 0 ? bytes / wide * real : bytes);
+        extend(&n->form[FORM_GRAD], row->grad_offset, kept(m, k, KEPT_GRADIENT) * wide);
+        extend(&n->form[FORM_MASTER], row->master_offset, kept(m, k, KEPT_MASTER) * wide);
+        extend(&n->form[FORM_PARAM], row->offset, kept(m, k, KEPT_WEIGHT) * (row->master_offset >= 0 ? real : wide));
         if (s.n == 0)
             continue;
         extend(&n->form[FORM_OPTIM], row->optim_offset, 2 * moment);
-        list[n->n++] = part_of(m, b->index[i], s);
+        list[n->n++] = part_of(m, k, s);
     }
     return ST_OK;
 }
 
 /* What this rank answers for in the norm: its shards, whoever updates them; of a weight that both ends of a pipeline hold, the
  * first one's. */
-static int list_normed(struct optim *o, const struct model *m, const struct bucket *b, const struct update_node *update, struct update_node *n)
+static int list_normed(struct optim *o, const struct model *m, const struct update_node *update, struct update_node *n)
 {
     struct trained *list;
-    TRY(new_node(o, m, b->n, n, &list));
+    TRY(new_node(o, m, m->params.n, n, &list));
     n->form[FORM_GRAD] = update->form[FORM_GRAD];
-    for (int i = 0; i < b->n; i++) {
-        struct shard s = shard_of(m, b->index[i]);
-        bool elsewhere = m->params.list[b->index[i]].p.shared_ends && m->mesh.pp_rank > 0;
-        if (s.n > 0 && !elsewhere)
-            list[n->n++] = part_of(m, b->index[i], s);
+    for (int k = 0; k < m->params.n; k++) {
+        struct shard s = shard_of(m, k);
+        bool elsewhere = m->params.list[k].p.shared_ends && m->mesh.pp_rank > 0;
+        if (trained(m, k) && s.n > 0 && !elsewhere)
+            list[n->n++] = part_of(m, k, s);
     }
     return ST_OK;
 }
@@ -205,75 +219,59 @@ static double trained_elems(const struct update_node *n)
     return sum;
 }
 
-static const char *named(char *out, size_t size, const char *name, const struct bucket *b)
-{
-    snprintf(out, size, "%s%s", name, b->suffix);
-    return out;
-}
-
-static void declare_norm(struct optim *o, const struct model *m, const struct bucket *b, const struct update_node *n, slot_id grads, slot_id sums)
+static void declare_norm(struct optim *o, const struct model *m, const struct update_node *n, slot_id grads, slot_id sums)
 {
     struct graph *g = &o->g;
     struct tensor nowhere = {0};
-    char name[64], work_name[64];
     if (n->n == 0)
         return;
     struct sqnorm_args a = norm_args(n, &nowhere);
     int64_t work_bytes = m->ops->sqnorm_work ? m->ops->sqnorm_work(&a) : 0;
-    slot_id work = work_bytes > 0 ? graph_slot(g, named(work_name, sizeof work_name, "norm_work", b), tensor_1d(NULL, DT_U8, work_bytes)) : NO_SLOT;
-    int node = graph_node(g, named(name, sizeof name, "norm", b), LANE_COMPUTE, n);
+    slot_id work = work_bytes > 0 ? graph_slot(g, "norm_work", tensor_1d(NULL, DT_U8, work_bytes)) : NO_SLOT;
+    int node = graph_node(g, "norm", LANE_COMPUTE, n);
     GRAPH_PHASE(g, node, PH_FWD, norm_step, READS(grads), ADDS(sums), WRITES(work));
     graph_cost(g, node, PH_FWD, 2 * trained_elems(n), trained_elems(n) * (double)dtype_bytes(n->wide));
 }
 
-static void declare_update(struct optim *o, const struct bucket *b, const struct update_node *n, slot_id grads, slot_id param, slot_id hyper)
+static void declare_update(struct optim *o, const struct update_node *n, slot_id grads, slot_id param, slot_id hyper)
 {
     struct graph *g = &o->g;
-    char name[64];
     slot_id master = stretch_slot(g, n, FORM_MASTER), moments = stretch_slot(g, n, FORM_OPTIM);
     if (n->n == 0)
         return;
     double elems = trained_elems(n), copy = master != NO_SLOT ? (double)dtype_bytes(n->real) : 0;
-    int node = graph_node(g, named(name, sizeof name, "adamw", b), LANE_COMPUTE, n);
+    int node = graph_node(g, "adamw", LANE_COMPUTE, n);
     GRAPH_PHASE(g, node, PH_FWD, update_step, READS(grads), READS(hyper), READS(o->clip), ADDS(master), ADDS(param), ADDS(moments));
     graph_cost(g, node, PH_FWD, 12 * elems, elems * (7 * (double)dtype_bytes(n->wide) + copy));
 }
 
-/* Codes of the bucket's new values, made from all of each parameter, whoever updated it: every rank has the same. */
-struct code_node {
-    const struct model *m;
-    const struct bucket *b;
-};
-
+/* Codes of new values, made from all of each parameter, whoever updated it: every rank has the same. */
 static int quantise_step(const struct step_ctx *c)
 {
-    const struct code_node *n = c->self;
-    for (int i = 0; i < n->b->n; i++)
-        if (n->m->params.list[n->b->index[i]].p.codes)
-            TRY(model_quantise_param(n->m, n->b->index[i], c->lane));
+    const struct model *m = c->self;
+    for (int k = 0; k < m->params.n; k++)
+        if (trained(m, k) && m->params.list[k].p.codes)
+            TRY(model_quantise_param(m, k, c->lane));
     return ST_OK;
 }
 
-static int declare_quantise(struct optim *o, const struct model *m, const struct bucket *b, slot_id params)
+static int declare_quantise(struct optim *o, const struct model *m, slot_id params, const struct stretch *s)
 {
     struct graph *g = &o->g;
     struct stretch codes = {0};
     double elems = 0;
-    char name[64];
-    for (int i = 0; i < b->n; i++) {
-        const struct param_entry *row = &m->params.list[b->index[i]];
-        for (int k = 0; row->p.codes && k < countof(row->code_offset); k++)
-            extend(&codes, row->code_offset[k], 1);
-        elems += row->p.codes ? (double)param_elems(&row->p) : 0;
+    for (int k = 0; k < m->params.n; k++) {
+        const struct param_entry *row = &m->params.list[k];
+        bool has = trained(m, k) && row->p.codes;
+        for (int i = 0; has && i < countof(row->code_offset); i++)
+            extend(&codes, row->code_offset[i], 1);
+        elems += has ? (double)param_elems(&row->p) : 0;
     }
     if (codes.end <= codes.begin)
         return ST_OK;
-    struct code_node *n = graph_own(g, sizeof *n);
-    if (n == NULL)
-        return ST_NOMEM;
-    *n = (struct code_node){.m = m, .b = b};
-    slot_id slot = graph_persistent(g, named(name, sizeof name, "codes", b), tensor_1d(NULL, DT_U8, codes.end - codes.begin), ARENA_CODE, codes.begin);
-    int node = graph_node(g, named(name, sizeof name, "quantise", b), LANE_COMPUTE, n);
+    declare_coded_gather(o, m, params, s);
+    slot_id slot = graph_persistent(g, "codes", tensor_1d(NULL, DT_U8, codes.end - codes.begin), ARENA_CODE, codes.begin);
+    int node = graph_node(g, "quantise", LANE_COMPUTE, m);
     GRAPH_PHASE(g, node, PH_FWD, quantise_step, READS(params), WRITES(slot));
     graph_cost(g, node, PH_FWD, 4 * elems, elems * ((double)dtype_bytes(m->dev->wide) + 2));
     return g->err.code;
@@ -321,50 +319,26 @@ static int declare_clip(struct optim *o, struct model *m, const struct model_pla
     return g->err.code;
 }
 
-struct bucket_nodes {
-    struct update_node norm, update;
-    slot_id grads, params;
-};
-
-static int list_nodes(struct optim *o, struct model *m, const struct bucket *b, struct bucket_nodes *n, int64_t *n_sums)
-{
-    TRY(list_updated(o, m, b, &n->update));
-    TRY(list_normed(o, m, b, &n->update, &n->norm));
-    n->norm.first_sum = *n_sums;
-    *n_sums += n->norm.n;
-    n->grads = stretch_slot(&o->g, &n->update, FORM_GRAD);
-    n->params = stretch_slot(&o->g, &n->update, FORM_PARAM);
-    return o->g.err.code;
-}
-
 static int declare(struct optim *o, struct model *m, const struct model_plan *train)
 {
     struct graph *g = &o->g;
-    struct bucket *bucket;
-    int n = 0;
-    int64_t n_sums = 0;
+    struct update_node *update = graph_own(g, sizeof *update), *norm = graph_own(g, sizeof *norm);
     graph_scope(g, -1, "update");
-    TRY(bucket_list(g, m, &bucket, &n));
-    struct bucket_nodes *nodes = graph_own(g, (size_t)(n + 1) * sizeof *nodes);
-    if (nodes == NULL)
+    if (update == NULL || norm == NULL)
         return ST_NOMEM;
-    for (int k = 0; k < n; k++)
-        TRY(list_nodes(o, m, &bucket[k], &nodes[k], &n_sums));
-    slot_id hyper = state(o, m, "hyper", HYPER_COUNT), sums = state(o, m, "sums", max_i64(n_sums, 1));
+    TRY(list_updated(o, m, update));
+    TRY(list_normed(o, m, update, norm));
+    slot_id grads = stretch_slot(g, update, FORM_GRAD), params = stretch_slot(g, update, FORM_PARAM);
+    slot_id hyper = state(o, m, "hyper", HYPER_COUNT), sums = state(o, m, "sums", max_i64(norm->n, 1));
     o->clip = state(o, m, "clip", CLIP_COUNT);
     int node = graph_node(g, "hyper", LANE_COPY, NULL);
     GRAPH_PHASE(g, node, PH_FWD, hyper_step, WRITES(hyper));
     graph_host(g, node);
-    for (int k = 0; k < n; k++)
-        declare_reduce(o, m, &bucket[k], nodes[k].grads, &nodes[k].update.form[FORM_GRAD]);
-    for (int k = 0; k < n; k++)
-        declare_norm(o, m, &bucket[k], &nodes[k].norm, nodes[k].grads, sums);
+    declare_ends(o, m, grads, &update->form[FORM_GRAD]);
+    declare_norm(o, m, norm, grads, sums);
     TRY(declare_clip(o, m, train, sums));
-    for (int k = 0; k < n; k++) {
-        declare_update(o, &bucket[k], &nodes[k].update, nodes[k].grads, nodes[k].params, hyper);
-        declare_gather(o, m, &bucket[k], nodes[k].params, &nodes[k].update.form[FORM_PARAM]);
-        TRY(declare_quantise(o, m, &bucket[k], nodes[k].params));
-    }
+    declare_update(o, update, grads, params, hyper);
+    TRY(declare_quantise(o, m, params, &update->form[FORM_PARAM]));
     return declare_layer_updates(o, m);
 }
 

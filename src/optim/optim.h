@@ -1,4 +1,4 @@
-/* The update: sums over ranks, gradient norm, clipping and AdamW, declared as nodes and planned like everything else. */
+/* The update: gradient norm, clipping and AdamW, declared as nodes and planned like everything else. */
 #ifndef BRAID_OPTIM_H
 #define BRAID_OPTIM_H
 
@@ -22,12 +22,7 @@ void optim_release(struct optim *o);
 /* Hyper-parameters of update number `step` (0-based), in the order ops/adamw wants. */
 void optim_hyper(const struct optim *o, int64_t step, double hyper[HYPER_COUNT]);
 
-/* Which elements of parameter `index`, as this rank holds it, are this rank's own among those that hold copies: equal
- * pieces, the last ones shorter or empty. */
-struct shard {
-    int64_t first, n;
-    int64_t piece; /* of the ranks before the last */
-};
+/* Which elements of parameter `index`, as this rank holds it, are this rank's own among those that hold copies. */
 struct shard shard_of(const struct model *m, int index);
 /* What this rank updates of it: its shard, or all of it. */
 struct shard shard_updated(const struct model *m, int index);

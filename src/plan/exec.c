@@ -216,17 +216,18 @@ static int run_list(struct exec *x, const struct plan *p, const struct run_info 
     return join_lanes(x, p, e);
 }
 
-static int find_captured(struct exec *x, const struct plan *p, bool first_mb, struct captured **out, bool *is_new, struct err *e)
+static int find_captured(struct exec *x, const struct plan *p, const struct run_info *run, struct captured **out, bool *is_new, struct err *e)
 {
+    bool first_mb = run->first_mb, last_mb = run->last_mb;
     *is_new = false;
     for (int i = 0; i < x->n_captured; i++)
-        if (x->captured[i].p == p && x->captured[i].first_mb == first_mb) {
+        if (x->captured[i].p == p && x->captured[i].first_mb == first_mb && x->captured[i].last_mb == last_mb) {
             *out = &x->captured[i];
             return ST_OK;
         }
     TRY(mem_grow((void **)&x->captured, &x->cap_captured, (size_t)x->n_captured + 1, sizeof *x->captured, e));
     *out = &x->captured[x->n_captured++];
-    **out = (struct captured){.p = p, .first_mb = first_mb};
+    **out = (struct captured){.p = p, .first_mb = first_mb, .last_mb = last_mb};
     *is_new = true;
     return ST_OK;
 }
@@ -236,7 +237,7 @@ static int run_captured(struct exec *x, const struct plan *p, const struct run_i
 {
     struct captured *c;
     bool is_new;
-    TRY(find_captured(x, p, run->first_mb, &c, &is_new, e));
+    TRY(find_captured(x, p, run, &c, &is_new, e));
     if (is_new)
         return run_list(x, p, run, e);
     if (c->piece == NULL) {

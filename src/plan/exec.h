@@ -8,7 +8,7 @@ struct trace;
 /* A plan that a device runs as one captured piece; gradients overwritten or added to are two of them. */
 struct captured {
     const struct plan *p;
-    bool first_mb;
+    bool first_mb, last_mb;
     void *piece; /* NULL until the plan has run once step by step */
 };
 struct exec {

@@ -160,7 +160,7 @@ static int add_step(struct builder *b, struct step_ref ref)
     struct plan *p = b->p;
     TRY(mem_grow((void **)&p->steps, &b->cap_steps, (size_t)p->n_steps + 1, sizeof *p->steps, b->e));
     struct step *s = &p->steps[p->n_steps];
-    *s = (struct step){.ref = ref, .lane = (int)b->g->nodes[ref.node].lane, .instance = instance, .first = first, .t = t};
+    *s = (struct step){.ref = ref, .lane = (int)b->g->nodes[ref.node].lane, .after = -1, .instance = instance, .first = first, .t = t};
     int index = p->n_steps++;
     for (int u = 0; u < ph->n_uses; u++)
         if (instance[u] >= 0) {
@@ -171,6 +171,20 @@ static int add_step(struct builder *b, struct step_ref ref)
     return ST_OK;
 }
 
+/* An entry of the order. A gather that a replay needed earlier than the order has it is there already. */
+static int add_entry(struct builder *b, const struct order *o, int i)
+{
+    const struct step_ref *r = &o->list[i];
+    bool again = r->phase == PH_REPLAY && b->g->nodes[r->node].role == ROLE_GATHER;
+    if (again && b->done[((size_t)r->node * PH_COUNT + (size_t)r->phase) * (size_t)b->n_mb + (size_t)r->mb])
+        return ST_OK;
+    TRY(add_step(b, *r));
+    b->step_of[i] = b->p->n_steps - 1;
+    if (r->after > 0)
+        b->p->steps[b->p->n_steps - 1].after = b->step_of[r->after - 1];
+    return ST_OK;
+}
+
 int plan_expand(struct builder *b, const struct order *o)
 {
     /* Host nodes depend on nothing and run before all else, of every microbatch: so they come first in the list,
@@ -178,6 +192,6 @@ int plan_expand(struct builder *b, const struct order *o)
     for (int pass = 0; pass < 2; pass++)
         for (int i = 0; i < o->n; i++)
             if (b->g->nodes[o->list[i].node].host == (pass == 0))
-                TRY(add_step(b, o->list[i]));
+                TRY(add_entry(b, o, i));
     return ST_OK;
 }

@@ -229,7 +229,7 @@ int graph_drop(struct graph *g, const char *name, int64_t layers)
     int matched = 0;
     for (int s = 0; s < g->n_slots; s++) {
         struct slot *slot = &g->slots[s];
-        if (slot->replay >= 0 && slot->layer < layers && name_matches(name, slot->tag)) {
+        if (slot->replay >= 0 && !slot->weight && slot->layer < layers && name_matches(name, slot->tag)) {
             slot->dropped = true;
             matched++;
         }
@@ -240,7 +240,7 @@ int graph_drop(struct graph *g, const char *name, int64_t layers)
 void graph_droppable(const struct graph *g, struct buf *out)
 {
     for (int s = 0; s < g->n_slots; s++) {
-        bool seen = g->slots[s].replay < 0;
+        bool seen = g->slots[s].replay < 0 || g->slots[s].weight;
         for (int k = 0; k < s && !seen; k++)
             seen = g->slots[k].replay >= 0 && strcmp(g->slots[k].tag, g->slots[s].tag) == 0;
         if (!seen)

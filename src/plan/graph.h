@@ -54,6 +54,7 @@ struct run_info {
     int64_t step;        /* optimizer step, 0-based */
     int64_t first_sample; /* global index of the microbatch's first sample */
     bool first_mb;       /* first microbatch of the step: gradients are overwritten, not added to */
+    bool last_mb;        /* last one: gradients that are reduced once per step are reduced now */
     int64_t start;       /* decoding: absolute position of the first token */
     double scale;        /* of the loss gradient: 1 / labels in the global batch */
     const double *mtp_scale; /* the same for each multi-token-prediction depth, if there are any */
@@ -111,6 +112,8 @@ enum node_role {
     ROLE_COMBINE,  /* and back */
     ROLE_CUT_IN,   /* stream from the stage before (forward), its gradient to it (backward) */
     ROLE_CUT_OUT,  /* stream to the stage after, its gradient from it */
+    ROLE_GATHER,   /* weights of a unit of layers from the ranks that own pieces of them (forward; replay: again, for backward) */
+    ROLE_REDUCE,   /* gradients of a unit to their owners, after the last contribution */
 };
 struct node {
     const char *name; /* "3.attn.qkv" */
@@ -120,6 +123,7 @@ struct node {
     int chunk; /* which part of the model on this rank (virtual pipeline stage), 0-based */
     enum node_role role;
     bool host; /* takes values from the host (run_info): it runs before a captured plan, never inside */
+    bool per_step; /* ROLE_GATHER, ROLE_REDUCE: in the first or last microbatch of a step only, not in each */
     struct phase phase[PH_COUNT];
 };
 struct slot {
@@ -133,6 +137,7 @@ struct slot {
     bool dropped;        /* policy: not saved, replayed */
     bool sum;            /* has several contributions: the first writes, later ones add */
     bool unwanted;       /* the gradient of a frozen parameter: nobody reads it */
+    bool weight;         /* a gathered weight: its replay is another gather, which no recompute policy names */
 };
 
 struct graph {

@@ -24,6 +24,8 @@ int plan_build(struct plan *p, const char *name, const struct graph *g, const st
     TRY_OUT(mem_array((void **)&b.rebuilt, lives, sizeof *b.rebuilt, e));
     TRY_OUT(mem_array((void **)&b.owner, (size_t)g->n_slots + 1, sizeof *b.owner, e));
     TRY_OUT(mem_array((void **)&b.done, (size_t)g->n_nodes * PH_COUNT * (size_t)b.n_mb + 1, sizeof *b.done, e));
+    TRY_OUT(mem_array((void **)&b.step_of, (size_t)o->n + 1, sizeof *b.step_of, e));
+    memset(b.step_of, 0xFF, ((size_t)o->n + 1) * sizeof *b.step_of);
     memset(b.original, 0xFF, lives * sizeof *b.original);
     memset(b.owner, 0xFF, ((size_t)g->n_slots + 1) * sizeof *b.owner);
     memset(b.rebuilt, 0xFF, lives * sizeof *b.rebuilt);
@@ -35,6 +37,7 @@ out:
     free(b.rebuilt);
     free(b.owner);
     free(b.done);
+    free(b.step_of);
     free(b.clock);
     if (st != ST_OK) {
         err_in(e, "planning '%s'", name);

@@ -10,7 +10,8 @@
 struct step_ref {
     int node;
     enum phase_id phase;
-    int mb; /* microbatch of the run, 0-based */
+    int mb;    /* microbatch of the run, 0-based */
+    int after; /* orders: position + 1 of an earlier entry that must be done first, though no slot says so; 0: none */
 };
 struct order {
     struct step_ref *list;
@@ -19,6 +20,10 @@ struct order {
 };
 int order_add(struct order *o, int node, enum phase_id ph, int mb, struct err *e);
 void order_release(struct order *o);
+/* Places gathers and reductions of units in an order that a schedule made (prefetch.c): weights of a unit are gathered while the unit
+ * before it computes, and again for its backward; memory for gathered weights and for unreduced gradients is that of two units. An
+ * order in which a gradient changes after its reduction is refused. */
+int order_prefetch(const struct graph *g, struct order *o, struct err *e);
 /* The plain schedule: all forward phases, then backward phases in reverse, dw after its backward (or
  * after its layer's when delayed). */
 int schedule_plain(const struct graph *g, bool delay_dw, struct order *o, struct err *e);
@@ -66,6 +71,7 @@ enum { STEP_MAX_WAITS = LANE_COUNT };
 struct step {
     struct step_ref ref;
     int lane, lane_pos; /* position among the steps of its lane */
+    int after;          /* step that must be done first beside those whose slots it uses, -1: none */
     int n_waits, wait[STEP_MAX_WAITS]; /* steps on other lanes that must be done */
     bool waited;                       /* some step waits for this one */
     /* By use. */

@@ -13,6 +13,7 @@ struct builder {
     int *rebuilt;  /* [slot * n_mb + mb] instance made by a replay, -1: none yet; persistent: 1 once mb wrote it */
     bool *done;    /* [(node * PH_COUNT + phase) * n_mb + mb] is in the list */
     int *owner;    /* [slot] persistent: microbatch that last wrote it, -1: none */
+    int *step_of;  /* [entry of the order] its step */
     int *clock;    /* [step * LANE_COUNT + lane] highest position on that lane known to be done */
     struct err *e;
 };

@@ -80,6 +80,7 @@ int plan_waits(struct builder *b)
         for (int l = 0; l < LANE_COUNT; l++)
             mine[l] = last_on[s->lane] >= 0 ? b->clock[last_on[s->lane] * LANE_COUNT + l] : -1;
         mine[s->lane] = s->lane_pos - 1;
+        depend(b, i, s->after);
         order_uses(b, i, history);
         last_on[s->lane] = i;
         p->n_waits += s->n_waits;

@@ -68,6 +68,8 @@ static int add_run(struct timeline *tl, struct timeline_half *h, int r, const st
     const struct mesh *m = &tl->rank[r].t.model.mesh;
     struct step_cost cost = step_cost_of(&tl->machine, tl->times, &tl->rank[r].t);
     const struct sim_place at = {.rank = r, .pp = m->pp, .pp_rank = m->pp_rank, .vpp = m->vpp, .group = tl->column ? -1 : m->pp_rank * m->edp + m->edp_rank};
+    cost.first_mb = mb == 0;
+    cost.last_mb = mb + p->n_mb >= tl->rank[r].t.n_micro;
     int first = h->sim.rank[r].n;
     TRY(sim_add_plan(&h->sim, &at, p, step_seconds, &cost, e));
     for (int i = 0; i < p->n_steps; i++) {

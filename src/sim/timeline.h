@@ -87,6 +87,7 @@ struct step_cost {
     const struct trainer *t;
     int64_t places; /* rows of all buffers of this rank, and those that an even routing fills */
     int64_t filled;
+    bool first_mb, last_mb; /* a run of the plan begins or ends a step: what is exchanged once per step counts then */
 };
 struct step_cost step_cost_of(const struct machine *m, const struct node_times *times, const struct trainer *t);
 double step_seconds(const void *ctx, const struct plan *p, int step);

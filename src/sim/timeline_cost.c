@@ -1,4 +1,5 @@
 /* Seconds of a step on a stated machine; see timeline.h. */
+#include "layers/unit.h"
 #include "sim/timeline.h"
 
 #include <string.h>
@@ -57,29 +58,15 @@ static double message_seconds(const struct machine *m, const struct mesh *mesh, 
     return bytes / (here ? m->inner : m->link);
 }
 
-/* ---- the update's exchanges ------------------------------------------------------------------------------------------------- */
+/* ---- exchanges of units ---------------------------------------------------------------------------------------------------- */
 
-/* A bucket begins with one of its parameters; of all copies of those the ends of a pipeline share, the gradients are added first. */
-static double bucket_seconds(const struct step_cost *c, const struct plan *p, const struct phase *ph, bool reduce)
+/* Reductions and gathers among the ranks that hold copies. */
+static double unit_seconds(const struct step_cost *c, const struct node *node, const struct phase *ph)
 {
     const struct mesh *mesh = &c->t->model.mesh;
-    const struct param_table *params = &c->t->model.params;
-    const struct slot *s = &p->g->slots[ph->use[0].slot];
-    bool expert = false;
-    double ends = 0;
-    for (int k = 0; k < params->n; k++) {
-        const struct param_entry *row = &params->list[k];
-        int64_t at = reduce ? row->grad_offset : row->offset;
-        if (!param_trained(&row->p) || at < s->offset || at >= s->offset + s->shape.dim[0])
-            continue;
-        expert |= at == s->offset && row->p.expert;
-        if (reduce && row->p.shared_ends && mesh->pp > 1)
-            ends += (double)(param_elems(&row->p) * (int64_t)dtype_bytes(c->t->dev.wide));
-    }
-    struct near n = expert ? near_of(c->m, mesh->rank, mesh->edp_rank, mesh->edp, mesh->ep) : near_of(c->m, mesh->rank, mesh->dp_rank, mesh->dp, 1);
-    ends = expert ? 0 : ends;
-    double once = exchange_seconds(c->m, n, ph->bytes), twice = reduce && !c->t->cfg->parallel.zero ? once : 0;
-    return once + twice + (ends > 0 ? 2 * c->m->link_delay + ends / c->m->link : 0);
+    const struct unit_exchange *x = node->self;
+    struct near n = x->experts ? near_of(c->m, mesh->rank, mesh->edp_rank, mesh->edp, mesh->ep) : near_of(c->m, mesh->rank, mesh->dp_rank, mesh->dp, 1);
+    return exchange_seconds(c->m, n, ph->bytes) * (x->collect ? 2 : 1);
 }
 
 /* ---- steps ------------------------------------------------------------------------------------------------------------------ */
@@ -99,7 +86,7 @@ struct step_cost step_cost_of(const struct machine *m, const struct node_times *
 {
     const struct config *c = t->cfg;
     return (struct step_cost){.m = m, .times = times, .t = t, .places = find_places(&t->train.g),
-                              .filled = c->train.micro_batch * c->train.seq * c->model.topk};
+                              .filled = c->train.micro_batch * c->train.seq * c->model.topk, .first_mb = true, .last_mb = true};
 }
 
 static const struct phase *phase_of(const struct plan *p, int step)
@@ -156,12 +143,14 @@ enum task_kind step_kind(const struct plan *p, int step)
         return KIND_COMBINE;
     if (n->role == ROLE_CUT_IN || n->role == ROLE_CUT_OUT)
         return KIND_CUT;
+    if (n->role == ROLE_GATHER || n->role == ROLE_REDUCE)
+        return n->role == ROLE_GATHER ? KIND_GATHER : KIND_REDUCE;
     bool update = strncmp(n->name, "update.", 7) == 0;
     if (s->lane != LANE_COMM)
         return update ? KIND_UPDATE : phases[s->ref.phase];
-    if (update && strncmp(n->name + 7, "reduce", 6) == 0)
-        return KIND_REDUCE;
-    return update && strncmp(n->name + 7, "gather", 6) == 0 ? KIND_GATHER : KIND_SUMMARY;
+    if (update && strcmp(n->name + 7, "gather") == 0)
+        return KIND_GATHER;
+    return update && strcmp(n->name + 7, "ends") == 0 ? KIND_REDUCE : KIND_SUMMARY;
 }
 
 double step_seconds(const void *ctx, const struct plan *p, int step)
@@ -181,7 +170,12 @@ double step_seconds(const void *ctx, const struct plan *p, int step)
     case KIND_CUT: /* the sender's lane is busy; the receiver waits for the first byte */
         return out != backward ? message_seconds(c->m, mesh, out, ph->bytes) : c->m->link_delay;
     case KIND_REDUCE:
-    case KIND_GATHER: return bucket_seconds(c, p, ph, step_kind(p, step) == KIND_REDUCE);
+    case KIND_GATHER:
+        if (n->role == ROLE_NONE && step_kind(p, step) == KIND_GATHER) /* weights with codes */
+            return exchange_seconds(c->m, near_of(c->m, mesh->rank, mesh->dp_rank, mesh->dp, 1), ph->bytes);
+        if (n->role == ROLE_NONE) /* both ends of a pipeline */
+            return 2 * c->m->link_delay + ph->bytes / c->m->link;
+        return n->per_step && !(n->role == ROLE_GATHER ? c->first_mb : c->last_mb) ? 0 : unit_seconds(c, n, ph);
     case KIND_SUMMARY: return mesh->world > 1 ? c->m->link_delay : 0;
     default: return compute_seconds(c, p, step);
     }

@@ -46,11 +46,10 @@ static int take_part(struct model *m, int index, enum key_space space, const str
 /* On a host device that holds all of it straight into place, else by way of a host copy. */
 static int load_one(struct model *m, const struct keymap *map, int i, const struct param *whole, int index, enum key_space space, struct err *e)
 {
-    bool moment = space != KEYS_MODEL, all = param_elems(&m->params.list[index].p) == param_elems(whole);
-    if (m->dev->kind != DEV_CUDA && all && (!moment || shard_is_all(m, index))) {
-        struct tensor place = moment ? optim_state(m, index, space == KEYS_EXP_AVG_SQ) : model_param(m, index);
+    bool moment = space != KEYS_MODEL;
+    struct tensor place = moment ? optim_state(m, index, space == KEYS_EXP_AVG_SQ) : model_param(m, index);
+    if (m->dev->kind != DEV_CUDA && place.rank == whole->rank && tensor_elems(&place) == param_elems(whole))
         return keymap_load(map, i, &place, e);
-    }
     struct tensor host = tensor_shape(moment ? m->dev->wide : param_dtype(whole, m->dev->wide), whole->rank, whole->dim);
     TRY(mem_aligned(&host.data, (size_t)max_i64(tensor_bytes(&host), 1), DEV_ALIGN, e));
     int st = keymap_load(map, i, &host, e);

@@ -6,7 +6,8 @@ struct rank_place place_alone(void) { return (struct rank_place){.mesh = mesh_al
 int place_sizes(const struct config *cfg, struct mesh_sizes *s, struct err *e)
 {
     const struct config_parallel *c = &cfg->parallel;
-    *s = (struct mesh_sizes){.pp = (int)c->pp, .vpp = (int)c->vpp, .ep = (int)c->ep, .first_layers = (int)c->first_layers, .last_layers = (int)c->last_layers};
+    *s = (struct mesh_sizes){.pp = (int)c->pp, .vpp = (int)c->vpp, .ep = (int)c->ep, .first_layers = (int)c->first_layers, .last_layers = (int)c->last_layers,
+                             .zero = (int)c->zero};
     if (s->vpp > 0)
         return ST_OK;
     struct pattern p;

@@ -31,13 +31,14 @@ static struct extent extent_of(const struct model *m, int k, enum what what)
     int64_t slice = slice_first(&row->p);
     bool copy = row->p.expert ? mesh->edp_rank > 0 : mesh->dp_rank > 0; /* of what another rank answers for */
     bool far_end = row->p.shared_ends && mesh->pp_rank > 0;
-    /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. */
-    bool pieces = param_trained(&row->p) && !shard_is_all(m, k) && (what != WHAT_VALUE || row->master_offset >= 0);
+    /* Experts live on every rank of ep_comm, each a slice; what is whole on all of them is answered for by one. Where a rank updates a
+     * piece it answers for that: its copy of the others' pieces is renewed by the next step. */
+    bool pieces = !shard_is_all(m, k);
     struct shard s = pieces ? shard_of(m, k) : (struct shard){.n = param_elems(&row->p)};
     if (far_end || (!pieces && copy) || s.n == 0)
         return (struct extent){0};
     struct tensor t = what == WHAT_VALUE ? model_param(m, k) : optim_state(m, k, what == WHAT_MOMENT2);
-    int64_t skip = what == WHAT_VALUE ? s.first * (int64_t)dtype_bytes(t.dtype) : 0;
+    int64_t skip = what == WHAT_VALUE ? (s.first - model_param_kept(m, k).first) * (int64_t)dtype_bytes(t.dtype) : 0;
     return (struct extent){.first = slice + s.first, .n = s.n, .at = tensor_1d((char *)t.data + skip, t.dtype, s.n)};
 }
 

@@ -42,7 +42,7 @@ static int take_batches(struct trainer *t, struct err *e)
 static struct run_info run_of(const struct trainer *t, int64_t k)
 {
     const struct batch *b = t->micro[k];
-    return (struct run_info){.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .scale = t->scale[0],
+    return (struct run_info){.step = t->step, .first_sample = b->first_sample, .first_mb = k == 0, .last_mb = k == t->n_micro - 1, .scale = t->scale[0],
                              .mtp_scale = t->scale + 1, .mb_share = 1.0 / (double)(t->n_micro * t->model.mesh.dp), .tokens = b->tokens,
                              .labels = b->labels, .pos = b->pos, .doc_start = b->doc_start};
 }
@@ -118,11 +118,11 @@ static int run_until_it_fits(struct trainer *t, struct err *e)
 /* ---- the step ------------------------------------------------------------------------------------------------------------ */
 
 /* The update refused. Parameters are as before the step, so running it again with the search on finds the same first bad value, on
- * the rank that has it. Where ranks meet inside a microbatch, the others notice that it stopped; else all come here. */
+ * the rank that has it. Ranks meet inside a step, so the others notice that it stopped. */
 static int name_culprit(struct trainer *t, struct err *e)
 {
     const struct mesh *mesh = &t->model.mesh;
-    bool searching = t->exec.find_nan, meet = mesh->pp > 1 || mesh->ep > 1;
+    bool searching = t->exec.find_nan, meet = mesh->world > 1;
     t->exec.find_nan = true;
     int st = run_micros(t, e);
     t->exec.find_nan = searching;
@@ -180,6 +180,7 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
     optim_hyper(&t->optim, t->step, hyper);
     struct run_info run = {.step = t->step, .first_mb = true, .hyper = hyper};
     TRY(exec_run(&t->exec, &t->optim.p, &run, e));
+    t->stale = true;
 
     if (t->world != NULL) /* where another rank never came, this names it */
         TRY(world_sync(t->world, "update", e));
@@ -198,6 +199,27 @@ int trainer_step(struct trainer *t, struct step_result *r, struct err *e)
     r->seconds = time_now() - begin;
     t->train_seconds += r->seconds;
     return ST_OK;
+}
+
+/* ---- weights of the other ranks ---------------------------------------------------------------------------------------- */
+
+int trainer_refresh(struct trainer *t, struct err *e)
+{
+    const struct mesh *mesh = &t->model.mesh;
+    struct lane lane = {.dev = &t->dev, .index = LANE_COMM, .err = e};
+    if (!t->stale || mesh->world == 1)
+        return ST_OK;
+    t->stale = false;
+    TRY(t->dev.vt->sync(&t->dev, e));
+    for (int k = 0; k < t->model.params.n; k++) {
+        const struct param_entry *row = &t->model.params.list[k];
+        const struct param *p = &row->p;
+        if (!mesh_shards(mesh, p, KEPT_MOMENT) || mesh_shards(mesh, p, KEPT_WEIGHT))
+            continue;
+        struct tensor w = tensor_1d(t->model.mem.base[ARENA_PARAM] + row->offset, param_dtype(p, t->dev.real), param_elems(p));
+        TRY(comm_all_gather(mesh_copy_comm(mesh, p), &lane, "weights of other ranks", &w, mesh_shard(mesh, p).piece));
+    }
+    return t->world != NULL ? world_sync(t->world, "weights", e) : t->dev.vt->sync(&t->dev, e);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------------------------------------------ */
@@ -281,6 +303,7 @@ int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e)
     TRY_OUT(mem_array((void **)&mine, (size_t)share, sizeof *mine, e));
     TRY_OUT(mem_array((void **)&all, (size_t)(share * mesh->world), sizeof *all, e));
     *r = (struct eval_result){0};
+    TRY_OUT(trainer_refresh(t, e));
     TRY_OUT(eval_share(t, n, share, mine, &r->why, e));
     TRY_OUT(ranks_collect(t, "evaluation", mine, share * (int64_t)sizeof *mine, all, e));
     for (int64_t k = 0; k < n; k++) {

@@ -70,6 +70,7 @@ struct trainer {
     char *data_note;                          /* what changed in them since the checkpoint, and was accepted; NULL: nothing */
     bool data_failed;                         /* the last step could not read its data, on some rank; nothing was updated */
     int64_t replayed;                         /* steps, and batches of evaluations, repeated with larger buffers */
+    bool stale;                               /* weights that other ranks updated have not come yet: trainer_refresh */
     bool noted_bits, noted_eval;              /* the log has already noted what an evaluation lacks */
 };
 /* Rank 0 writes logs and checkpoints and prints to the terminal. */
@@ -108,6 +109,9 @@ struct eval_result {
     struct err why;       /* of failed, or of bits per byte that are not known; may be empty on other ranks */
 };
 int trainer_eval(struct trainer *t, struct eval_result *r, struct err *e);
+/* Copies of weights that other ranks update (parallel.zero) become theirs. A step does so by itself, while it computes; what else looks at
+ * weights calls this before. Every rank calls it. */
+int trainer_refresh(struct trainer *t, struct err *e);
 int trainer_save(struct trainer *t, struct err *e);
 /* Gradients of the last step that are exactly zero, over all ranks, each element once. Every rank calls it. */
 int trainer_count_zeros(struct trainer *t, double *zeros, struct err *e);

@@ -149,6 +149,7 @@ static int commit(struct trainer *t, const struct ckpt *from, struct err *e)
 {
     TRY(model_commit(&t->model, NULL, 0, e));
     TRY(bind(t, e));
+    t->stale = from == NULL; /* a rank fills what it updates */
     if (from == NULL)
         return model_init_params(&t->model, e);
     TRY(load_params(&t->model, from, e));

@@ -55,9 +55,15 @@ out:
 static int set_options(struct config *c, const char *options, struct err *e)
 {
     char name[64], value[64];
-    int used;
-    for (const char *p = options; sscanf(p, " %63[^= ]=%63s%n", name, value, &used) == 2; p += used)
+    for (const char *p = options; *p != '\0';) {
+        size_t n = strcspn(p, " "), key = strcspn(p, "=");
+        if (key >= n || key >= sizeof name || n - key > sizeof value)
+            return err_set(e, ST_INTERNAL, "'%s' is no list of options", options);
+        snprintf(name, sizeof name, "%.*s", (int)key, p);
+        snprintf(value, sizeof value, "%.*s", (int)(n - key - 1), p + key + 1);
         TRY(config_set(c, name, value, NULL, e));
+        p += n + (p[n] == ' ');
+    }
     return ST_OK;
 }
 
@@ -240,7 +246,7 @@ static void compare_params(struct rank_run *run, const struct trainer *t, bool m
         int64_t n = param_elems(&v->params.list[at].p), first = slice_first(p);
         if (!moments) {
             struct tensor x = model_param(&t->model, k);
-            note(f, &f->param, difference(&x, v->value[at], n, first), p->key);
+            note(f, &f->param, difference(&x, v->value[at], n, first + model_param_kept(&t->model, k).first), p->key);
         } else if (param_trained(p)) {
             struct tensor m = optim_state(&t->model, k, 0);
             note(f, &f->grad, difference(&m, v->moment[at], n, first + shard_updated(&t->model, k).first), p->key);
@@ -261,6 +267,7 @@ static int run_steps(struct rank_run *run, struct trainer *t, struct err *e)
         if (s == 0)
             compare_params(run, t, true);
     }
+    TRY(trainer_refresh(t, e));
     compare_params(run, t, false);
     f->done = true;
     return ST_OK;

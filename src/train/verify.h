@@ -16,6 +16,17 @@ struct verify_case {
 /* All variants; those that need experts do not apply to models without. */
 const struct verify_case *verify_cases(int *n);
 
+/* Combinations of stages, virtual stages, expert parallelism, copies, parallel.zero, overlap, delayed weight gradients and recompute on up to
+ * eight ranks: so many that every legal pair of their values is among them, or all that are legal. */
+struct verify_list {
+    struct verify_case *list;
+    int n;
+    size_t cap;
+    struct arena text;
+};
+int verify_combinations(struct verify_list *l, const struct config *small, bool all, struct err *e);
+void verify_list_release(struct verify_list *l);
+
 enum verify_outcome { VERIFY_SAME_BITS, VERIFY_CLOSE, VERIFY_DIFFERS, VERIFY_REFUSED };
 struct verify_row {
     const struct verify_case *variant;

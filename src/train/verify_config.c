@@ -1,50 +1,8 @@
-/* A small model of the kind a config describes, and the variants to run it; see verify.h. */
+/* A small model of the kind a config describes; see verify.h. */
 #include "train/verify.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-static const struct verify_case cases[] = {
-    {"weight gradients delayed", 1, 1, 1, 1, "plan.delay_dw=on"},
-    {"everything recomputed", 1, 1, 1, 1, "plan.recompute=full"},
-    {"lanes in random order, memory poisoned", 1, 1, 1, 1, "plan.random_lanes=7 plan.poison=on"},
-    {"2 virtual stages on one rank", 1, 1, 2, 1, ""},
-    {"4 virtual stages on one rank", 1, 1, 4, 1, ""},
-    {"DP2", 2, 1, 1, 1, ""},
-    {"DP4", 4, 1, 1, 1, ""},
-    {"DP4, whole optimizer on each rank", 4, 1, 1, 1, "parallel.zero=off"},
-    {"PP2", 2, 2, 1, 1, ""},
-    {"PP4", 4, 4, 1, 1, ""},
-    {"PP2 x VPP2", 2, 2, 2, 1, ""},
-    {"PP2 x VPP2, delayed, recomputed", 2, 2, 2, 1, "plan.delay_dw=on plan.recompute=full"},
-    {"DP2 x PP2", 4, 2, 1, 1, ""},
-    {"EP2", 2, 1, 1, 2, ""},
-    {"EP4", 4, 1, 1, 4, ""},
-    {"DP2 x EP2", 4, 1, 1, 2, ""},
-    {"EP4, buffers that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
-    {"EP2, overlap", 2, 1, 1, 2, "parallel.overlap=ep"},
-    {"EP2, overlap, weight gradients delayed", 2, 1, 1, 2, "parallel.overlap=ep plan.delay_dw=on"},
-    {"EP2, weight gradients under the backward pass", 2, 1, 1, 2, "parallel.overlap=dw"},
-    {"PP2 x EP2", 4, 2, 1, 2, ""},
-    {"PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, "parallel.overlap=ep"},
-    {"PP2 x VPP2 x EP2, overlap, delayed", 4, 2, 2, 2, "parallel.overlap=ep plan.delay_dw=on"},
-};
-
-const struct verify_case *verify_cases(int *n)
-{
-    *n = countof(cases);
-    return cases;
-}
-
-bool verify_applies(const struct config *small, const struct verify_case *variant)
-{
-    int n;
-    const struct core_kind *const *cores = core_kinds(&n);
-    bool experts = false;
-    for (int i = 0; i < n; i++)
-        experts |= cores[i]->has_experts && core_in(cores[i], small->model.pattern);
-    return experts || variant->ep == 1;
-}
 
 /* ---- the pattern: every kind of item the user's has, about eight of them ------------------------------------------- */
 
@@ -156,7 +114,7 @@ static int shrink(struct config *small, const struct config *user, const char *d
         {"run.device", "ref"}, {"run.resume", "never"}, {"run.load", ""}, {"run.load_weights", ""}, {"run.load_allow", "none"}, {"run.quiet", "on"}, {"run.tensorboard", "off"},
         {"run.report", "off"}, {"run.dir", ""}, {"data.valid", ""}, {"data.split", ""}, {"data.tokenizer", "bytes"}, {"plan.trace", ""},
         {"plan.find_nan", "off"}, {"train.schedule", "constant"}, {"train.record_routes", ""}, {"train.replay_routes", ""}, {"train.min_lr", "0"},
-        {"parallel.comm", "auto"}, {"parallel.overlap", "none"}, {"parallel.ep_capacity", "0"}, {"parallel.bucket_mb", "0.01"}, {"model.init_std", "0.1"},
+        {"parallel.comm", "auto"}, {"parallel.overlap", "none"}, {"parallel.reduce", "fp32"}, {"parallel.zero", "1"}, {"parallel.ep_capacity", "0"}, {"parallel.bucket_mb", "0.01"}, {"model.init_std", "0.1"},
         {"model.mtp_pattern", ""}, {"model.softmax_scale", "0"}, {"model.attn_ratio", "0"}, {"model.mlp_ratio", "0"},
     };
     struct pattern p, made;

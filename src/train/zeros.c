@@ -28,7 +28,8 @@ static int count_one(struct trainer *t, int k, double *zeros, struct err *e)
     if (!param_trained(&row->p) || row->grad_offset < 0 || far_end || s.n == 0)
         return ST_OK;
     struct tensor host, grad = model_grad(&t->model, k);
-    grad = tensor_1d((char *)grad.data + s.first * (int64_t)dtype_bytes(grad.dtype), grad.dtype, s.n);
+    int64_t skip = s.first - mesh_kept(&t->model.mesh, &row->p, KEPT_GRADIENT).first;
+    grad = tensor_1d((char *)grad.data + skip * (int64_t)dtype_bytes(grad.dtype), grad.dtype, s.n);
     TRY(dev_fetch(&t->dev, &grad, &host, e));
     *zeros += host.dtype == DT_F64 ? count_f64(host.data, s.n) : count_f32(host.data, s.n);
     dev_fetched(&t->dev, &host);

@@ -115,6 +115,7 @@ want=$(zeros --log-num-zeros-in-grad)
 ok "zeros of gradients are counted: rows of bytes that the text has not" test "$(wc -w <<<"$want") $((${want%% *} > 1000 && ${want%% *} % 32 == 0))" = '3 1'
 ok "on two ranks the same number" test "$(zeros --train.log_zeros=on --parallel.ranks=2)" = "$want"
 ok "without ZeRO, too" test "$(zeros --train.log_zeros=on --parallel.ranks=2 --parallel.zero=off)" = "$want"
+ok "and with shards of weights" test "$(zeros --train.log_zeros=on --parallel.ranks=2 --parallel.zero=3)" = "$want"
 ok "and on two stages" test "$(zeros --train.log_zeros=on --parallel.ranks=2 --parallel.pp=2)" = "$want"
 
 # ---- bench -----------------------------------------------------------------------------------------------------------

@@ -42,6 +42,8 @@ mesh() { # name, ranks, options...: ten steps, compared with one rank
 
 ok "one rank" runs train "${model[@]}" --train.steps=$steps "$flat" --run.dir="$dir/one"
 mesh DP4 4 "$flat"
+mesh DP4-zero3 4 "$flat" --parallel.zero=3
+mesh DP2xPP2-zero2 4 "$cut2" --parallel.pp=2 --parallel.zero=2
 mesh EP4 4 "$flat" --parallel.ep=4
 mesh PP4 4 "$cut4" --parallel.pp=4
 mesh PP2xVPP2 2 "$cut4" --parallel.pp=2

@@ -113,33 +113,50 @@ static void sums_have_the_bits_of_a_serial_loop(void **state)
             }
 }
 
-/* Pieces of 64 times whatever is needed: the last rank's may be short or empty. */
+/* Pieces of 64 times whatever is needed: the last rank's may be short or empty. x is summed in place in two slices, y on top of what
+ * another place holds; both in one exchange. z travels as bf16. Then all pieces go to all, from where they were summed. */
 static int body_pieces(struct world *w, struct lane *l, struct rank_ctx *c, struct err *e)
 {
     int size = world_size(w), me = world_rank(w);
     struct comm *all = world_comm(w);
-    int64_t piece = round_up(ceil_div(c->n, size), 64), begin = min_i64(c->n, piece * me), end = min_i64(c->n, piece * (me + 1));
-    struct tensor x = room_for(DT_F32, c->n), y = room_for(DT_F32, c->n), work = room_for(DT_F32, piece * size), work2 = room_for(DT_F32, piece * size);
+    int64_t piece = round_up(ceil_div(c->n, size), 64), begin = min_i64(c->n, piece * me), end = min_i64(c->n, piece * (me + 1)), half = piece / 64 * 32;
+    struct tensor x = room_for(DT_F32, c->n), y = room_for(DT_F32, c->n), z = room_for(DT_F32, c->n), back = room_for(DT_F32, c->n);
+    struct tensor work[3], in_x = tensor_1d((float *)x.data + begin, DT_F32, end - begin), in_z = tensor_1d((float *)z.data + begin, DT_F32, end - begin);
+    struct tensor apart = room_for(DT_F32, end - begin);
+    for (int k = 0; k < 3; k++)
+        work[k] = room_for(DT_F32, (size + 1) * piece + 64);
     fill(&x, me);
-    fill(&y, me + 100);
+    fill(&y, me);
+    fill(&z, me);
+    for (int64_t i = begin; i < end; i++)
+        tensor_set(&apart, i - begin, 0.5);
     struct comm_stats before = comm_stats(all);
     TRY(comm_group_begin(all, l, "bucket"));
-    TRY(comm_reduce_scatter(all, l, "x", &x, piece, &work));
-    TRY(comm_reduce_scatter(all, l, "y", &y, piece, &work2));
+    TRY(comm_sum_pieces(all, l, "x", &x, (struct piece_slice){.piece = piece, .n = half}, &in_x, false, &work[0]));
+    TRY(comm_sum_pieces(all, l, "x", &x, (struct piece_slice){.piece = piece, .from = half, .n = piece - half}, &in_x, false, &work[1]));
+    TRY(comm_sum_pieces(all, l, "y", &y, (struct piece_slice){.piece = piece, .n = piece}, &apart, true, &work[2]));
     TRY(comm_group_end(all, l));
-    CHECK(comm_stats(all).calls - before.calls == (size > 1)); /* one exchange for both */
+    CHECK(comm_stats(all).calls - before.calls == 1); /* one exchange for all */
+    TRY(comm_sum_pieces(all, l, "z", &z, (struct piece_slice){.piece = piece, .n = piece, .bf16 = true}, &in_z, false, &work[0]));
     for (int64_t i = 0; i < c->n; i++) {
         bool mine = i >= begin && i < end;
+        double sum = 0.5, rounded = 0;
+        for (int r = 0; r < size; r++) {
+            sum = (float)(sum + (double)(float)value(r, i));
+            rounded = (float)(rounded + (double)bf16_to_f32(f32_to_bf16((float)value(r, i))));
+        }
         CHECK(tensor_get(&x, i) == (mine ? serial_sum(&x, size, i) : (double)(float)value(me, i)));
-        CHECK(mine || tensor_get(&y, i) == (double)(float)value(me + 100, i));
+        CHECK(tensor_get(&y, i) == (double)(float)value(me, i));
+        CHECK(!mine || tensor_get(&apart, i - begin) == sum);
+        CHECK(!mine || tensor_get(&z, i) == rounded);
     }
+    TRY(comm_gather_pieces(all, l, "back", &in_x, &back, piece));
     TRY(comm_all_gather(all, l, "back", &x, piece));
     for (int64_t i = 0; i < c->n; i++)
-        CHECK(tensor_get(&x, i) == serial_sum(&x, size, i));
-    free(x.data);
-    free(y.data);
-    free(work.data);
-    free(work2.data);
+        CHECK(tensor_get(&x, i) == serial_sum(&x, size, i) && tensor_get(&back, i) == tensor_get(&x, i));
+    struct tensor *all_rooms[] = {&x, &y, &z, &back, &apart, &work[0], &work[1], &work[2]};
+    for (int k = 0; k < countof(all_rooms); k++)
+        free(all_rooms[k]->data);
     return ST_OK;
 }
 

@@ -217,6 +217,8 @@ static const struct rule_case rule_cases[] = {
     {"mamba-steps-ordered", {"model.mamba_dt_min", "2", "model.mamba_dt_max", "1"}},
     {"topk-within-experts", {"model.topk", "9"}},
     {"ep-needs-experts", {"parallel.ep", "2"}},
+    {"zero3-without-codes", {"parallel.zero", "3", "gpu.precision", "fp8"}},
+    {"zero3-without-stages", {"parallel.zero", "3", "parallel.pp", "2"}},
     {"experts-over-ranks", {"parallel.ep", "3", "model.pattern", "*E"}},
     {"one-expert-needs-pre-softmax", {"model.topk", "1"}},
     {"pre-softmax-needs-softmax", {"model.router_pre_softmax", "on", "model.router_score", "sigmoid"}},
@@ -278,7 +280,7 @@ static void follow_proposal(struct config *c, const char *rule, const char *hint
 static void each_rule_is_enforced_and_named(void **state)
 {
     (void)state;
-    bool covered[64] = {false};
+    bool covered[96] = {false};
     int n_rules = 0;
     while (config_rule(n_rules) != NULL)
         n_rules++;

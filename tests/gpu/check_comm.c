@@ -89,11 +89,12 @@ static int sums(struct world *w, struct dev *d, struct lane *l, enum dtype type,
     int64_t piece = round_up(ceil_div(n, ranks), 64);
     TRY(put(d, &x, type, n, me, e));
     TRY(put(d, &y, type, n, me, e));
-    TRY(put(d, &work, type, round_up(n, 64 * ranks) * ranks, 0, e));
+    TRY(put(d, &work, type, round_up(n, 64 * ranks) * (ranks + 1), 0, e));
     TRY(comm_all_reduce(all, l, "sum", &x, &work));
     TRY(compare(d, &x, serial_sum, ranks, e));
     TRY(comm_group_begin(all, l, "bucket"));
-    TRY(comm_reduce_scatter(all, l, "pieces", &y, piece, &work));
+    struct tensor own = tensor_1d((char *)y.data + min_i64(me * piece, n) * (int64_t)dtype_bytes(type), type, min_i64(piece, n - min_i64(me * piece, n)));
+    TRY(comm_sum_pieces(all, l, "pieces", &y, (struct piece_slice){.piece = piece, .n = piece}, &own, false, &work));
     TRY(comm_group_end(all, l));
     TRY(comm_all_gather(all, l, "back", &y, piece));
     TRY(compare(d, &y, serial_sum, ranks, e));
@@ -272,9 +273,13 @@ static int call_once(enum measured what, struct comm *c, struct lane *l, struct 
     struct tensor none = {0}, flat = tensor_1d(a->data, DT_F32, tensor_elems(a)), work = tensor_1d(b->data, DT_F32, tensor_elems(b));
     if (what == ALL_TO_ALL)
         return comm_all_to_all(c, l, "rows", a, b, &none, &none);
-    if (what == REDUCE_SCATTER)
-        return comm_reduce_scatter(c, l, "sums", &flat, tensor_elems(&flat) / c->size, &work);
-    return comm_all_gather(c, l, "pieces", &flat, tensor_elems(&flat) / c->size);
+    int64_t piece = tensor_elems(&flat) / c->size;
+    if (what == REDUCE_SCATTER) { /* of each piece as much as the scratch has room for */
+        struct tensor own = tensor_1d((float *)flat.data + c->rank * piece, DT_F32, piece);
+        struct piece_slice s = {.piece = piece, .n = piece * c->size / (c->size + 1) / 64 * 64};
+        return comm_sum_pieces(c, l, "sums", &flat, s, &own, false, &work);
+    }
+    return comm_all_gather(c, l, "pieces", &flat, piece);
 }
 
 /* Bytes that leave each rank in a second: (R - 1) / R of the tensor in each call. */

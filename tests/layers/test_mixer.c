@@ -6,6 +6,7 @@
 #include "layers/layer.h"
 
 struct declared {
+    struct mesh mesh;
     struct config c;
     struct dev dev;
     struct graph g;
@@ -31,9 +32,11 @@ static void declare(struct declared *d, const char *symbol, enum build_mode mode
     graph_init(&d->g, ops_for(&d->dev));
     param_table_init(&d->params);
     int64_t hidden = d->c.model.hidden;
+    d->mesh = mesh_alone();
     struct build b = {.cfg = &d->c,
                       .dev = &d->dev,
                       .ops = ops_for(&d->dev),
+                      .mesh = &d->mesh,
                       .mode = mode,
                       .g = &d->g,
                       .mem = &d->mem,

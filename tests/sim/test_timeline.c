@@ -60,7 +60,8 @@ static void brackets_take_no_time(void **state)
         snprintf(options, sizeof options, MODEL "model.pattern=%s %s", cases[i].grouped, cases[i].options);
         open_timeline(&y, &b, options, &m);
         assert_true(x.seconds > 0);
-        assert_true(fabs(x.seconds - y.seconds) <= 0.01 * x.seconds);
+        /* What is gathered and reduced at once is a bracket group, else a layer: a little of it is exposed at the ends. */
+        assert_true(fabs(x.seconds - y.seconds) <= 0.02 * x.seconds);
         close_timeline(&x, &a);
         close_timeline(&y, &b);
     }
@@ -164,14 +165,15 @@ static void a_busy_link_slows_computing(void **state)
 
 /* ---- many ranks ---------------------------------------------------------------------------------------------------------------- */
 
-/* Stages of a column take what all ranks take when their groups are alike. */
+/* Stages of a column take what all ranks take when their groups are alike. Gradients are reduced within twice as many ranks: a link
+ * that is fast enough makes them alike in this too. */
 static void one_rank_of_each_stage_stands_for_all(void **state)
 {
     struct machine m = slow_machine();
     struct config a, b;
     struct timeline all, column;
     (void)state;
-    m.inner = m.link;
+    m.inner = m.link = 1e18;
     const char *model = MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=4 parallel.overlap=ep parallel.zero=off";
     char options[600];
     snprintf(options, sizeof options, "%s parallel.ranks=16 train.global_batch=32", model);

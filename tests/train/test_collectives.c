@@ -8,7 +8,6 @@ static const char *const group_names[GROUPS] = {"all", "dp", "ep", "edp", "pp", 
 struct job {
     const struct config *cfg;
     int64_t calls[MOST_RANKS][GROUPS];
-    int buckets[MOST_RANKS][2]; /* dense, experts */
 };
 
 static void read_calls(const struct mesh *m, int64_t *calls)
@@ -16,25 +15,6 @@ static void read_calls(const struct mesh *m, int64_t *calls)
     struct comm *const groups[GROUPS] = {m->all, m->dp_comm, m->ep_comm, m->edp_comm, m->pp_comm, m->ends_comm};
     for (int g = 0; g < GROUPS; g++)
         calls[g] = groups[g] != NULL ? comm_stats(groups[g]).calls : 0;
-}
-
-/* Parameters in order, as many in a bucket as fit. */
-static int count_buckets(const struct trainer *t, bool experts)
-{
-    double most = t->cfg->parallel.bucket_mb * 1e6, bytes = 0;
-    int n = 0;
-    for (int k = 0; k < t->model.params.n; k++) {
-        const struct param *p = &t->model.params.list[k].p;
-        double more = 4.0 * (double)param_elems(p);
-        if (p->buffer || p->expert != experts)
-            continue;
-        if (n == 0 || bytes + more > most) {
-            n++;
-            bytes = 0;
-        }
-        bytes += more;
-    }
-    return n;
 }
 
 static int count_step(struct trainer *t, struct job *j, struct err *e)
@@ -48,8 +28,6 @@ static int count_step(struct trainer *t, struct job *j, struct err *e)
     read_calls(&t->model.mesh, after);
     for (int g = 0; g < GROUPS; g++)
         j->calls[rank][g] = after[g] - before[g];
-    for (int k = 0; k < 2; k++)
-        j->buckets[rank][k] = count_buckets(t, k);
     return ST_OK;
 }
 
@@ -72,36 +50,42 @@ struct case_of {
     const char *options;
     int ranks, pp, vpp, ep;
     int moe[2];   /* layers with experts on the first and on the last stage */
-    int gathers;  /* of a bucket, beside its reduction: 1, or 0 */
-    int ends;     /* weights that both ends hold */
+    int layers[2];
+    int reduces, gathers; /* exchanges of a unit's gradients and weights in a step */
+    int ends;             /* weights that both ends hold */
+    bool small;           /* messages are small, so there are more of them */
 };
 
 #define MODEL "model.tied=off model.experts=4 model.topk=2 model.expert_ffn=12 train.micro_batch=1 train.global_batch=8 train.seq=8 run.dir= "
 static const struct case_of cases[] = {
-    {MODEL "model.pattern=*E*E", 2, 1, 1, 1, {2, 2}, 1, 0},
-    {MODEL "model.pattern=*E*E parallel.bucket_mb=0.002", 4, 1, 1, 1, {2, 2}, 1, 0},
-    {MODEL "model.pattern=*E*E parallel.zero=off", 2, 1, 1, 1, {2, 2}, 1, 0}, /* sums to all: as many */
-    {MODEL "model.pattern=*E*E parallel.ep=2", 2, 1, 1, 2, {2, 2}, 1, 0},
-    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep", 2, 1, 1, 2, {2, 2}, 1, 0},
-    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep plan.delay_dw=on", 4, 1, 1, 2, {2, 2}, 1, 0},
-    {MODEL "model.pattern=*E*-|*E parallel.pp=2", 2, 2, 1, 1, {1, 1}, 1, 0},
-    {MODEL "model.pattern=*E*-|*E*E parallel.pp=2 parallel.ep=2", 4, 2, 1, 2, {1, 2}, 1, 0},
-    {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=2 parallel.overlap=ep", 4, 2, 2, 2, {1, 2}, 1, 0},
-    {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 model.tied=on", 2, 2, 2, 1, {1, 2}, 1, 1},
+    {MODEL "model.pattern=*E*E", 2, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E*E parallel.bucket_mb=0.002", 4, 1, 1, 1, {2, 2}, {4, 4}, 1, 1, 0, true},
+    {MODEL "model.pattern=*E*E parallel.zero=off", 2, 1, 1, 1, {2, 2}, {4, 4}, 2, 0, 0, false}, /* sums to all: as many */
+    {MODEL "model.pattern=*E*E parallel.zero=2", 2, 1, 1, 1, {2, 2}, {4, 4}, 4, 1, 0, false},   /* after each of four microbatches */
+    {MODEL "model.pattern=[*E][*E] parallel.zero=2", 4, 1, 1, 1, {2, 2}, {2, 2}, 2, 1, 0, false},
+    {MODEL "model.pattern=*E*E parallel.ep=2", 2, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep", 2, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.overlap=ep plan.delay_dw=on", 4, 1, 1, 2, {2, 2}, {4, 4}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E*E parallel.ep=2 parallel.zero=2 parallel.overlap=ep", 4, 1, 1, 2, {2, 2}, {4, 4}, 2, 1, 0, false},
+    {MODEL "model.pattern=*E*-|*E parallel.pp=2", 2, 2, 1, 1, {1, 1}, {4, 2}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E*-|*E*E parallel.pp=2 parallel.ep=2", 4, 2, 1, 2, {1, 2}, {4, 4}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 parallel.ep=2 parallel.overlap=ep", 4, 2, 2, 2, {1, 2}, {4, 4}, 1, 1, 0, false},
+    {MODEL "model.pattern=*E|*E|*-|*E parallel.pp=2 model.tied=on", 2, 2, 2, 1, {1, 2}, {4, 4}, 1, 1, 1, false},
 };
 
-static void expected(const struct case_of *k, const struct job *j, int rank, int64_t *want)
+/* Units: the embedding, each layer or group, the head; experts of each apart. */
+static void expected(const struct case_of *k, int rank, int64_t *want)
 {
     int dp = k->ranks / k->pp, edp = dp / k->ep, stage = rank / dp, mb = 8 / dp;
-    int borders = 0; /* of this stage's chunks */
+    int borders = 0, units = k->layers[stage] + (k->pp == 1 ? 2 : 1);
     for (int v = 0; v < k->vpp; v++) {
         int segment = v * k->pp + stage;
         borders += (segment > 0) + (segment < k->pp * k->vpp - 1);
     }
     want[0] = 3; /* labels, of which every rank hears; norms, losses */
-    want[1] = dp > 1 ? j->buckets[rank][0] * (1 + k->gathers) : 0; /* reduce and gather */
+    want[1] = dp > 1 ? units * (k->reduces + k->gathers) : 0;
     want[2] = k->ep > 1 ? (int64_t)7 * k->moe[stage] * mb : 0; /* counts; rows and probabilities there, rows back; and the gradients of each */
-    want[3] = edp > 1 ? j->buckets[rank][1] * (1 + k->gathers) : 0;
+    want[3] = edp > 1 ? k->moe[stage] * (k->reduces + k->gathers) : 0;
     want[4] = k->pp > 1 ? (int64_t)2 * borders * mb : 0; /* streams and gradients */
     want[5] = k->ends;
 }
@@ -123,9 +107,9 @@ static void a_step_takes_the_collectives_it_should(void **state)
         assert_ok(world_threads(&o, rank_main, &j, &e), &e);
         for (int rank = 0; rank < k->ranks; rank++) {
             int64_t want[GROUPS];
-            expected(k, &j, rank, want);
+            expected(k, rank, want);
             for (int g = 0; g < GROUPS; g++)
-                if (j.calls[rank][g] != want[g])
+                if (k->small && (g == 1 || g == 3) ? j.calls[rank][g] <= want[g] : j.calls[rank][g] != want[g])
                     fail_msg("%s: rank %d took %d collectives of group %s, expected %d", k->options, rank, (int)j.calls[rank][g], group_names[g], (int)want[g]);
         }
         config_release(&c);

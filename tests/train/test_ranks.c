@@ -2,6 +2,7 @@
  * resuming, stopping, failing. Assertions stay in the main thread: a rank only returns. */
 #include "run.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -26,16 +27,16 @@ static const struct mesh_case dense_meshes[] = {
     {"dp2", 2, "parallel.bucket_mb=0.001"},
     {"dp4", 4, ""},
     {"dp4 off", 4, "parallel.zero=off"},
-    {"dp3", 3, "parallel.bucket_mb=0.004"},
+    {"dp3 zero 3", 3, "parallel.zero=3 parallel.bucket_mb=0.004"},
     {"pp2", 2, "parallel.pp=2"},
-    {"pp2 dp2", 4, "parallel.pp=2"},
+    {"pp2 dp2 zero 2", 4, "parallel.pp=2 parallel.zero=2"},
 };
 static const struct mesh_case expert_meshes[] = {
     {"one", 1, ""},
     {"dp2", 2, "parallel.bucket_mb=0.002"},
     {"dp4", 4, "parallel.zero=off"},
     {"ep2", 2, "parallel.ep=2"},
-    {"ep2 of 4", 4, "parallel.ep=2 parallel.bucket_mb=0.002"},
+    {"ep2 of 4 zero 3", 4, "parallel.ep=2 parallel.zero=3 parallel.bucket_mb=0.002"},
     {"ep4 tight", 4, "parallel.ep=4 parallel.ep_capacity=0.3"}, /* too little: buffers grow and the step is repeated */
     {"pp2 ep2", 4, "parallel.pp=2 parallel.ep=2"},
 };
@@ -45,6 +46,8 @@ static const struct mesh_case deep_meshes[] = {
     {"pp2", 2, "parallel.pp=2"},
     {"pp2 dp2", 4, "parallel.pp=2 parallel.zero=off"},
     {"pp2 vpp2", 2, "parallel.pp=2 model.pattern=*|-|*|-/*-"},
+    {"dp2 zero 3", 2, "parallel.zero=3"},
+    {"pp2 dp2 zero 2", 4, "parallel.pp=2 parallel.zero=2"},
 };
 static const struct model_case models[] = {
     {"odd sizes", "model.pattern=*-*- model.hidden=18 model.heads=3 model.ffn=25 model.bias=on model.qk_norm=on", dense_meshes,
@@ -362,6 +365,57 @@ static void sharding_and_buckets_change_no_bit(void **state)
     playground_close(&pg);
 }
 
+/* What a rank keeps does not change a bit. With one microbatch on each rank all levels take the same sums; with several, 0 and 1 add up
+ * microbatches before ranks, 2 and 3 ranks before microbatches. */
+static void zero_levels_give_the_same_bits(void **state)
+{
+    (void)state;
+    static const struct {
+        int model, ranks;
+        const char *options, *batch;
+        bool one; /* microbatch */
+    } cases[] = {{0, 3, "", "train.global_batch=3", true},
+                 {0, 2, "", "train.global_batch=4", false},
+                 {1, 4, "parallel.ep=2", "train.global_batch=4", true},
+                 {1, 2, "", "train.global_batch=6", false},
+                 {2, 2, "model.tied=off", "train.global_batch=2", true}};
+    struct playground pg;
+    playground_open(&pg);
+    for (int i = 0; i < countof(cases); i++)
+        for (int zero = 0; zero < 4; zero++) {
+            char run[32], first[32], options[128];
+            snprintf(run, sizeof run, "zero %d %d", i, zero);
+            snprintf(first, sizeof first, "zero %d %d", i, cases[i].one || zero < 2 ? 0 : 2);
+            snprintf(options, sizeof options, "%s parallel.zero=%d", cases[i].options, zero);
+            struct mesh_case m = {run, cases[i].ranks, options};
+            run_on(&pg, run, models[cases[i].model].options, &m, NULL, 4, cases[i].batch);
+            assert_same_files(&pg, first, run);
+        }
+    playground_close(&pg);
+}
+
+/* Rounded to bf16 to travel: the run is another one, by about as much as such a rounding, on every level by the same bits. */
+static void bf16_reduction_is_the_same_on_every_level(void **state)
+{
+    (void)state;
+    struct playground pg;
+    playground_open(&pg);
+    double plain = 0;
+    for (int zero = -1; zero < 4; zero++) {
+        char run[32], options[96];
+        snprintf(run, sizeof run, "bf16 %d", zero);
+        snprintf(options, sizeof options, "parallel.zero=%d parallel.reduce=%s", zero < 0 ? 1 : zero, zero < 0 ? "fp32" : "bf16");
+        struct mesh_case m = {run, 3, options};
+        struct job got = run_on(&pg, run, models[0].options, &m, NULL, 4, "train.global_batch=3");
+        if (zero < 0)
+            plain = got.norm[0];
+        else
+            assert_same_files(&pg, "bf16 0", run);
+        assert_true(zero < 0 || (got.norm[0] != plain && fabs(got.norm[0] - plain) < 0.01 * plain));
+    }
+    playground_close(&pg);
+}
+
 /* From each mesh to each: parameters and moments arrive bit for bit, and a run that stays on its mesh goes on as if it had not
  * stopped. */
 static void any_checkpoint_loads_on_any_mesh(void **state)
@@ -422,13 +476,13 @@ static void a_bad_value_on_one_rank_concerns_all(void **state)
     struct err e = {0};
     const struct mesh_case m = {"dp3", 3, ""};
     playground_open(&pg);
-    mesh_config(&c, &pg, "skip", models[0].options, &m, "train.nonfinite=skip");
+    mesh_config(&c, &pg, "skip", models[0].options, &m, "train.nonfinite=skip parallel.zero=0"); /* else its owner's value replaces it */
     struct job j = {.cfg = &c, .steps = 3, .poison_rank = 1};
     assert_ok(run_job(&j, m.ranks, &e), &e);
-    for (int r = 0; r < m.ranks; r++) /* once: the value's owner has a good one and gives it to all */
-        assert_int_equal(j.skipped[r], 1);
+    for (int r = 0; r < m.ranks; r++)
+        assert_int_equal(j.skipped[r], 3);
     config_release(&c);
-    mesh_config(&c, &pg, "stop", models[0].options, &m, "parallel.zero=off"); /* else the owner of the value heals it */
+    mesh_config(&c, &pg, "stop", models[0].options, &m, "parallel.zero=off");
     j = (struct job){.cfg = &c, .steps = 3, .poison_rank = 1};
     assert_fails(run_job(&j, m.ranks, &e), ST_NONFINITE, &e, "first non-finite value");
     assert_non_null(strstr(e.msg, "1.mlp"));
@@ -574,7 +628,7 @@ int main(void)
         cmocka_unit_test(every_mesh_learns_like_one_rank),
         cmocka_unit_test(evaluation_is_the_same_number_on_every_mesh),
         cmocka_unit_test(evaluation_keeps_to_the_capacity),
-        cmocka_unit_test(sharding_and_buckets_change_no_bit),
+        cmocka_unit_test(sharding_and_buckets_change_no_bit), cmocka_unit_test(zero_levels_give_the_same_bits), cmocka_unit_test(bf16_reduction_is_the_same_on_every_level),
         cmocka_unit_test(any_checkpoint_loads_on_any_mesh),
         cmocka_unit_test(planning_again_changes_nothing),
         cmocka_unit_test(a_bad_value_on_one_rank_concerns_all),

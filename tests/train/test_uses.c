@@ -286,6 +286,7 @@ static const char *const elsewhere[] = {
     "parallel.vpp",
     "parallel.ep",
     "parallel.zero",
+    "parallel.reduce",
     "parallel.bucket_mb",
     "parallel.timeout",
     /* braid generate */

@@ -65,34 +65,87 @@ static const struct verify_case *variant_named(const char *name)
 
 /* ---- everything right ------------------------------------------------------------------------------------------------- */
 
-static void every_way(const char *pattern, const char *streams)
+static void run_ways(struct fixture *f, const struct verify_case *ways, int n)
+{
+    for (int i = 0; i < n; i++) {
+        struct verify_row row;
+        if (!verify_applies(&f->small, &ways[i]))
+            continue;
+        assert_ok(verify_run(f->v, &ways[i], NULL, &row, &f->e), &f->e);
+        if (row.outcome > VERIFY_CLOSE)
+            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", ways[i].name, row.loss, row.norm, row.grad, row.param, row.where,
+                     row.why.msg);
+        if (ways[i].ranks == 1) /* one rank, whatever the schedule: the same bits */
+            assert_int_equal(row.outcome, VERIFY_SAME_BITS);
+    }
+}
+
+/* Those with names, and if asked for such that every pair of options is among them. */
+static void every_way(const char *pattern, const char *streams, bool pairs)
 {
     struct fixture f;
+    struct verify_list more;
     int n;
-    const struct verify_case *all = verify_cases(&n);
+    const struct verify_case *named = verify_cases(&n);
     fixture_open(&f, pattern);
     set(&f.user, "model.mhc_streams", streams);
     fixture_run(&f);
-    for (int i = 0; i < n; i++) {
-        struct verify_row row;
-        if (!verify_applies(&f.small, &all[i]))
-            continue;
-        assert_ok(verify_run(f.v, &all[i], NULL, &row, &f.e), &f.e);
-        if (row.outcome > VERIFY_CLOSE)
-            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", all[i].name, row.loss, row.norm, row.grad, row.param, row.where,
-                     row.why.msg);
-        if (all[i].ranks == 1) /* one rank, whatever the schedule: the same bits */
-            assert_int_equal(row.outcome, VERIFY_SAME_BITS);
+    run_ways(&f, named, n);
+    assert_ok(verify_combinations(&more, &f.small, false, &f.e), &f.e);
+    if (pairs)
+        run_ways(&f, more.list, more.n);
+    verify_list_release(&more);
+    fixture_close(&f);
+}
+
+/* Adapters are declared with the products they belong to, after the first node of a unit; frozen weights are nobody's to reduce. */
+static void adapters_agree_on_every_level(void **state)
+{
+    static const char *const ways[] = {"DP2", "DP4, zero 0", "DP2, zero 2", "DP2, zero 3", "DP4, zero 3, lanes in random order, poisoned", "DP2 x PP2, zero 2"};
+    (void)state;
+    struct fixture f;
+    fixture_open(&f, "*-*-");
+    set(&f.user, "lora.rank", "4");
+    fixture_run(&f);
+    for (int i = 0; i < countof(ways); i++)
+        run_ways(&f, variant_named(ways[i]), 1);
+    fixture_close(&f);
+}
+
+/* The sample is small, has no way twice, and leaves out no level of sharding on any kind of mesh. */
+static void a_sample_has_every_pair(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct verify_list some, all;
+    fixture_open(&f, "*E*E");
+    assert_ok(verify_config(&f.small, &f.user, f.dir, &f.e), &f.e);
+    assert_ok(verify_combinations(&some, &f.small, false, &f.e), &f.e);
+    assert_ok(verify_combinations(&all, &f.small, true, &f.e), &f.e);
+    print_message("           %d ways of %d\n", some.n, all.n);
+    assert_true(some.n < 40 && all.n > 200);
+    static const char *const wanted[][2] = {{"zero 3", "EP2"}, {"zero 3", "VPP2"}, {"zero 2", "PP2 "}, {"zero 2", "overlap ep"}, {"zero 3", "overlap dw"},
+                                            {"zero 3", "delayed"}, {"zero 3", "recomputed"}, {"PP4", "zero 2"}, {"zero 0", "EP2"}, {"zero 3", "x 8,"}};
+    for (int i = 0; i < countof(wanted); i++) {
+        int found = 0;
+        for (int k = 0; k < some.n; k++)
+            found += strstr(some.list[k].name, wanted[i][0]) != NULL && strstr(some.list[k].name, wanted[i][1]) != NULL;
+        if (found == 0)
+            fail_msg("no way has %s and %s", wanted[i][0], wanted[i][1]);
     }
+    for (int k = 1; k < all.n; k++)
+        assert_true(strcmp(all.list[k].name, all.list[k - 1].name) != 0 && all.list[k].ranks <= 8);
+    verify_list_release(&some);
+    verify_list_release(&all);
     fixture_close(&f);
 }
 
 static void all_ways_agree(void **state)
 {
     (void)state;
-    every_way("M*[ME]G-[*E]/*E", "0");
-    every_way("[*E]M-[*E]M-/*E", "4");
-    every_way("+-+-", "2");
+    every_way("M*[ME]G-[*E]/*E", "0", true);
+    every_way("[*E]M-[*E]M-/*E", "4", false);
+    every_way("+-+-", "2", true);
 }
 
 /* ---- balance over a step ---------------------------------------------------------------------------------------------- */
@@ -166,13 +219,15 @@ static int do_nothing(const struct step_ctx *c)
 /* The first sum of gradients over ranks that reads a parameter of experts, or one that does not, is left out on all ranks. */
 static void leave_out(struct trainer *t, const char *what)
 {
-    struct graph *g = &t->optim.g;
+    struct graph *g = &t->train.g;
     for (int i = 0; i < g->n_nodes; i++)
         if (strstr(g->nodes[i].name, what) != NULL) {
-            g->nodes[i].phase[PH_FWD].fn = do_nothing;
+            for (enum phase_id ph = 0; ph < PH_COUNT; ph++)
+                if (g->nodes[i].phase[ph].fn != NULL)
+                    g->nodes[i].phase[ph].fn = do_nothing;
             return;
         }
-    fail_msg("the update has no node like %s", what);
+    fail_msg("training has no node like %s", what);
 }
 static void no_reduction(struct trainer *t) { leave_out(t, "reduce"); }
 static void no_gather(struct trainer *t) { leave_out(t, "gather"); }
@@ -183,6 +238,97 @@ static void missing_reduction_is_found(void **state)
     expect_found("*-*-", "DP2", &(struct verify_sabotage){.trainer = no_reduction}, "weight, rank");
     expect_found("*E*E", "DP2 x EP2", &(struct verify_sabotage){.trainer = no_reduction}, "weight, rank");
     expect_found("*-*-", "DP4", &(struct verify_sabotage){.trainer = no_gather}, "weight, rank");
+}
+
+/* ---- mistakes that other programs have had, made on purpose ------------------------------------------------------------- */
+
+/* What a node of this rank did before it was changed. Ranks are threads. */
+static _Thread_local struct {
+    step_fn fn;
+    const struct model *m;
+} before;
+
+static void replace(struct graph *g, const char *name, step_fn fn)
+{
+    for (int i = 0; i < g->n_nodes; i++)
+        for (enum phase_id ph = 0; strcmp(g->nodes[i].name, name) == 0 && ph < PH_COUNT; ph++)
+            if (g->nodes[i].phase[ph].fn != NULL) {
+                before.fn = g->nodes[i].phase[ph].fn;
+                g->nodes[i].phase[ph].fn = fn;
+                return;
+            }
+    fail_msg("there is no node %s", name);
+}
+
+/* Sums of squares are in the order of the table; those of experts become nothing. */
+static int norm_without_experts(const struct step_ctx *c)
+{
+    int at = 0;
+    TRY(before.fn(c));
+    for (int k = 0; k < before.m->params.n; k++) {
+        const struct param *p = &before.m->params.list[k].p;
+        if (p->buffer || shard_of(before.m, k).n == 0)
+            continue;
+        if (p->expert)
+            ((double *)c->t[1].data)[at] = 0;
+        at++;
+    }
+    return ST_OK;
+}
+static void leave_experts_out_of_the_norm(struct trainer *t)
+{
+    before.m = &t->model;
+    replace(&t->optim.g, "update.norm", norm_without_experts);
+}
+
+/* Gradients of experts are counted once for each rank of their group too often. */
+static int reduce_twice(const struct step_ctx *c)
+{
+    TRY(before.fn(c));
+    TRY(before.fn(c)); /* the own piece is a sum already, and is summed again with the others' */
+    return ST_OK;
+}
+static void count_experts_twice(struct trainer *t) { replace(&t->train.g, "1.unit.reduce_experts", reduce_twice); }
+
+/* The unit of the router and of the norm in front of it. */
+static void leave_out_the_router(struct trainer *t) { replace(&t->train.g, "1.unit.reduce", do_nothing); }
+
+/* The second gather of a unit, for its backward pass, brings nothing. */
+static int gather_forward_only(const struct step_ctx *c)
+{
+    for (int u = 1; c->phase->n_uses > u; u += 2)
+        memset(c->t[u].data, 0, (size_t)tensor_bytes(&c->t[u]));
+    return ST_OK;
+}
+static void forget_the_second_gather(struct trainer *t)
+{
+    struct graph *g = &t->train.g;
+    for (int i = 0; i < g->n_nodes; i++)
+        if (strcmp(g->nodes[i].name, "2.unit.gather") == 0)
+            g->nodes[i].phase[PH_REPLAY].fn = gather_forward_only;
+}
+
+static void mistakes_of_other_programs_are_found(void **state)
+{
+    static const struct {
+        const char *name, *pattern, *way, *where;
+        void (*trainer)(struct trainer *t);
+    } cases[] = {
+        /* NVIDIA/Megatron-LM 5916: the norm, and with it clipping, leaves out experts with EP > 1 */
+        {"expert_norm_left_out", "*E*E", "EP2", "", leave_experts_out_of_the_norm},
+        /* pytorch 160285: gradients of experts are too large by a factor when they are shared */
+        {"expert_gradients_counted_twice", "*E*E", "DP2 x EP2", "mlp.experts", count_experts_twice},
+        /* torchtitan 4054: the router loses its reduction when EP is off */
+        {"router_reduction_lost_without_ep", "*E*E", "DP2", "layers.1.", leave_out_the_router},
+        /* the same mistake for every sharded form */
+        {"zero2_reduction_lost", "*-*-", "DP2, zero 2", "", no_reduction},
+        {"zero3_gather_lost", "*-*-", "DP2, zero 3", "", forget_the_second_gather},
+    };
+    (void)state;
+    for (int i = 0; i < countof(cases); i++) {
+        print_message("           %s\n", cases[i].name);
+        expect_found(cases[i].pattern, cases[i].way, &(struct verify_sabotage){.trainer = cases[i].trainer}, cases[i].where);
+    }
 }
 
 /* One rank scales its second loss twice as much. */
@@ -218,7 +364,7 @@ static void swapped_segment_is_found(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(balance_over_a_step_agrees), cmocka_unit_test(all_ways_agree),         cmocka_unit_test(missing_reduction_is_found), cmocka_unit_test(wrong_scale_is_found),
+        cmocka_unit_test(balance_over_a_step_agrees), cmocka_unit_test(a_sample_has_every_pair), cmocka_unit_test(adapters_agree_on_every_level), cmocka_unit_test(all_ways_agree),         cmocka_unit_test(missing_reduction_is_found), cmocka_unit_test(wrong_scale_is_found), cmocka_unit_test(mistakes_of_other_programs_are_found),
         cmocka_unit_test(swapped_segment_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,200 @@
+/* The ways that verify runs a model in; see verify.h: a list of those with names of their own, and
+ * all combinations of what they are made of. */
+#include "train/verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const struct verify_case cases[] = {
+    {"weight gradients delayed", 1, 1, 1, 1, "plan.delay_dw=on"},
+    {"everything recomputed", 1, 1, 1, 1, "plan.recompute=full"},
+    {"lanes in random order, memory poisoned", 1, 1, 1, 1, "plan.random_lanes=7 plan.poison=on"},
+    {"2 virtual stages on one rank", 1, 1, 2, 1, ""},
+    {"4 virtual stages on one rank", 1, 1, 4, 1, ""},
+    {"DP2", 2, 1, 1, 1, ""},
+    {"DP4", 4, 1, 1, 1, ""},
+    {"DP4, zero 0", 4, 1, 1, 1, "parallel.zero=0"},
+    {"DP2, zero 2", 2, 1, 1, 1, "parallel.zero=2"},
+    {"DP2, zero 3", 2, 1, 1, 1, "parallel.zero=3"},
+    {"DP4, zero 3, lanes in random order, poisoned", 4, 1, 1, 1,
+     "parallel.zero=3 plan.random_lanes=5 plan.poison=on"},
+    {"DP8, zero 3", 8, 1, 1, 1, "parallel.zero=3"},
+    {"PP2", 2, 2, 1, 1, ""},
+    {"PP4", 4, 4, 1, 1, ""},
+    {"PP2 x VPP2", 2, 2, 2, 1, ""},
+    {"PP2 x VPP2, delayed, recomputed", 2, 2, 2, 1, "plan.delay_dw=on plan.recompute=full"},
+    {"DP2 x PP2", 4, 2, 1, 1, ""},
+    {"DP2 x PP2, zero 2", 4, 2, 1, 1, "parallel.zero=2"},
+    {"EP2", 2, 1, 1, 2, ""},
+    {"EP4", 4, 1, 1, 4, ""},
+    {"DP2 x EP2", 4, 1, 1, 2, ""},
+    {"DP2 x EP2, zero 2", 4, 1, 1, 2, "parallel.zero=2"},
+    {"DP2 x EP2, zero 3", 4, 1, 1, 2, "parallel.zero=3"},
+    {"EP4, buffers that overflow", 4, 1, 1, 4, "parallel.ep_capacity=0.3"},
+    {"EP2, overlap", 2, 1, 1, 2, "parallel.overlap=ep"},
+    {"EP2, overlap, weight gradients delayed", 2, 1, 1, 2, "parallel.overlap=ep plan.delay_dw=on"},
+    {"EP2, weight gradients under the backward pass", 2, 1, 1, 2, "parallel.overlap=dw"},
+    {"PP2 x EP2", 4, 2, 1, 2, ""},
+    {"PP2 x VPP2 x EP2, overlap", 4, 2, 2, 2, "parallel.overlap=ep"},
+    {"PP2 x VPP2 x EP2, overlap, delayed", 4, 2, 2, 2, "parallel.overlap=ep plan.delay_dw=on"},
+};
+
+const struct verify_case *verify_cases(int *n)
+{
+    *n = countof(cases);
+    return cases;
+}
+
+bool verify_applies(const struct config *small, const struct verify_case *variant)
+{
+    int n;
+    const struct core_kind *const *cores = core_kinds(&n);
+    bool experts = false;
+    for (int i = 0; i < n; i++)
+        experts |= cores[i]->has_experts && core_in(cores[i], small->model.pattern);
+    return experts || variant->ep == 1;
+}
+
+/* ---- combinations
+ * -----------------------------------------------------------------------------------------------------
+ */
+
+enum factor { PP, VPP, EP, COPIES, ZERO, OVERLAP, DELAY, RECOMPUTE, FACTORS };
+enum { MOST_RANKS = 8, MOST_VALUES = 4 };
+struct combination {
+    int value[FACTORS]; /* index into values[] */
+};
+static const int n_values[FACTORS] = {[PP] = 3,   [VPP] = 2,     [EP] = 3,    [COPIES] = 4,
+                                      [ZERO] = 4, [OVERLAP] = 3, [DELAY] = 2, [RECOMPUTE] = 2};
+static const int numbers[FACTORS][MOST_VALUES] = {[PP] = {1, 2, 4},
+                                                  [VPP] = {1, 2},
+                                                  [EP] = {1, 2, 4},
+                                                  [COPIES] = {1, 2, 4, 8},
+                                                  [ZERO] = {0, 1, 2, 3}};
+static const char *const overlaps[] = {"none", "ep", "dw"};
+
+static int number(const struct combination *c, enum factor f) { return numbers[f][c->value[f]]; }
+static int dp_of(const struct combination *c) { return number(c, EP) * number(c, COPIES); }
+
+/* What rules or schedules refuse, and what would be another combination under a second name. */
+static bool legal(const struct combination *c, bool experts)
+{
+    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), dp = dp_of(c),
+        micros = VERIFY_BATCH / dp;
+    if (pp * dp > MOST_RANKS || (ep > 1 && !experts) || pp * vpp > 4)
+        return false;
+    if ((number(c, ZERO) == 3 && pp > 1) || (number(c, ZERO) != 1 && dp == 1))
+        return false;
+    bool overlap = c->value[OVERLAP] > 0, with_ep = c->value[OVERLAP] == 1;
+    if ((overlap && ep == 1) || (with_ep && pp > 1 && vpp == 1))
+        return false;
+    return vpp == 1 || micros >= pp; /* a group of microbatches for each chunk */
+}
+
+static bool next(struct combination *c)
+{
+    for (int f = FACTORS - 1; f >= 0; f--) {
+        if (++c->value[f] < n_values[f])
+            return true;
+        c->value[f] = 0;
+    }
+    return false;
+}
+
+static int name_case(struct verify_list *l, const struct combination *c, struct verify_case *out,
+                     struct err *e)
+{
+    struct buf name, options;
+    int pp = number(c, PP), vpp = number(c, VPP), ep = number(c, EP), copies = number(c, COPIES);
+    buf_init(&name, 0);
+    buf_init(&options, 0);
+    buf_addf(&name, "PP%d x VPP%d x EP%d x %d, zero %d", pp, vpp, ep, copies, number(c, ZERO));
+    buf_addf(&name, "%s%s%s%s", c->value[OVERLAP] ? ", overlap " : "",
+             c->value[OVERLAP] ? overlaps[c->value[OVERLAP]] : "",
+             c->value[DELAY] ? ", delayed" : "", c->value[RECOMPUTE] ? ", recomputed" : "");
+    buf_addf(&options, "parallel.zero=%d parallel.overlap=%s plan.delay_dw=%s plan.recompute=%s",
+             number(c, ZERO), overlaps[c->value[OVERLAP]], c->value[DELAY] ? "on" : "off",
+             c->value[RECOMPUTE] ? "full" : "");
+    int st = buf_check(&name, e);
+    if (st == ST_OK)
+        st = buf_check(&options, e);
+    *out = (struct verify_case){.ranks = pp * ep * copies, .pp = pp, .vpp = vpp, .ep = ep};
+    if (st == ST_OK) {
+        out->name = arena_strdup(&l->text, name.text);
+        out->options = arena_strdup(&l->text, options.text);
+        st = out->name == NULL || out->options == NULL
+                 ? err_set(e, ST_NOMEM, "out of memory listing meshes")
+                 : ST_OK;
+    }
+    buf_release(&name);
+    buf_release(&options);
+    return st;
+}
+
+/* Which pairs of values have been in a case. */
+struct pairs {
+    bool seen[FACTORS][MOST_VALUES][FACTORS][MOST_VALUES];
+};
+
+/* Pairs of this combination that are new; they are marked if asked for. */
+static int new_pairs(struct pairs *p, const struct combination *c, bool mark)
+{
+    int n = 0;
+    for (int a = 0; a < FACTORS; a++)
+        for (int b = a + 1; b < FACTORS; b++) {
+            bool *seen = &p->seen[a][c->value[a]][b][c->value[b]];
+            n += !*seen;
+            *seen |= mark;
+        }
+    return n;
+}
+
+static int add_case(struct verify_list *l, const struct combination *c, struct err *e)
+{
+    TRY(mem_grow((void **)&l->list, &l->cap, (size_t)l->n + 1, sizeof *l->list, e));
+    TRY(name_case(l, c, &l->list[l->n], e));
+    l->n++;
+    return ST_OK;
+}
+
+/* The combination with the most new pairs, the first of those; false when none has any. */
+static bool best_case(struct pairs *p, bool experts, struct combination *best)
+{
+    struct combination c = {0};
+    int most = 0;
+    do {
+        int n = legal(&c, experts) ? new_pairs(p, &c, false) : 0;
+        if (n > most) {
+            most = n;
+            *best = c;
+        }
+    } while (next(&c));
+    return most > 0;
+}
+
+int verify_combinations(struct verify_list *l, const struct config *small, bool all, struct err *e)
+{
+    bool experts = verify_applies(small, &(struct verify_case){.ep = 2});
+    struct combination c = {0};
+    struct pairs p = {0};
+    *l = (struct verify_list){0};
+    arena_init(&l->text);
+    while (!all && best_case(&p, experts, &c)) {
+        new_pairs(&p, &c, true);
+        TRY(add_case(l, &c, e));
+    }
+    if (!all)
+        return ST_OK;
+    do {
+        if (legal(&c, experts))
+            TRY(add_case(l, &c, e));
+    } while (next(&c));
+    return ST_OK;
+}
+
+void verify_list_release(struct verify_list *l)
+{
+    free(l->list);
+    arena_release(&l->text);
+    *l = (struct verify_list){0};
+}
