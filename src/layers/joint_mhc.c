@@ -243,7 +243,7 @@ static bool declare_boundary_bwd(struct build *b, const struct parts *p, const s
         .drop = drop_rule(g, p), .zero_centered = p->j->zero_centered};
     /* Where the backward pass leaves products of the stream for the gradient of w, if the device does that. */
     bool multiplied = b->ops->mhc_boundary_products != NULL && b->ops->mhc_boundary_products(&a);
-    int64_t ready = b->ops->mhc_boundary_ready_bytes != NULL ? b->ops->mhc_boundary_ready_bytes(&a) : 0;
+    int64_t ready = b->ops->mhc_boundary_prepare_bytes != NULL ? b->ops->mhc_boundary_prepare_bytes(&a) : 0;
     a.products = of(g, multiplied ? build_wide_grad(b, "products", logits + 1, wide) : NO_SLOT);
     a.ready = of(g, build_work(b, "ready", ready));
     graph_op(g, n, PH_BWD, &mhc_boundary_bwd_desc, &a);
@@ -290,7 +290,7 @@ static void declare_ready(struct build *b, const struct sublayer *prev)
                                       .a_res = a->a_res, .beta = a->beta, .dx = a->y, .f = a->dh, .ready = a->ready, .rule = a->rule};
     r.dx.data = r.f.data = NULL; /* only shapes */
     int n = graph_node(g, "sinkhorn", LANE_SIDE, NULL);
-    graph_op(g, n, PH_BWD, &mhc_boundary_ready_desc, &r);
+    graph_op(g, n, PH_BWD, &mhc_boundary_prepare_desc, &r);
     graph_cost(g, n, PH_BWD, 0, (double)(b->rows * mhc_logits(a->rule.streams)) * 20);
 }
 

@@ -37,9 +37,9 @@ static void declare_leave_replays(struct build *b, const struct parts *p, const 
     struct graph *g = b->g;
     double wide = (double)(b->rows * b->cfg->model.hidden * p->j->rule.streams), size = (double)dtype_bytes(b->dev->real);
     int n = graph_node(g, "replay_norm", LANE_COMPUTE, p->j);
-    const struct mhc_leave_fwd_args again = {.gain = of(g, p->gain.w), .y = of(g, p->stream), .stat = of(g, p->stat), .coef = of(g, p->coef), .h = of(g, p->norm),
+    const struct mhc_final_fwd_args again = {.gain = of(g, p->gain.w), .y = of(g, p->stream), .stat = of(g, p->stat), .coef = of(g, p->coef), .h = of(g, p->norm),
                                              .rule = p->j->rule, .eps = p->j->eps, .zero_centered = p->j->zero_centered, .reuse = true};
-    graph_op(g, n, PH_REPLAY, &mhc_leave_again_desc, &again);
+    graph_op(g, n, PH_REPLAY, &mhc_final_again_desc, &again);
     graph_cost(g, n, PH_REPLAY, 3 * wide, 1.25 * wide * size);
     graph_replay(g, p->norm, n);
     mhc_declare_combine(b, p, prev, graph_node(g, "replay_stream", LANE_COMPUTE, p->j), PH_REPLAY);
@@ -56,7 +56,7 @@ static int declare_leave(struct build *b, struct parts *p, const struct sublayer
     p->coef = build_wide(b, "left_coef", b->rows, streams);
     next->dx = NO_SLOT;
     int n = graph_node(g, "leave", LANE_COMPUTE, p->j);
-    GRAPH_OP(g, n, PH_FWD, mhc_leave_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .coef_in = of(g, prev->aux[AUX_COEF]), .w = of(g, fn->w),
+    GRAPH_OP(g, n, PH_FWD, mhc_final_fwd, .x = of(g, prev->x), .f = of(g, prev->f), .coef_in = of(g, prev->aux[AUX_COEF]), .w = of(g, fn->w),
              .base = of(g, base->w), .scale = of(g, scale->w), .gain = of(g, p->gain.w), .y = of(g, p->stream), .stat = of(g, p->stat),
              .coef = of(g, p->coef), .h = of(g, p->norm), .rule = p->j->rule, .drop = drop_rule(g, p), .eps = p->j->eps,
              .zero_centered = p->j->zero_centered);
@@ -65,7 +65,7 @@ static int declare_leave(struct build *b, struct parts *p, const struct sublayer
     if (!training(b))
         return g->err.code;
     declare_leave_replays(b, p, prev);
-    GRAPH_OP(g, n, PH_BWD, mhc_leave_bwd, .dh = of(g, next->dh), .stat = of(g, p->stat), .w = of(g, fn->w), .base = of(g, base->w),
+    GRAPH_OP(g, n, PH_BWD, mhc_final_bwd, .dh = of(g, next->dh), .stat = of(g, p->stat), .w = of(g, fn->w), .base = of(g, base->w),
              .scale = of(g, scale->w), .gain = of(g, p->gain.w), .x = of(g, prev->x), .f = of(g, prev->f), .coef_in = of(g, prev->aux[AUX_COEF]),
              .y = of(g, p->stream), .coef = of(g, p->coef), .dx = of(g, prev->dx), .df = of(g, prev->df), .dcoef_in = of(g, prev->aux[AUX_DCOEF]),
              .dgain = of(g, p->gain.dw), .dw = of(g, fn->dw), .dbase = of(g, base->dw), .dscale = of(g, scale->dw), .rule = p->j->rule,

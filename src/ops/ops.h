@@ -46,8 +46,8 @@ struct ops {
     bool (*mhc_boundary_products)(const struct mhc_boundary_bwd_args *); /* NULL: never */
     /* Blocks that run at once in clusters which together have so many channels, 0: none. NULL: no clusters. */
     int (*mhc_boundary_clusters)(struct lane *, int64_t channels, int64_t *blocks);
-    int (*mhc_boundary_ready)(struct lane *, const struct mhc_boundary_bwd_args *);
-    int64_t (*mhc_boundary_ready_bytes)(const struct mhc_boundary_bwd_args *); /* of `ready`; NULL or 0: nothing is made before */
+    int (*mhc_boundary_prepare)(struct lane *, const struct mhc_boundary_bwd_args *);
+    int64_t (*mhc_boundary_prepare_bytes)(const struct mhc_boundary_bwd_args *); /* of `ready`; NULL or 0: nothing is made before */
 };
 
 extern const struct ops ops_ref;

@@ -15,9 +15,9 @@
 #define OP(op, ref, cpu, cuda) ENTRY_##cuda(op)
 #define ALIAS(name, op)
 #define MHC_EXTRAS \
-    .mhc_boundary_products = mhc_boundary_products_cuda, .mhc_boundary_ready = mhc_boundary_ready_cuda, \
+    .mhc_boundary_products = mhc_boundary_products_cuda, .mhc_boundary_prepare = mhc_boundary_prepare_cuda, \
     .mhc_boundary_clusters = mhc_boundary_clusters_cuda, \
-    .mhc_boundary_ready_bytes = mhc_boundary_ready_bytes_cuda
+    .mhc_boundary_prepare_bytes = mhc_boundary_prepare_bytes_cuda
 
 const struct ops ops_cuda_bf16 = {
     .name = "cuda bf16",

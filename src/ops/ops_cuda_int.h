@@ -7,7 +7,7 @@
 
 bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a);
 int mhc_boundary_clusters_cuda(struct lane *l, int64_t channels, int64_t *blocks);
-int mhc_boundary_ready_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a);
-int64_t mhc_boundary_ready_bytes_cuda(const struct mhc_boundary_bwd_args *a);
+int mhc_boundary_prepare_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a);
+int64_t mhc_boundary_prepare_bytes_cuda(const struct mhc_boundary_bwd_args *a);
 
 #endif

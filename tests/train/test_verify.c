@@ -65,17 +65,17 @@ static const struct verify_case *variant_named(const char *name)
 
 /* ---- everything right ------------------------------------------------------------------------------------------------- */
 
-static void run_ways(struct fixture *f, const struct verify_case *ways, int n)
+static void run_ways(struct fixture *f, const struct verify_case *variants, int n)
 {
     for (int i = 0; i < n; i++) {
         struct verify_row row;
-        if (!verify_applies(&f->small, &ways[i]))
+        if (!verify_applies(&f->small, &variants[i]))
             continue;
-        assert_ok(verify_run(f->v, &ways[i], NULL, &row, &f->e), &f->e);
+        assert_ok(verify_run(f->v, &variants[i], NULL, &row, &f->e), &f->e);
         if (row.outcome > VERIFY_CLOSE)
-            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", ways[i].name, row.loss, row.norm, row.grad, row.param, row.where,
+            fail_msg("%s: loss %g, norm %g, gradient %g, parameter %g in %s %s", variants[i].name, row.loss, row.norm, row.grad, row.param, row.where,
                      row.why.msg);
-        if (ways[i].ranks == 1) /* one rank, whatever the schedule: the same bits */
+        if (variants[i].ranks == 1) /* one rank, whatever the schedule: the same bits */
             assert_int_equal(row.outcome, VERIFY_SAME_BITS);
     }
 }
@@ -101,18 +101,18 @@ static void every_way(const char *pattern, const char *streams, bool pairs)
 /* Adapters are declared with the products they belong to, after the first node of a unit; frozen weights are nobody's to reduce. */
 static void adapters_agree_on_every_level(void **state)
 {
-    static const char *const ways[] = {"DP2", "DP4, zero 0", "DP2, zero 2", "DP2, zero 3", "DP4, zero 3, lanes in random order, poisoned", "DP2 x PP2, zero 2"};
+    static const char *const variants[] = {"DP2", "DP4, zero 0", "DP2, zero 2", "DP2, zero 3", "DP4, zero 3, lanes in random order, poisoned", "DP2 x PP2, zero 2"};
     (void)state;
     struct fixture f;
     fixture_open(&f, "*-*-");
     set(&f.user, "lora.rank", "4");
     fixture_run(&f);
-    for (int i = 0; i < countof(ways); i++)
-        run_ways(&f, variant_named(ways[i]), 1);
+    for (int i = 0; i < countof(variants); i++)
+        run_ways(&f, variant_named(variants[i]), 1);
     fixture_close(&f);
 }
 
-/* The sample is small, has no way twice, and leaves out no level of sharding on any kind of mesh. */
+/* The sample is small, has no variant twice, and leaves out no level of sharding on any kind of mesh. */
 static void a_sample_has_every_pair(void **state)
 {
     (void)state;
@@ -122,7 +122,7 @@ static void a_sample_has_every_pair(void **state)
     assert_ok(verify_config(&f.small, &f.user, f.dir, &f.e), &f.e);
     assert_ok(verify_combinations(&some, &f.small, false, &f.e), &f.e);
     assert_ok(verify_combinations(&all, &f.small, true, &f.e), &f.e);
-    print_message("           %d ways of %d\n", some.n, all.n);
+    print_message("           %d variants of %d\n", some.n, all.n);
     assert_true(some.n < 40 && all.n > 200);
     static const char *const wanted[][2] = {{"zero 3", "EP2"}, {"zero 3", "VPP2"}, {"zero 2", "PP2 "}, {"zero 2", "overlap ep"}, {"zero 3", "overlap dw"},
                                             {"zero 3", "delayed"}, {"zero 3", "recomputed"}, {"PP4", "zero 2"}, {"zero 0", "EP2"}, {"zero 3", "x 8,"}};
@@ -131,7 +131,7 @@ static void a_sample_has_every_pair(void **state)
         for (int k = 0; k < some.n; k++)
             found += strstr(some.list[k].name, wanted[i][0]) != NULL && strstr(some.list[k].name, wanted[i][1]) != NULL;
         if (found == 0)
-            fail_msg("no way has %s and %s", wanted[i][0], wanted[i][1]);
+            fail_msg("no variant has %s and %s", wanted[i][0], wanted[i][1]);
     }
     for (int k = 1; k < all.n; k++)
         assert_true(strcmp(all.list[k].name, all.list[k - 1].name) != 0 && all.list[k].ranks <= 8);
@@ -311,7 +311,7 @@ static void forget_the_second_gather(struct trainer *t)
 static void mistakes_of_other_programs_are_found(void **state)
 {
     static const struct {
-        const char *name, *pattern, *way, *where;
+        const char *name, *pattern, *variant, *where;
         void (*trainer)(struct trainer *t);
     } cases[] = {
         /* NVIDIA/Megatron-LM 5916: the norm, and with it clipping, leaves out experts with EP > 1 */
@@ -327,7 +327,7 @@ static void mistakes_of_other_programs_are_found(void **state)
     (void)state;
     for (int i = 0; i < countof(cases); i++) {
         print_message("           %s\n", cases[i].name);
-        expect_found(cases[i].pattern, cases[i].way, &(struct verify_sabotage){.trainer = cases[i].trainer}, cases[i].where);
+        expect_found(cases[i].pattern, cases[i].variant, &(struct verify_sabotage){.trainer = cases[i].trainer}, cases[i].where);
     }
 }
 

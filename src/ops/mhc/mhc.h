@@ -58,7 +58,7 @@ struct mhc_rule {
     enum mhc_kernels kernels;
 };
 /* Views of an op that planners bind fields to: forward boundaries with reuse, and the part of a backward one that can be made before its turn. */
-OP_C const struct op_desc mhc_boundary_again_desc, mhc_boundary_ready_desc, mhc_leave_again_desc;
+OP_C const struct op_desc mhc_boundary_again_desc, mhc_boundary_prepare_desc, mhc_final_again_desc;
 static inline int64_t mhc_logits(int64_t streams) { return streams * streams + 2 * streams; }
 
 /* w may have any number m of rows. */
@@ -242,7 +242,7 @@ OP_ARGS(mhc_boundary_fwd, MHC_BOUNDARY_FWD_FIELDS);
  * products: where a device that looks at y anyway leaves what boundary_dw sums over rows: dp^T y (dp: the gradient of p), and in the last
  * row sums of dz (N numbers) and of dz p / (rho + eps) (N more). Given to both or to neither; worth giving where ops has
  * mhc_boundary_products and it says so. Others leave it alone, and boundary_dw reads y.
- * ready: what mhc_boundary_ready has made of stat, coef, dcoef and parameters, which are known long before dh: the backward pass
+ * ready: what mhc_boundary_prepare has made of stat, coef, dcoef and parameters, which are known long before dh: the backward pass
  * through Sinkhorn. The same bits come out with it and without. */
 #define MHC_BOUNDARY_BWD_FIELDS(T, N, S, op)                       \
     T(op, dh, IN, REAL, "rows d")                                  \
@@ -274,10 +274,10 @@ OP_ARGS(mhc_boundary_fwd, MHC_BOUNDARY_FWD_FIELDS);
     S(op, struct dropout_rule drop)                                \
     N(op, bool, zero_centered, 0)
 OP_ARGS(mhc_boundary_bwd, MHC_BOUNDARY_BWD_FIELDS);
-static inline bool mhc_enters_fwd(const struct mhc_boundary_fwd_args *a) { return a->f.rank == 0 && a->y.rank > 0; }
-static inline bool mhc_enters_bwd(const struct mhc_boundary_bwd_args *a) { return a->f.rank == 0 && a->x.rank > 0; }
+static inline bool mhc_is_first_fwd(const struct mhc_boundary_fwd_args *a) { return a->f.rank == 0 && a->y.rank > 0; }
+static inline bool mhc_is_first_bwd(const struct mhc_boundary_bwd_args *a) { return a->f.rank == 0 && a->x.rank > 0; }
 /* The ready part takes the arguments of boundary_bwd. Of dx and f only the shapes count, and nothing else of what it does not read. */
-OP_C int mhc_boundary_ready_check(const struct mhc_boundary_bwd_args *a, struct err *e);
+OP_C int mhc_boundary_prepare_check(const struct mhc_boundary_bwd_args *a, struct err *e);
 /* Gradients of w, a_*, beta from dz. Those beside dw are added to if any of them is: one that nobody wants may say otherwise. */
 #define MHC_BOUNDARY_DW_FIELDS(T, N, S, op)                        \
     T(op, dz, IN, WIDE, "rows logits")                             \
@@ -300,7 +300,7 @@ static inline bool mhc_boundary_adds(const struct mhc_boundary_dw_args *a) { ret
 /* The last boundary: combine of the last sublayer, contract by learned gates, norm of what is left (gain and eps as in rmsnorm).
  *   stat [rows, n+2]  m | rstd of contract | rstd of the norm        coef [rows, n]  gates
  * reuse: y, stat and coef are inputs, and only h is recomputed, the same bits. */
-#define MHC_LEAVE_FWD_FIELDS(T, N, S, op)              \
+#define MHC_FINAL_FWD_FIELDS(T, N, S, op)              \
     T(op, x, OPT, REAL, "rows streams*d")              \
     T(op, f, OPT, REAL, "rows d @x")                   \
     T(op, coef_in, OPT, WIDE, "rows logits @x")        \
@@ -318,9 +318,9 @@ static inline bool mhc_boundary_adds(const struct mhc_boundary_dw_args *a) { ret
     N(op, double, eps, 1e-5)                           \
     N(op, bool, zero_centered, 0)                      \
     N(op, bool, reuse, 0)
-OP_ARGS(mhc_leave_fwd, MHC_LEAVE_FWD_FIELDS);
+OP_ARGS(mhc_final_fwd, MHC_FINAL_FWD_FIELDS);
 /* dcoef_in has zeros for pre. y: as forward made it. Gradients of w, base and scale are added to if any of them is. */
-#define MHC_LEAVE_BWD_FIELDS(T, N, S, op)              \
+#define MHC_FINAL_BWD_FIELDS(T, N, S, op)              \
     T(op, dh, IN, REAL, "rows d")                      \
     T(op, stat, IN, WIDE, "rows streams+2")            \
     T(op, w, IN, WIDE, "streams streams*d")            \
@@ -344,8 +344,8 @@ OP_ARGS(mhc_leave_fwd, MHC_LEAVE_FWD_FIELDS);
     S(op, struct dropout_rule drop)                    \
     N(op, double, eps, 1e-5)                           \
     N(op, bool, zero_centered, 0)
-OP_ARGS(mhc_leave_bwd, MHC_LEAVE_BWD_FIELDS);
-static inline bool mhc_leave_adds(const struct mhc_leave_bwd_args *a) { return a->acc_dw || a->acc_dbase || a->acc_dscale; }
+OP_ARGS(mhc_final_bwd, MHC_FINAL_BWD_FIELDS);
+static inline bool mhc_final_adds(const struct mhc_final_bwd_args *a) { return a->acc_dw || a->acc_dbase || a->acc_dscale; }
 
 /* The streams of several sublayers in a row recomputed, from what was kept of each: y_l = combine(y_(l-1), f_l), y_0 = x, for
  * l = 1 to layers. Every y has the bits that combine and the boundary store, rounded to the real type between layers

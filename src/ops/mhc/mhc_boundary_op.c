@@ -13,7 +13,7 @@ int mhc_boundary_fwd_check(const struct mhc_boundary_fwd_args *a, struct err *e)
 {
     const char *op = "mhc_boundary_fwd";
     TRY(mhc_rule_check(op, &a->rule, e));
-    bool closes = present(&a->f), enters = mhc_enters_fwd(a);
+    bool closes = present(&a->f), enters = mhc_is_first_fwd(a);
     int64_t n = a->rule.streams, k = (enters ? n : 1) * a->x.dim[1];
     TRY(mhc_width_check(op, k, n, e));
     TRY(op_check_fields(&mhc_boundary_fwd_desc, a, e));
@@ -29,7 +29,7 @@ int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
 {
     const char *op = "mhc_boundary_bwd";
     TRY(mhc_rule_check(op, &a->rule, e));
-    int64_t n = a->rule.streams, rows = a->dh.dim[0], width = (mhc_enters_bwd(a) ? 1 : n) * a->dh.dim[1];
+    int64_t n = a->rule.streams, rows = a->dh.dim[0], width = (mhc_is_first_bwd(a) ? 1 : n) * a->dh.dim[1];
     TRY(mhc_width_check(op, a->y.dim[1], n, e));
     TRY(op_check_fields(&mhc_boundary_bwd_desc, a, e));
     CHECK_T(op, "dx", &a->dx, a->dh.dtype, 2, rows, width);
@@ -38,12 +38,12 @@ int mhc_boundary_bwd_check(const struct mhc_boundary_bwd_args *a, struct err *e)
     return present(&a->f) ? mhc_drop_check(op, &a->drop, &a->dx, e) : ST_OK;
 }
 
-int mhc_boundary_ready_check(const struct mhc_boundary_bwd_args *a, struct err *e)
+int mhc_boundary_prepare_check(const struct mhc_boundary_bwd_args *a, struct err *e)
 {
-    TRY(mhc_rule_check("mhc_boundary_ready", &a->rule, e));
-    TRY(mhc_width_check("mhc_boundary_ready", a->dx.dim[1], a->rule.streams, e));
-    TRY(op_check_fields(&mhc_boundary_ready_desc, a, e));
-    CHECK_T("mhc_boundary_ready", "ready", &a->ready, DT_U8, 1, -1);
+    TRY(mhc_rule_check("mhc_boundary_prepare", &a->rule, e));
+    TRY(mhc_width_check("mhc_boundary_prepare", a->dx.dim[1], a->rule.streams, e));
+    TRY(op_check_fields(&mhc_boundary_prepare_desc, a, e));
+    CHECK_T("mhc_boundary_prepare", "ready", &a->ready, DT_U8, 1, -1);
     return ST_OK;
 }
 
@@ -130,7 +130,7 @@ static struct mhc_boundary_dw_args dw_args(const struct op_call *c, const struct
 static int64_t divide_work(const struct op_call *c, const struct ops *ops, struct mhc_boundary_bwd_args *a)
 {
     struct mhc_boundary_dw_args p = dw_args(c, a);
-    int64_t ready = FLAG(ready) && ops->mhc_boundary_ready_bytes != NULL ? round_up(ops->mhc_boundary_ready_bytes(a), 256) : 0;
+    int64_t ready = FLAG(ready) && ops->mhc_boundary_prepare_bytes != NULL ? round_up(ops->mhc_boundary_prepare_bytes(a), 256) : 0;
     if (FLAG(products))
         a->products = tensor_2d(NULL, T(dw).dtype, T(dw).dim[0] + 1, T(dw).dim[1]);
     if (ready > 0)
@@ -166,7 +166,7 @@ static int bwd_run(const struct ops *ops, struct lane *lane, const struct op_cal
     divide_work(c, ops, a);
     struct mhc_boundary_dw_args p = dw_args(c, a);
     if (present(&a->ready))
-        TRY(ops->mhc_boundary_ready(lane, a));
+        TRY(ops->mhc_boundary_prepare(lane, a));
     TRY(ops->mhc_boundary_bwd(lane, a));
     return ops->mhc_boundary_dw(lane, &p);
 }
@@ -291,17 +291,17 @@ const struct op_desc mhc_boundary_dw_desc = {
     .infer = dw_infer, .tolerance = 1e-5, OP_LIST(samples, dw_samples), OP_LIST(bench, small_bench)};
 
 /* The ready part, for the planner alone: no host has it, and samples of the backward half run it. */
-static const struct op_arg mhc_boundary_ready_fields[] = {
+static const struct op_arg mhc_boundary_prepare_fields[] = {
     OP_FIELD_IN(mhc_boundary_bwd, "dcoef", dcoef, OPT, WIDE, "rows logits") OP_FIELD_IN(mhc_boundary_bwd, "stat", stat, IN, WIDE, "rows logits+2")
     OP_FIELD_IN(mhc_boundary_bwd, "coef", coef, IN, WIDE, "rows logits") OP_FIELD_IN(mhc_boundary_bwd, "w", w, IN, WIDE, "logits streams*d")
     OP_FIELD_IN(mhc_boundary_bwd, "a_pre", a_pre, IN, WIDE, "1") OP_FIELD_IN(mhc_boundary_bwd, "a_post", a_post, IN, WIDE, "1")
     OP_FIELD_IN(mhc_boundary_bwd, "a_res", a_res, IN, WIDE, "1") OP_FIELD_IN(mhc_boundary_bwd, "beta", beta, IN, WIDE, "logits")
     OP_FIELD_IN(mhc_boundary_bwd, "ready", ready, OUT, U8, "")};
-static int ready_check(const void *a, struct err *e) { return mhc_boundary_ready_check(a, e); }
-static bool ready_there(const struct ops *o) { return o->mhc_boundary_ready != NULL; }
-static int ready_call(const struct ops *o, struct lane *l, const void *a) { return o->mhc_boundary_ready(l, a); }
+static int ready_check(const void *a, struct err *e) { return mhc_boundary_prepare_check(a, e); }
+static bool ready_there(const struct ops *o) { return o->mhc_boundary_prepare != NULL; }
+static int ready_call(const struct ops *o, struct lane *l, const void *a) { return o->mhc_boundary_prepare(l, a); }
 static int64_t ready_work(const struct ops *o, const void *a) { return (void)o, (void)a, 0; }
-const struct op_desc mhc_boundary_ready_desc = {
-    .name = "mhc_boundary_ready", OP_LIST(args, mhc_boundary_ready_fields), .attrs = mhc_boundary_bwd_attrs,
+const struct op_desc mhc_boundary_prepare_desc = {
+    .name = "mhc_boundary_prepare", OP_LIST(args, mhc_boundary_prepare_fields), .attrs = mhc_boundary_bwd_attrs,
     .n_attrs = countof(mhc_boundary_bwd_attrs) - 1, .args_bytes = sizeof(struct mhc_boundary_bwd_args), .check = ready_check, .there = ready_there,
     .call = ready_call, .work_bytes = ready_work, .number = mhc_boundary_bwd_number};

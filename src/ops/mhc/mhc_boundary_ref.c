@@ -35,7 +35,7 @@ static struct tensor rstd_of(const struct mhc_rule *r, const struct tensor *stat
 /* The aggregate, and the norm's rstd as a vector of its own. */
 int64_t mhc_boundary_fwd_work_ref(const struct mhc_boundary_fwd_args *a)
 {
-    return a->x.dim[0] * (a->x.dim[1] / (mhc_enters_fwd(a) ? 1 : a->rule.streams) + 1) * (int64_t)sizeof(double);
+    return a->x.dim[0] * (a->x.dim[1] / (mhc_is_first_fwd(a) ? 1 : a->rule.streams) + 1) * (int64_t)sizeof(double);
 }
 
 static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args *a, const struct tensor *stream)
@@ -54,11 +54,11 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
 {
     TRY(mhc_boundary_fwd_check(a, l->err));
     TRY(check_work("mhc_boundary_fwd", &a->work, mhc_boundary_fwd_work_ref(a), l->err));
-    int64_t rows = a->x.dim[0], d = a->x.dim[1] / (mhc_enters_fwd(a) ? 1 : a->rule.streams);
+    int64_t rows = a->x.dim[0], d = a->x.dim[1] / (mhc_is_first_fwd(a) ? 1 : a->rule.streams);
     if (rows == 0)
         return ST_OK;
     struct tensor stream = present(&a->y) ? a->y : a->x;
-    if (mhc_enters_fwd(a)) {
+    if (mhc_is_first_fwd(a)) {
         struct mhc_expand_fwd_args expand = {.x = a->x, .y = a->y};
         TRY(mhc_expand_fwd_ref(l, &expand));
     }
@@ -86,7 +86,7 @@ int mhc_boundary_fwd_ref(struct lane *l, const struct mhc_boundary_fwd_args *a)
 /* ---- backward ------------------------------------------------------------------------------------ */
 
 /* Sums over all streams. */
-static int64_t width_of(const struct mhc_boundary_bwd_args *a) { return mhc_enters_bwd(a) ? a->rule.streams * a->dx.dim[1] : a->dx.dim[1]; }
+static int64_t width_of(const struct mhc_boundary_bwd_args *a) { return mhc_is_first_bwd(a) ? a->rule.streams * a->dx.dim[1] : a->dx.dim[1]; }
 
 /* Scratch: the aggregate, its gradient, rstd, the whole gradient of the stream, and per row: logits of res,
  * dpre, dp, drho, and the gates recomputed. */
@@ -178,7 +178,7 @@ int mhc_boundary_bwd_ref(struct lane *l, const struct mhc_boundary_bwd_args *a)
     struct scratch s = divide_work(a);
     TRY(through_norm(l, a, &s));
     TRY(through_coefficients(l, a, &s));
-    if (mhc_enters_bwd(a)) {
+    if (mhc_is_first_bwd(a)) {
         struct mhc_expand_bwd_args expand = {.dy = s.g, .dx = a->dx};
         return mhc_expand_bwd_ref(l, &expand);
     }

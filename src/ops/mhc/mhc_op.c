@@ -1,6 +1,6 @@
 /* Argument checks, descriptors, test samples and bench shapes of the mhc primitives; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
-#include "ops/mhc/mhc_leave_int.h"
+#include "ops/mhc/mhc_final_int.h"
 #include "ops/ops.h"
 
 #include <math.h>

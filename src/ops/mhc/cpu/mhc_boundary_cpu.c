@@ -86,7 +86,7 @@ int CPU_NAME(mhc_boundary_fwd_cpu)(struct lane *l, const struct mhc_boundary_fwd
 {
     TRY(mhc_boundary_fwd_check(a, l->err));
     int64_t rows = a->x.dim[0];
-    if (mhc_enters_fwd(a)) {
+    if (mhc_is_first_fwd(a)) {
         struct mhc_expand_fwd_args expand = {.x = a->x, .y = a->y};
         struct mhc_boundary_fwd_args opens = *a;
         opens.x = a->y;
@@ -133,7 +133,7 @@ static int64_t prepared_floats(int64_t n, int64_t d) { return padded(d) * (1 + n
 
 int64_t CPU_NAME(mhc_boundary_bwd_work_cpu)(const struct mhc_boundary_bwd_args *a)
 {
-    int64_t sums = (a->dgain.rank > 0) + (a->dbias.rank > 0), n = a->rule.streams, d = a->dx.dim[1] / (mhc_enters_bwd(a) ? 1 : n);
+    int64_t sums = (a->dgain.rank > 0) + (a->dbias.rank > 0), n = a->rule.streams, d = a->dx.dim[1] / (mhc_is_first_bwd(a) ? 1 : n);
     return (prepared_floats(n, d) + sums * ceil_div(a->dx.dim[0], MHC_BLOCK) * d) * (int64_t)sizeof(float);
 }
 
@@ -336,7 +336,7 @@ static void finish_run(const struct mhc_boundary_bwd_args *a, int64_t r, int64_t
 {
     int64_t n = a->rule.streams, d = a->dh.dim[1];
     const float *run = (const float *)g->g + lane * n * RUN, *bias = a->bias.data;
-    if (mhc_enters_bwd(a)) {
+    if (mhc_is_first_bwd(a)) {
         float *dx = row_of(&a->dx, r) + c;
         for (int64_t i = 0; i < n; i++)
             for (int64_t k = 0; k < count; k++)

@@ -552,7 +552,7 @@ int mhc_boundary_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, 
     return launch<true>(l, b, work, false, &a);
 }
 
-int mhc_leave_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work)
+int mhc_final_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work)
 {
     struct cluster_fwd a;
     return launch<true>(l, b, work, true, &a);

@@ -5,8 +5,8 @@
  * down its tiles of 8 tokens. Two groups of 8 warps work on tiles of their own, each with two stages, which a helper thread fills and empties by bulk copies, one for a
  * tensor's part of a tile: the time it takes to ask for them counts. A group's warps meet once a tile; groups do not wait for each other.
  *   prepare_rows   what does not need sums over channels: back through Sinkhorn and the gates of post and res, dz, dp; w as an operand. A step calls it long before
- *                  (mhc_boundary_ready), beside the backward pass of the sublayer between
- *   the look       (mhc_look.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is known by then
+ *                  (mhc_boundary_prepare), beside the backward pass of the sublayer between
+ *   the look       (mhc_reduce.cu) sums over channels of norm and aggregate, and dw's rows of post and res, whose dp is known by then
  *   close_records  the gates of pre
  *   the pass       y again; g = dy + pre da + dp w + scale y, the whole gradient of the stream; dx, df, and sums for dcoef_in. dw's rows of pre: workers leave y
  *                  in place of dy, and four helper warps multiply it by dp. Some spare blocks add up what the look left by lines, and dz over rows
@@ -17,7 +17,7 @@
  * At the clock of a training step a tile's instructions fill most of the issue slots that memory leaves time for, so workers spare them: products start from dy and
  * scale y, pre comes divided by the norm's rms, bias and dropout have kernels of their own. Of the registers some addresses are spilled:
  * 24 bytes, with dropout 76 (profile D: 44). */
-#include "ops/mhc/hopper/mhc_look.cuh"
+#include "ops/mhc/hopper/mhc_reduce.cuh"
 
 enum {
     /* A block starts with 96 for each of 640 threads, and that is all there is to share. */
@@ -578,10 +578,10 @@ static int64_t divide(const struct mhc_boundary_bwd_args *b, void *base, struct 
     else
         divide_rows(b, &c, w);
     w->mixes = carve_floats(&c, ranks * rows * MIXES);
-    w->dots = carve_floats(&c, ranks * rows * MHC_LOOK_DOTS);
-    w->dgain = carve_floats(&c, mhc_look_lines(rows, d) * d);
+    w->dots = carve_floats(&c, ranks * rows * MHC_REDUCE_DOTS);
+    w->dgain = carve_floats(&c, mhc_reduce_lines(rows, d) * d);
     if (b->products.rank > 0) {
-        w->dw = carve_floats(&c, mhc_look_lines(rows, d) * (CL_LOGITS - CL_N) * k);
+        w->dw = carve_floats(&c, mhc_reduce_lines(rows, d) * (CL_LOGITS - CL_N) * k);
         w->dw_pre = carve_floats(&c, pass_lines(rows, d) * CL_N * k);
         w->row_parts = (double *)carve_bytes(&c, MHC_SPARE * 2 * CL_LOGITS * (int64_t)sizeof(double));
     }
@@ -596,7 +596,7 @@ int64_t mhc_boundary_bwd_pass_bytes(const struct mhc_boundary_bwd_args *b)
 /* Operands and records, and the look at the stream that they need and that needs them. */
 static int prepare(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w, struct look_sums *sums)
 {
-    struct mhc_look_args look = {.y = b->y, .dh = b->dh, .records = w->records, .gain = floats(&b->gain),
+    struct mhc_reduce_args look = {.y = b->y, .dh = b->dh, .records = w->records, .gain = floats(&b->gain),
         .dots = w->dots, .dgain = present(&b->dgain) ? w->dgain : NULL, .dw = w->dw, .one = b->zero_centered ? 1.0f : 0.0f};
     sums->dgain_parts = look.dgain;
     sums->dw_parts = w->dw;
@@ -605,10 +605,10 @@ static int prepare(struct lane *l, const struct mhc_boundary_bwd_args *b, const 
     sums->products = floats(&b->products);
     sums->products_stride = present(&b->products) ? b->products.stride[0] : 0;
     sums->d = b->dh.dim[1];
-    sums->lines = (int)mhc_look_lines(b->dh.dim[0], b->dh.dim[1]);
+    sums->lines = (int)mhc_reduce_lines(b->dh.dim[0], b->dh.dim[1]);
     if (w->dz_ready == NULL)
         TRY(mhc_prepare_rows(l, b, w->records, w->operands, floats(&b->dz), b->dz.stride[0]));
-    TRY(mhc_look(l, &look));
+    TRY(mhc_reduce(l, &look));
     return mhc_close_records(l, b, w->records, w->dots, w->dz_ready);
 }
 static int finish(struct lane *l, const struct mhc_boundary_bwd_args *b, const struct pass_work *w, const struct pass_bwd *p)

@@ -1,6 +1,6 @@
 /* The small kernels round the boundary's large backward pass (mhc_pass_bwd.cu), which deal with rows: coefficients and their gradients before it, sums over
  * blocks of channels after it. */
-#include "ops/mhc/hopper/mhc_look.cuh"
+#include "ops/mhc/hopper/mhc_reduce.cuh"
 
 enum {
     ROW_THREADS = 128,
@@ -117,7 +117,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) close_records(const __grid
     float above = a.dcoef == NULL ? 0.0f : a.dcoef[row * a.dcoef_stride + lane], sig = precise_sigmoid(q * p[lane] * by + a.beta[lane]), with_u = 0, with_a = 0;
 #pragma unroll 8
     for (int r = 0; r < ranks; r++) {
-        const float *from = dots + (r * a.rows + row) * MHC_LOOK_DOTS + lane;
+        const float *from = dots + (r * a.rows + row) * MHC_REDUCE_DOTS + lane;
         with_u += from[0];
         with_a += from[CL_N];
     }

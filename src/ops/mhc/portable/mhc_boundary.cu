@@ -88,7 +88,7 @@ static int64_t divide_fwd(const struct mhc_boundary_fwd_args *a, struct fwd_work
 extern "C" int64_t mhc_boundary_fwd_work_cuda(const struct mhc_boundary_fwd_args *a)
 {
     struct fwd_work w;
-    return mhc_enters_fwd(a) ? mhc_enter_fwd_bytes(a) : divide_fwd(a, &w);
+    return mhc_is_first_fwd(a) ? mhc_first_fwd_bytes(a) : divide_fwd(a, &w);
 }
 
 static int close_sublayer(struct lane *l, const struct mhc_boundary_fwd_args *b, enum mhc_path path)
@@ -182,11 +182,11 @@ extern "C" int mhc_boundary_fwd_cuda(struct lane *l, const struct mhc_boundary_f
 {
     struct fwd_work w;
     TRY(mhc_boundary_fwd_check(a, l->err));
-    TRY(check_work("mhc_boundary_fwd", &a->work, mhc_enters_fwd(a) ? mhc_enter_fwd_bytes(a) : divide_fwd(a, &w), l->err));
+    TRY(check_work("mhc_boundary_fwd", &a->work, mhc_is_first_fwd(a) ? mhc_first_fwd_bytes(a) : divide_fwd(a, &w), l->err));
     if (a->x.dim[0] == 0 || a->x.dim[1] == 0)
         return ST_OK;
-    if (mhc_enters_fwd(a))
-        return mhc_enter_fwd(l, a);
+    if (mhc_is_first_fwd(a))
+        return mhc_first_fwd(l, a);
     divide_fwd(a, &w);
     const struct tensor *stream = present(&a->f) ? &a->y : &a->x;
     enum mhc_path path;
@@ -256,22 +256,22 @@ static int64_t divide_bwd(const struct mhc_boundary_bwd_args *a, struct bwd_work
 extern "C" int64_t mhc_boundary_bwd_work_cuda(const struct mhc_boundary_bwd_args *a)
 {
     struct bwd_work w;
-    return mhc_enters_bwd(a) ? mhc_enter_bwd_bytes(a) : divide_bwd(a, &w);
+    return mhc_is_first_bwd(a) ? mhc_first_bwd_bytes(a) : divide_bwd(a, &w);
 }
 
 /* The passes multiply y by dp while they have it. */
-extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return (mhc_enters_bwd(a) || bwd_may_pass(a)) && a->dx.dim[0] > 0; }
+extern "C" bool mhc_boundary_products_cuda(const struct mhc_boundary_bwd_args *a) { return (mhc_is_first_bwd(a) || bwd_may_pass(a)) && a->dx.dim[0] > 0; }
 
 /* Whether the pass will run is not known before its tensors are: if not, what is ready is not used. */
-extern "C" int64_t mhc_boundary_ready_bytes_cuda(const struct mhc_boundary_bwd_args *a)
+extern "C" int64_t mhc_boundary_prepare_bytes_cuda(const struct mhc_boundary_bwd_args *a)
 {
-    return !mhc_enters_bwd(a) && bwd_may_pass(a) && a->dx.dim[0] > 0 ? mhc_boundary_bwd_pass_ready_bytes(a) : 0;
+    return !mhc_is_first_bwd(a) && bwd_may_pass(a) && a->dx.dim[0] > 0 ? mhc_boundary_bwd_pass_ready_bytes(a) : 0;
 }
-extern "C" int mhc_boundary_ready_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a)
+extern "C" int mhc_boundary_prepare_cuda(struct lane *l, const struct mhc_boundary_bwd_args *a)
 {
-    TRY(mhc_boundary_ready_check(a, l->err));
-    TRY(check_work("mhc_boundary_ready", &a->ready, mhc_boundary_ready_bytes_cuda(a), l->err));
-    if (mhc_boundary_ready_bytes_cuda(a) == 0 || !cuda_of(l)->hopper || !aligned16(&a->coef))
+    TRY(mhc_boundary_prepare_check(a, l->err));
+    TRY(check_work("mhc_boundary_prepare", &a->ready, mhc_boundary_prepare_bytes_cuda(a), l->err));
+    if (mhc_boundary_prepare_bytes_cuda(a) == 0 || !cuda_of(l)->hopper || !aligned16(&a->coef))
         return ST_OK;
     return mhc_boundary_bwd_pass_ready(l, a);
 }
@@ -412,9 +412,9 @@ extern "C" int mhc_boundary_bwd_cuda(struct lane *l, const struct mhc_boundary_b
 {
     struct bwd_work w;
     TRY(mhc_boundary_bwd_check(a, l->err));
-    TRY(check_work("mhc_boundary_bwd", &a->work, mhc_enters_bwd(a) ? mhc_enter_bwd_bytes(a) : divide_bwd(a, &w), l->err));
-    if (mhc_enters_bwd(a))
-        return mhc_enter_bwd(l, a);
+    TRY(check_work("mhc_boundary_bwd", &a->work, mhc_is_first_bwd(a) ? mhc_first_bwd_bytes(a) : divide_bwd(a, &w), l->err));
+    if (mhc_is_first_bwd(a))
+        return mhc_first_bwd(l, a);
     divide_bwd(a, &w);
     enum mhc_path path;
     TRY(path_bwd(l, a, &path));

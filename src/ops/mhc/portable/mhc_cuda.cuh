@@ -250,17 +250,17 @@ int mhc_boundary_bwd_pass_ready(struct lane *l, const struct mhc_boundary_bwd_ar
 int64_t mhc_boundary_bwd_pass_ready_bytes(const struct mhc_boundary_bwd_args *b);
 int mhc_boundary_bwd_pass(struct lane *l, const struct mhc_boundary_bwd_args *b, void *work);
 
-/* The same for a boundary that only contracts by learned gates (mhc_leave.cu): its 1 / (rho + MHC_EPS) is contract's rstd, and eps is added to gates. */
-int mhc_leave_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
+/* The same for a boundary that only contracts by learned gates (mhc_final.cu): its 1 / (rho + MHC_EPS) is contract's rstd, and eps is added to gates. */
+int mhc_final_cluster(struct lane *l, const struct mhc_boundary_fwd_args *b, void *work);
 /* m and rstd of contract's learned gates; of y only the width counts. */
 int mhc_contract_gates(struct lane *l, const struct mhc_contract_fwd_args *c);
 
-/* ---- the boundary that enters: mhc_enter.cu ------------------------------------------------------------------------- */
+/* ---- the boundary that enters: mhc_first.cu ------------------------------------------------------------------------- */
 
-int64_t mhc_enter_fwd_bytes(const struct mhc_boundary_fwd_args *b);
-int mhc_enter_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b);
-int64_t mhc_enter_bwd_bytes(const struct mhc_boundary_bwd_args *b);
-int mhc_enter_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b);
+int64_t mhc_first_fwd_bytes(const struct mhc_boundary_fwd_args *b);
+int mhc_first_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b);
+int64_t mhc_first_bwd_bytes(const struct mhc_boundary_bwd_args *b);
+int mhc_first_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b);
 
 /* ---- products: mhc_project.cu ----------------------------------------------------------------------------------- */
 

@@ -92,7 +92,7 @@ struct fwd_work {
     float *stat, *coef;
     void *pass;
 };
-static int64_t divide_fwd(const struct mhc_leave_fwd_args *a, struct fwd_work *w)
+static int64_t divide_fwd(const struct mhc_final_fwd_args *a, struct fwd_work *w)
 {
     struct carve c = {(char *)a->work.data, 0};
     int64_t rows = a->y.dim[0];
@@ -105,14 +105,14 @@ static int64_t divide_fwd(const struct mhc_leave_fwd_args *a, struct fwd_work *w
     w->pass = carve_bytes(&c, mhc_boundary_cluster_bytes(rows, a->y.dim[1] / STREAMS));
     return c.used;
 }
-extern "C" int64_t mhc_leave_fwd_work_cuda(const struct mhc_leave_fwd_args *a)
+extern "C" int64_t mhc_final_fwd_work_cuda(const struct mhc_final_fwd_args *a)
 {
     struct fwd_work w;
     return divide_fwd(a, &w);
 }
 
 /* In clusters, where the device runs enough of them: other widths would need a second pass for h. */
-static int fuses(struct lane *l, const struct mhc_leave_fwd_args *a, bool *fused)
+static int fuses(struct lane *l, const struct mhc_final_fwd_args *a, bool *fused)
 {
     bool aligned = no_gaps(&a->x) && no_gaps(&a->y) && no_gaps(&a->coef_in) && aligned16(&a->f) && aligned16(&a->h) && pointer16(a->gain.data);
     struct mhc_shape s = shape_of(&a->rule, &a->y, aligned);
@@ -123,7 +123,7 @@ static int fuses(struct lane *l, const struct mhc_leave_fwd_args *a, bool *fused
     return ST_OK;
 }
 
-static int leave_in_clusters(struct lane *l, const struct mhc_leave_fwd_args *a, const struct fwd_work *w)
+static int leave_in_clusters(struct lane *l, const struct mhc_final_fwd_args *a, const struct fwd_work *w)
 {
     struct mhc_boundary_fwd_args b = {};
     int64_t rows = a->y.dim[0], k = a->y.dim[1];
@@ -146,7 +146,7 @@ static int leave_in_clusters(struct lane *l, const struct mhc_leave_fwd_args *a,
     b.drop = a->drop;
     b.eps = a->eps;
     b.zero_centered = a->zero_centered;
-    TRY(mhc_leave_cluster(l, &b, w->pass));
+    TRY(mhc_final_cluster(l, &b, w->pass));
     LAUNCH(l, take_rows, (unsigned)ceil_div(rows, 128), 128, 0, r);
     return ST_OK;
 }
@@ -162,7 +162,7 @@ static __global__ void make_gates(const __grid_constant__ struct row_records a, 
     a.coef[row * a.coef_stride + i] = precise_sigmoid(stat[i] * stat[n] * *scale + base[i]) + eps;
 }
 
-static int close_and_contract(struct lane *l, const struct mhc_leave_fwd_args *a)
+static int close_and_contract(struct lane *l, const struct mhc_final_fwd_args *a)
 {
     int64_t n = a->rule.streams;
     struct mhc_contract_fwd_args g = {};
@@ -181,12 +181,12 @@ static int close_and_contract(struct lane *l, const struct mhc_leave_fwd_args *a
     return ST_OK;
 }
 
-extern "C" int mhc_leave_fwd_cuda(struct lane *l, const struct mhc_leave_fwd_args *a)
+extern "C" int mhc_final_fwd_cuda(struct lane *l, const struct mhc_final_fwd_args *a)
 {
     struct fwd_work w;
     bool fused = false;
-    TRY(mhc_leave_fwd_check(a, l->err));
-    TRY(check_work("mhc_leave_fwd", &a->work, divide_fwd(a, &w), l->err));
+    TRY(mhc_final_fwd_check(a, l->err));
+    TRY(check_work("mhc_final_fwd", &a->work, divide_fwd(a, &w), l->err));
     if (a->y.dim[0] == 0 || a->y.dim[1] == 0)
         return ST_OK;
     if (!a->reuse)
@@ -216,7 +216,7 @@ struct bwd_work {
     /* a chain: the gradient of what is left has the place of df, that of the streams the place of dx */
     struct tensor one, rstd, norm, contract;
 };
-static struct mhc_boundary_bwd_args fused_args(const struct mhc_leave_bwd_args *a, const struct bwd_work *w)
+static struct mhc_boundary_bwd_args fused_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
     int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
     struct mhc_boundary_bwd_args b = {.dh = a->dh, .stat = tensor_2d(w->stat, DT_F32, rows, RECORD),
@@ -229,18 +229,18 @@ static struct mhc_boundary_bwd_args fused_args(const struct mhc_leave_bwd_args *
         .zero_centered = a->zero_centered};
     return b;
 }
-static struct rmsnorm_bwd_args norm_args(const struct mhc_leave_bwd_args *a, const struct bwd_work *w)
+static struct rmsnorm_bwd_args norm_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
     struct rmsnorm_bwd_args n = {.dy = a->dh, .x = w->one, .w = a->gain, .rstd = w->rstd, .dx = a->df, .dw = a->dgain,
         .acc_dw = a->acc_dgain, .work = w->norm, .zero_centered = a->zero_centered};
     return n;
 }
-static struct mhc_contract_bwd_args contract_args(const struct mhc_leave_bwd_args *a, const struct bwd_work *w)
+static struct mhc_contract_bwd_args contract_args(const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
     int64_t n = a->rule.streams;
     struct mhc_contract_bwd_args c = {.dy = a->df, .x = a->y, .w = a->w, .base = a->base, .scale = a->scale,
         .m = tensor_cols(&a->stat, 0, n), .rstd = tensor_cols(&a->stat, n, 1), .dx = a->dx, .dw = a->dw,
-        .acc_dw = mhc_leave_adds(a), .dbase = a->dbase, .dscale = a->dscale, .acc_dscale = mhc_leave_adds(a),
+        .acc_dw = mhc_final_adds(a), .dbase = a->dbase, .dscale = a->dscale, .acc_dscale = mhc_final_adds(a),
         .work = w->contract, .eps = a->eps};
     return c;
 }
@@ -248,7 +248,7 @@ static struct tensor carve_rows(struct carve *c, enum dtype t, int64_t rows, int
 {
     return tensor_2d(carve_bytes(c, rows * cols * (int64_t)dtype_bytes(t)), t, rows, cols);
 }
-static int64_t divide_fused(const struct mhc_leave_bwd_args *a, struct bwd_work *w)
+static int64_t divide_fused(const struct mhc_final_bwd_args *a, struct bwd_work *w)
 {
     struct carve c = {(char *)a->work.data, 0};
     int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
@@ -261,7 +261,7 @@ static int64_t divide_fused(const struct mhc_leave_bwd_args *a, struct bwd_work 
     w->pass = carve_bytes(&c, mhc_boundary_bwd_pass_bytes(&b));
     return c.used;
 }
-static int64_t divide_chain(const struct mhc_leave_bwd_args *a, struct bwd_work *w)
+static int64_t divide_chain(const struct mhc_final_bwd_args *a, struct bwd_work *w)
 {
     struct carve c = {(char *)a->work.data, 0};
     int64_t rows = a->dx.dim[0], d = a->dx.dim[1] / a->rule.streams;
@@ -275,7 +275,7 @@ static int64_t divide_chain(const struct mhc_leave_bwd_args *a, struct bwd_work 
     w->contract = tensor_1d(carve_bytes(&c, contract), DT_U8, contract);
     return c.used;
 }
-extern "C" int64_t mhc_leave_bwd_work_cuda(const struct mhc_leave_bwd_args *a)
+extern "C" int64_t mhc_final_bwd_work_cuda(const struct mhc_final_bwd_args *a)
 {
     struct bwd_work w = {};
     int64_t chain = divide_chain(a, &w);
@@ -304,14 +304,14 @@ static __global__ void leave_params(const __grid_constant__ struct param_args a)
     }
 }
 
-static int leave_by_pass(struct lane *l, const struct mhc_leave_bwd_args *a, const struct bwd_work *w)
+static int leave_by_pass(struct lane *l, const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
     struct mhc_boundary_bwd_args b = fused_args(a, w);
     int64_t rows = a->dx.dim[0], k = a->dx.dim[1];
     TRY(make_mapping(l, &a->w, &a->base, w->map));
     LAUNCH(l, give_rows, (unsigned)ceil_div(rows * RECORD, 256), 256, 0, records_of(&a->stat, &a->coef, w->stat, w->coef));
     TRY(mhc_boundary_bwd_pass(l, &b, w->pass));
-    struct param_args p = {w->products, floats(&a->dw), floats(&a->dbase), floats(&a->dscale), k, a->dw.stride[0], mhc_leave_adds(a)};
+    struct param_args p = {w->products, floats(&a->dw), floats(&a->dbase), floats(&a->dscale), k, a->dw.stride[0], mhc_final_adds(a)};
     LAUNCH(l, leave_params, dim3((unsigned)ceil_div(k, 256), STREAMS), 256, 0, p);
     return ST_OK;
 }
@@ -324,7 +324,7 @@ static __global__ void chain_rows(const float *stat, int64_t stat_stride, float 
         rstd[row] = stat[row * stat_stride + n + 1];
 }
 
-static int leave_by_chain(struct lane *l, const struct mhc_leave_bwd_args *a, const struct bwd_work *w)
+static int leave_by_chain(struct lane *l, const struct mhc_final_bwd_args *a, const struct bwd_work *w)
 {
     int64_t n = a->rule.streams, rows = a->dx.dim[0];
     struct mhc_combine_bwd_args c = {};
@@ -350,11 +350,11 @@ static int leave_by_chain(struct lane *l, const struct mhc_leave_bwd_args *a, co
     return mhc_combine_bwd_cuda(l, &c);
 }
 
-extern "C" int mhc_leave_bwd_cuda(struct lane *l, const struct mhc_leave_bwd_args *a)
+extern "C" int mhc_final_bwd_cuda(struct lane *l, const struct mhc_final_bwd_args *a)
 {
     struct bwd_work w = {};
-    TRY(mhc_leave_bwd_check(a, l->err));
-    TRY(check_work("mhc_leave_bwd", &a->work, mhc_leave_bwd_work_cuda(a), l->err));
+    TRY(mhc_final_bwd_check(a, l->err));
+    TRY(check_work("mhc_final_bwd", &a->work, mhc_final_bwd_work_cuda(a), l->err));
     bool aligned = no_gaps(&a->coef_in) && aligned16(&a->x) && aligned16(&a->f) && aligned16(&a->dh) && aligned16(&a->y) && aligned16(&a->dx) && aligned16(&a->df) &&
                    aligned16(&a->dcoef_in) && pointer16(a->gain.data);
     struct mhc_shape s = shape_of(&a->rule, &a->dx, aligned);

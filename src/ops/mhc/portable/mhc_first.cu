@@ -104,7 +104,7 @@ template <typename T, int N, int VEC> static __global__ void __launch_bounds__(M
     }
 }
 
-int64_t mhc_enter_fwd_bytes(const struct mhc_boundary_fwd_args *b)
+int64_t mhc_first_fwd_bytes(const struct mhc_boundary_fwd_args *b)
 {
     struct carve c = {};
     carve_floats(&c, mhc_logits(b->rule.streams) * b->x.dim[1]);
@@ -127,7 +127,7 @@ static int make_coefficients(struct lane *l, const struct mhc_boundary_fwd_args 
     return mhc_coefficients(l, &a);
 }
 
-int mhc_enter_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b)
+int mhc_first_fwd(struct lane *l, const struct mhc_boundary_fwd_args *b)
 {
     struct enter_args a = {};
     TRY(make_coefficients(l, b, floats(&b->work)));
@@ -303,7 +303,7 @@ static int64_t divide_work(const struct mhc_boundary_bwd_args *b, struct enter_w
     w->project = tensor_1d(carve_bytes(&c, bytes), DT_U8, bytes);
     return c.used;
 }
-int64_t mhc_enter_bwd_bytes(const struct mhc_boundary_bwd_args *b)
+int64_t mhc_first_bwd_bytes(const struct mhc_boundary_bwd_args *b)
 {
     struct enter_work w;
     return divide_work(b, &w);
@@ -326,7 +326,7 @@ static int leave_products(struct lane *l, const struct mhc_boundary_bwd_args *b,
     return mhc_param_sums(l, &s);
 }
 
-int mhc_enter_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b)
+int mhc_first_bwd(struct lane *l, const struct mhc_boundary_bwd_args *b)
 {
     struct enter_work w;
     struct enter_bwd a = {};

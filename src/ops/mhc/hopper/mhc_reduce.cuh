@@ -6,7 +6,7 @@
 
 enum {
     MHC_RECORD = 12 + CL_LOGITS, /* words of a row's record; the last 4 keep rows in different banks */
-    MHC_LOOK_DOTS = 2 * CL_N,    /* sums of a row: <y_i, u>, then <y_i, a> */
+    MHC_REDUCE_DOTS = 2 * CL_N,    /* sums of a row: <y_i, u>, then <y_i, a> */
     MHC_MIXES = CL_N * CL_N + CL_N, /* sums for dpost, dres */
     MHC_SPARE = 4,               /* blocks of the pass, for multiprocessors that it leaves idle */
     MHC_FRAG = 32 * 24,          /* bytes of 16 channels of w as an operand: depth 16, then depth 8 */
@@ -46,16 +46,16 @@ struct mhc_after_pass {
 };
 int mhc_finish_pass(struct lane *l, const struct mhc_after_pass *a);
 
-/* ---- the look: mhc_look.cu ---------------------------------------------------------------------------------------------- */
+/* ---- the look: mhc_reduce.cu ---------------------------------------------------------------------------------------------- */
 
-/* dots [ranks, rows, MHC_LOOK_DOTS] by blocks of 256 channels; dgain [lines, d] or NULL; dw [lines, 20, K] or NULL. records: pre, rstd, and dp with zeros for pre. */
-struct mhc_look_args {
+/* dots [ranks, rows, MHC_REDUCE_DOTS] by blocks of 256 channels; dgain [lines, d] or NULL; dw [lines, 20, K] or NULL. records: pre, rstd, and dp with zeros for pre. */
+struct mhc_reduce_args {
     struct tensor y, dh;
     const float *records, *gain;
     float *dots, *dgain, *dw;
     float one;
 };
-int64_t mhc_look_lines(int64_t rows, int64_t d);
-int mhc_look(struct lane *l, const struct mhc_look_args *a);
+int64_t mhc_reduce_lines(int64_t rows, int64_t d);
+int mhc_reduce(struct lane *l, const struct mhc_reduce_args *a);
 
 #endif

@@ -1,38 +1,38 @@
 /* Argument checks, descriptors, test samples and bench shapes of the last boundary, of streams recomputed, and of the health
  * numbers; see mhc.h. */
 #include "ops/mhc/mhc_desc_int.h"
-#include "ops/mhc/mhc_leave_int.h"
+#include "ops/mhc/mhc_final_int.h"
 #include "ops/mhc/mhc_rebuild_int.h"
 
 /* ---- the last boundary ---------------------------------------------------------------------------------------------- */
 
-int mhc_leave_fwd_check(const struct mhc_leave_fwd_args *a, struct err *e)
+int mhc_final_fwd_check(const struct mhc_final_fwd_args *a, struct err *e)
 {
-    const char *op = "mhc_leave_fwd";
+    const char *op = "mhc_final_fwd";
     TRY(mhc_rule_check(op, &a->rule, e));
     TRY(mhc_width_check(op, a->y.dim[1], a->rule.streams, e));
-    TRY(op_check_fields(&mhc_leave_fwd_desc, a, e));
+    TRY(op_check_fields(&mhc_final_fwd_desc, a, e));
     TRY(mhc_refuse_if(op, !a->reuse && !present(&a->x), "x is missing", e));
     return a->reuse ? ST_OK : mhc_drop_check(op, &a->drop, &a->y, e);
 }
 
-int mhc_leave_bwd_check(const struct mhc_leave_bwd_args *a, struct err *e)
+int mhc_final_bwd_check(const struct mhc_final_bwd_args *a, struct err *e)
 {
-    const char *op = "mhc_leave_bwd";
+    const char *op = "mhc_final_bwd";
     TRY(mhc_rule_check(op, &a->rule, e));
     TRY(mhc_width_check(op, a->dx.dim[1], a->rule.streams, e));
-    TRY(op_check_fields(&mhc_leave_bwd_desc, a, e));
+    TRY(op_check_fields(&mhc_final_bwd_desc, a, e));
     return mhc_drop_check(op, &a->drop, &a->dx, e);
 }
 
-MHC_RULED(mhc_leave_fwd, MHC_LEAVE_FWD_FIELDS, MHC_INFO, MHC_BOUNDARY, 4 * mhc_streams(c) + 8)
-MHC_RULED(mhc_leave_bwd, MHC_LEAVE_BWD_FIELDS, MHC_INFO, MHC_BOUNDARY, 8 * mhc_streams(c) + 20)
+MHC_RULED(mhc_final_fwd, MHC_FINAL_FWD_FIELDS, MHC_INFO, MHC_BOUNDARY, 4 * mhc_streams(c) + 8)
+MHC_RULED(mhc_final_bwd, MHC_FINAL_BWD_FIELDS, MHC_INFO, MHC_BOUNDARY, 8 * mhc_streams(c) + 20)
 
-/* The norm again: mhc_leave_fwd with reuse, as the planner sees it. */
-static const struct op_arg mhc_leave_again_fields[] = {
-    OP_FIELD_IN(mhc_leave_fwd, "y", y, IN, REAL, "rows streams*d") OP_FIELD_IN(mhc_leave_fwd, "coef", coef, IN, WIDE, "rows streams")
-    OP_FIELD_IN(mhc_leave_fwd, "gain", gain, OPT, WIDE, "d") OP_FIELD_IN(mhc_leave_fwd, "stat", stat, FIXED, WIDE, "rows streams+2")
-    OP_FIELD_IN(mhc_leave_fwd, "h", h, OUT, REAL, "rows d") OP_FIELD_IN(mhc_leave_fwd, "work", work, WORK, U8, "")};
+/* The norm again: mhc_final_fwd with reuse, as the planner sees it. */
+static const struct op_arg mhc_final_again_fields[] = {
+    OP_FIELD_IN(mhc_final_fwd, "y", y, IN, REAL, "rows streams*d") OP_FIELD_IN(mhc_final_fwd, "coef", coef, IN, WIDE, "rows streams")
+    OP_FIELD_IN(mhc_final_fwd, "gain", gain, OPT, WIDE, "d") OP_FIELD_IN(mhc_final_fwd, "stat", stat, FIXED, WIDE, "rows streams+2")
+    OP_FIELD_IN(mhc_final_fwd, "h", h, OUT, REAL, "rows d") OP_FIELD_IN(mhc_final_fwd, "work", work, WORK, U8, "")};
 
 static const struct op_sample leave_samples[] = {
     {"rows=5 d=9"},
@@ -56,15 +56,15 @@ enum { BACKWARD_ONLY = 3 };
 static const struct op_sample leave_bench[] = {{"rows=4096 d=320"}, {"rows=16384 d=2048 gpu=1"}};
 
 /* In bf16 the streams are rounded before they are projected, as in mhc_boundary_fwd; backward what is left of them and its gradient, before sums that cancel. */
-const struct op_desc mhc_leave_fwd_desc = {
-    OP_IS(mhc_leave_fwd), MHC_ALL(mhc_leave_fwd, "the last mHC boundary: combine, contract by learned gates, norm"), .number = mhc_leave_fwd_number,
-    .infer = mhc_infer, .backward = "mhc_leave_bwd", .tolerance = 2e-5, .narrow = 2e-2, .samples = leave_samples,
+const struct op_desc mhc_final_fwd_desc = {
+    OP_IS(mhc_final_fwd), MHC_ALL(mhc_final_fwd, "the last mHC boundary: combine, contract by learned gates, norm"), .number = mhc_final_fwd_number,
+    .infer = mhc_infer, .backward = "mhc_final_bwd", .tolerance = 2e-5, .narrow = 2e-2, .samples = leave_samples,
     .n_samples = countof(leave_samples) - BACKWARD_ONLY, OP_LIST(bench, leave_bench)};
-const struct op_desc mhc_leave_bwd_desc = {
-    OP_IS(mhc_leave_bwd), MHC_ALL(mhc_leave_bwd, "gradients of mhc_leave_fwd, those of its parameters included"), .number = mhc_leave_bwd_number,
+const struct op_desc mhc_final_bwd_desc = {
+    OP_IS(mhc_final_bwd), MHC_ALL(mhc_final_bwd, "gradients of mhc_final_fwd, those of its parameters included"), .number = mhc_final_bwd_number,
     .infer = mhc_infer, .tolerance = 5e-5, .narrow = 1e-2, OP_LIST(samples, leave_samples), OP_LIST(bench, leave_bench)};
 /* For the planner alone: tests of replays run it. */
-const struct op_desc mhc_leave_again_desc = {OP_NAMED("mhc_leave_again", mhc_leave_again, mhc_leave_fwd), .number = mhc_leave_fwd_number};
+const struct op_desc mhc_final_again_desc = {OP_NAMED("mhc_final_again", mhc_final_again, mhc_final_fwd), .number = mhc_final_fwd_number};
 
 /* ---- streams recomputed -------------------------------------------------------------------------------------------- */
 

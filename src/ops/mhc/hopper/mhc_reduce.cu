@@ -6,7 +6,7 @@
  * stages. Every warp first takes one token for the dots, then 64 channels of one stream and all 16 tokens for dw: y is the left operand of
  * mma, transposed on the way from shared memory, and the sums over all tokens of a line stay in registers. Warps never wait for each other, only for stages, which they
  * fill in turn. Sums of lines are added in order afterwards: their number depends on shapes only. */
-#include "ops/mhc/hopper/mhc_look.cuh"
+#include "ops/mhc/hopper/mhc_reduce.cuh"
 
 enum {
     TOKENS = 16, /* of a tile */
@@ -17,7 +17,7 @@ enum {
     THREADS = 32 * WARPS,
     LINES = TOKENS * CL_ROW, /* bytes of 64 channels of all tokens */
     TILES = CL_LOGITS / 8,   /* of 8 columns of dw's product */
-    DOTS = MHC_LOOK_DOTS,
+    DOTS = MHC_REDUCE_DOTS,
 };
 static_assert(WARPS == TOKENS && 32 * 8 == CL_COLS, "a warp takes a token for the dots");
 struct look_tile { /* a multiple of 1024 bytes, as swizzled tiles want */
@@ -212,9 +212,9 @@ static __global__ void __launch_bounds__(THREADS, 1) look_at_stream(const __grid
 #endif
 }
 
-int64_t mhc_look_lines(int64_t rows, int64_t d) { return min_i64(max_i64(CL_BLOCKS / (d / CL_COLS), 1), max_i64(ceil_div(rows, TOKENS), 1)); }
+int64_t mhc_reduce_lines(int64_t rows, int64_t d) { return min_i64(max_i64(CL_BLOCKS / (d / CL_COLS), 1), max_i64(ceil_div(rows, TOKENS), 1)); }
 
-int mhc_look(struct lane *l, const struct mhc_look_args *b)
+int mhc_reduce(struct lane *l, const struct mhc_reduce_args *b)
 {
     struct look a = {};
     CUtensorMap y, dh;
@@ -227,7 +227,7 @@ int mhc_look(struct lane *l, const struct mhc_look_args *b)
     a.d = b->dh.dim[1];
     a.tiles = (int)ceil_div(a.rows, TOKENS);
     a.ranks = (int)(a.d / CL_COLS);
-    a.lines = (int)mhc_look_lines(a.rows, a.d);
+    a.lines = (int)mhc_reduce_lines(a.rows, a.d);
     a.one = b->one;
     TRY(tensor_map_blocks(l, &y, b->y.data, a.rows, CL_N, a.d, b->y.stride[0], TOKENS, CL_COLS));
     TRY(tensor_map_blocks(l, &dh, b->dh.data, a.rows, 1, a.d, b->dh.stride[0], TOKENS, CL_COLS));

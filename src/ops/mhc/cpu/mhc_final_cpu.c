@@ -3,4 +3,4 @@
 
 #define OP(name) CPU_NAME(name##_cpu)
 #define WORK_OF(op, args) CPU_NAME(op##_work_cpu)(args)
-#include "ops/mhc/mhc_leave_int.h"
+#include "ops/mhc/mhc_final_int.h"

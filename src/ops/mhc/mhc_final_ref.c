@@ -3,4 +3,4 @@
 
 #define OP(name) name##_ref
 #define WORK_OF(op, args) ((void)(args), 0)
-#include "ops/mhc/mhc_leave_int.h"
+#include "ops/mhc/mhc_final_int.h"

@@ -1,4 +1,4 @@
-/* The last boundary as a chain of primitives, and what its versions share; private to ops/mhc/mhc_leave*. A host version defines
+/* The last boundary as a chain of primitives, and what its versions share; private to ops/mhc/mhc_final*. A host version defines
  * OP(name), its function of an op, and WORK_OF(op, args), the bytes of scratch that one needs, and includes this. */
 #ifndef BRAID_OPS_MHC_LEAVE_INT_H
 #define BRAID_OPS_MHC_LEAVE_INT_H
@@ -12,26 +12,26 @@
 
 /* Its steps as calls of other ops. one: what is left of the streams, [rows, C]. In the backward pass its gradient has the place of df, and that of the streams the
  * place of dx. */
-static inline struct mhc_combine_fwd_args leave_combine(const struct mhc_leave_fwd_args *a)
+static inline struct mhc_combine_fwd_args leave_combine(const struct mhc_final_fwd_args *a)
 {
     int64_t n = a->rule.streams;
     return (struct mhc_combine_fwd_args){.x = a->x, .f = a->f, .post = tensor_cols(&a->coef_in, n, n), .res = tensor_cols(&a->coef_in, 2 * n, n * n),
                                          .y = a->y, .rule = a->rule, .drop = a->drop};
 }
-static inline struct mhc_contract_fwd_args leave_contract(const struct mhc_leave_fwd_args *a, const struct tensor *one)
+static inline struct mhc_contract_fwd_args leave_contract(const struct mhc_final_fwd_args *a, const struct tensor *one)
 {
     int64_t n = a->rule.streams;
     return (struct mhc_contract_fwd_args){.x = a->y, .w = a->w, .base = a->base, .scale = a->scale, .y = *one, .m = tensor_cols(&a->stat, 0, n),
                                           .rstd = tensor_cols(&a->stat, n, 1), .eps = a->eps};
 }
-static inline struct mhc_contract_bwd_args leave_contract_bwd(const struct mhc_leave_bwd_args *a)
+static inline struct mhc_contract_bwd_args leave_contract_bwd(const struct mhc_final_bwd_args *a)
 {
     int64_t n = a->rule.streams;
     return (struct mhc_contract_bwd_args){.dy = a->df, .x = a->y, .w = a->w, .base = a->base, .scale = a->scale, .m = tensor_cols(&a->stat, 0, n),
                                           .rstd = tensor_cols(&a->stat, n, 1), .dx = a->dx, .dw = a->dw, .dbase = a->dbase, .dscale = a->dscale,
-                                          .eps = a->eps, .acc_dw = mhc_leave_adds(a)};
+                                          .eps = a->eps, .acc_dw = mhc_final_adds(a)};
 }
-static inline struct mhc_combine_bwd_args leave_combine_bwd(const struct mhc_leave_bwd_args *a)
+static inline struct mhc_combine_bwd_args leave_combine_bwd(const struct mhc_final_bwd_args *a)
 {
     int64_t n = a->rule.streams;
     return (struct mhc_combine_bwd_args){.dy = a->dx, .x = a->x, .f = a->f, .post = tensor_cols(&a->coef_in, n, n), .res = tensor_cols(&a->coef_in, 2 * n, n * n),
@@ -59,7 +59,7 @@ struct leave_scratch {
 
 #ifdef OP
 
-static int64_t divide_fwd(const struct mhc_leave_fwd_args *a, struct leave_scratch *s)
+static int64_t divide_fwd(const struct mhc_final_fwd_args *a, struct leave_scratch *s)
 {
     int64_t rows = a->y.dim[0], d = a->y.dim[1] / a->rule.streams, used = 0;
     s->one = leave_part(&a->work, &used, a->y.dtype, rows, d);
@@ -68,17 +68,17 @@ static int64_t divide_fwd(const struct mhc_leave_fwd_args *a, struct leave_scrat
     return used;
 }
 
-int64_t OP(mhc_leave_fwd_work)(const struct mhc_leave_fwd_args *a)
+int64_t OP(mhc_final_fwd_work)(const struct mhc_final_fwd_args *a)
 {
     struct leave_scratch s;
     return divide_fwd(a, &s);
 }
 
-int OP(mhc_leave_fwd)(struct lane *l, const struct mhc_leave_fwd_args *a)
+int OP(mhc_final_fwd)(struct lane *l, const struct mhc_final_fwd_args *a)
 {
     struct leave_scratch s;
-    TRY(mhc_leave_fwd_check(a, l->err));
-    TRY(check_work("mhc_leave_fwd", &a->work, divide_fwd(a, &s), l->err));
+    TRY(mhc_final_fwd_check(a, l->err));
+    TRY(check_work("mhc_final_fwd", &a->work, divide_fwd(a, &s), l->err));
     int64_t rows = a->y.dim[0], n = a->rule.streams;
     if (rows == 0)
         return ST_OK;
@@ -100,13 +100,13 @@ int OP(mhc_leave_fwd)(struct lane *l, const struct mhc_leave_fwd_args *a)
     return ST_OK;
 }
 
-static struct rmsnorm_bwd_args norm_bwd(const struct mhc_leave_bwd_args *a, const struct leave_scratch *s)
+static struct rmsnorm_bwd_args norm_bwd(const struct mhc_final_bwd_args *a, const struct leave_scratch *s)
 {
     return (struct rmsnorm_bwd_args){.dy = a->dh, .x = s->one, .w = a->gain, .rstd = s->rstd, .dx = a->df, .dw = a->dgain, .work = s->norm,
                                      .zero_centered = a->zero_centered, .acc_dw = a->acc_dgain};
 }
 
-static int64_t divide_bwd(const struct mhc_leave_bwd_args *a, struct leave_scratch *s)
+static int64_t divide_bwd(const struct mhc_final_bwd_args *a, struct leave_scratch *s)
 {
     int64_t rows = a->dx.dim[0], d = a->dx.dim[1] / a->rule.streams, used = 0;
     *s = (struct leave_scratch){0};
@@ -127,17 +127,17 @@ static int64_t divide_bwd(const struct mhc_leave_bwd_args *a, struct leave_scrat
     return used;
 }
 
-int64_t OP(mhc_leave_bwd_work)(const struct mhc_leave_bwd_args *a)
+int64_t OP(mhc_final_bwd_work)(const struct mhc_final_bwd_args *a)
 {
     struct leave_scratch s;
     return divide_bwd(a, &s);
 }
 
-int OP(mhc_leave_bwd)(struct lane *l, const struct mhc_leave_bwd_args *a)
+int OP(mhc_final_bwd)(struct lane *l, const struct mhc_final_bwd_args *a)
 {
     struct leave_scratch s;
-    TRY(mhc_leave_bwd_check(a, l->err));
-    TRY(check_work("mhc_leave_bwd", &a->work, divide_bwd(a, &s), l->err));
+    TRY(mhc_final_bwd_check(a, l->err));
+    TRY(check_work("mhc_final_bwd", &a->work, divide_bwd(a, &s), l->err));
     int64_t rows = a->dx.dim[0], n = a->rule.streams;
     struct mhc_aggregate_fwd_args again = {.x = a->y, .pre = a->coef, .a = s.one};
     struct rmsnorm_bwd_args norm = norm_bwd(a, &s);
